@@ -1,0 +1,103 @@
+"""The task head: found in the model, trained and saved with the adapter, chosen per row in a mixed batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+
+from .mixed_batch import BASE, row_names
+
+
+# Classes of transformers whose head is new, because no pretraining task has it. Heads of language models are part of
+# the checkpoint and stay frozen.
+_FRESH_HEAD = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|XVector)$")
+
+
+def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
+    """Names of the modules of a task model that its checkpoint does not have, and that must be trained.
+
+    These are the children of a model for classification, question answering or multiple choice that have parameters
+    and hold none of the adapted modules: BERT's `classifier`, DistilBERT's `pre_classifier` and `classifier`, BART's
+    `classification_head`. Other models have no such head.
+
+    Args:
+        model: the base model.
+        adapted: names of the modules that get a bottleneck, which tell the encoder from the head.
+    """
+    if not _FRESH_HEAD.search(type(model).__name__):
+        return []
+    encoders = {key.partition(".")[0] for key in adapted}
+    return [
+        name
+        for name, child in model.named_children()
+        if name not in encoders and any(True for _ in child.parameters())
+    ]
+
+
+class HoulsbyHead(ModulesToSaveWrapper):  # type: ignore[misc]  # PEFT's class is untyped
+    """A head with a trained copy per adapter.
+
+    It differs from PEFT's `ModulesToSaveWrapper` in three ways: heads of several layers work in a mixed batch, of
+    several active adapters the last one's head is used instead of an error, and `unload` gives the base model's head.
+    """
+
+    def forward(self, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any) -> Any:
+        if adapter_names is None or self.disable_adapters:
+            return super().forward(*args, **kwargs)
+        return self._mixed_forward(args, kwargs, adapter_names)
+
+    def check_set_adapter(self, adapter_name: str | list[str]) -> str | None:
+        names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
+        return next((name for name in reversed(names) if name in self.modules_to_save), None)
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        name = self.check_set_adapter(adapter_names)
+        super().set_adapter([] if name is None else name, inference_mode=inference_mode)
+
+    def delete_adapter(self, adapter_name: str, new_active_adapters: list[str] | None) -> None:
+        name = self.check_set_adapter(new_active_adapters or [])
+        super().delete_adapter(adapter_name, [] if name is None else [name])
+
+    def unload_and_optionally_merge_module(self, *args: Any, **kwargs: Any) -> nn.Module:
+        return self.original_module  # type: ignore[no-any-return]
+
+    def _mixed_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], adapter_names: Sequence[str]) -> Any:
+        names = row_names(args[0], adapter_names)
+        rows_of = {name: [row for row, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
+        outputs = {}
+        for name, rows in rows_of.items():
+            known = name != BASE and name in self.modules_to_save
+            head = self.modules_to_save[name] if known else self.original_module
+            index = torch.tensor(rows, device=args[0].device)
+            own_args, own_kwargs = _select((args, kwargs), index, len(names))
+            outputs[name] = head(*own_args, **own_kwargs)
+        return _scatter(outputs, rows_of, len(names))
+
+
+def _select(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """The given rows of every tensor that has a row per example, inside any arguments."""
+    if isinstance(value, torch.Tensor):
+        return value.index_select(0, index) if value.dim() and value.shape[0] == rows else value
+    if isinstance(value, tuple):
+        return tuple(_select(item, index, rows) for item in value)
+    if isinstance(value, dict):
+        return {key: _select(item, index, rows) for key, item in value.items()}
+    return value
+
+
+def _scatter(outputs: dict[str, torch.Tensor], rows_of: dict[str, list[int]], rows: int) -> torch.Tensor:
+    """Put the heads' outputs back in the order of the rows.
+
+    Heads with fewer labels than the widest are filled up with -inf, which no softmax or argmax ever chooses.
+    """
+    some = next(iter(outputs.values()))
+    width = max(output.shape[-1] for output in outputs.values())
+    result = some.new_full((rows, *some.shape[1:-1], width), float("-inf"))
+    for name, output in outputs.items():
+        result[torch.tensor(rows_of[name], device=some.device), ..., : output.shape[-1]] = output
+    return result

@@ -1,0 +1,167 @@
+"""The tuner layers: a module of the base model, wrapped, with what each adapter adds to its output."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from .bottleneck import Bottleneck
+from .mixed_batch import MixedBatch, MixedNorm
+
+
+NO_MERGE = (
+    "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the adapter "
+    "loaded (it costs a few percent of the base model's time), or call unload() to get the base model back."
+)
+
+
+class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # PEFT's mixin is untyped
+    """What both kinds of tuner layer share: they wrap a module, call it, and never touch its weights.
+
+    Args:
+        base_layer: the wrapped module of the base model.
+    """
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self._disable_adapters = False
+        self._active_adapter: list[str] = []
+        self.merged_adapters: list[str] = []
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Refused with an error that says why: a non-linear module has no equivalent weights."""
+        raise ValueError(NO_MERGE)
+
+    def unmerge(self) -> None:
+        """Does nothing but warn, as for every PEFT layer that is not merged."""
+        warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Moves after loading onto the meta device; keeps the adapter's dtype, which need not be the base's."""
+        device = device or next((tensor.device for tensor in self.base_layer.parameters()), None)
+        for name in self.adapter_layer_names:
+            added = getattr(self, name)
+            if device is not None and adapter_name in added and not _on_meta(added[adapter_name]):
+                added[adapter_name].to(device)
+
+
+class HoulsbyLayer(HoulsbyTunerLayer):
+    """A module whose output is a sub-layer's output, followed by the bottleneck of the active adapter(s).
+
+    Houlsby et al. 2019, figure 2 (left). Several active adapters are applied one after the other, in the order given;
+    an adapter without a bottleneck here leaves the output as it is. If the wrapped module returns a tuple, the first
+    element is its output.
+
+    Args:
+        base_layer: the wrapped module.
+        channel_dim: the dimension of the output that the bottleneck transforms, counted from the end: -1, but for a
+            convolution over n dimensions -1 - n.
+    """
+
+    adapter_layer_names = ("houlsby_adapter",)
+    other_param_names = ("houlsby_owner",)
+
+    def __init__(self, base_layer: nn.Module, channel_dim: int = -1) -> None:
+        super().__init__(base_layer)
+        self.channel_dim = channel_dim
+        self.houlsby_adapter = nn.ModuleDict()
+        # From adapter name to the layer that owns the shared bottleneck: a plain dict, so that the bottleneck is
+        # registered once in the model.
+        self.houlsby_owner: dict[str, HoulsbyLayer] = {}
+        self._mixed_batch = MixedBatch()
+
+    def update_layer(self, adapter_name: str, bottleneck: Bottleneck | None, owner: HoulsbyLayer | None) -> None:
+        """Add an adapter: either its bottleneck, or the layer that owns the bottleneck to use here too."""
+        if bottleneck is not None:
+            self.houlsby_adapter[adapter_name] = bottleneck
+        elif owner is not None:
+            self.houlsby_owner[adapter_name] = owner
+
+    def bottleneck(self, adapter_name: str) -> Bottleneck | None:
+        """The bottleneck that an adapter applies here, its own or a shared one; None if it has none here."""
+        owner = self.houlsby_owner.get(adapter_name, self)
+        return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None  # type: ignore[return-value]
+
+    def forward(self, *args: Any, adapter_names: list[str] | None = None, **kwargs: Any) -> Any:
+        result = self.base_layer(*args, **kwargs)
+        if self.disable_adapters:
+            return result
+        if isinstance(result, tuple):
+            return (self._adapt(result[0], adapter_names), *result[1:])
+        return self._adapt(result, adapter_names)
+
+    def _adapt(self, hidden: torch.Tensor, adapter_names: list[str] | None) -> torch.Tensor:
+        if self.channel_dim != -1:
+            hidden = hidden.movedim(self.channel_dim, -1)
+        if adapter_names is not None:
+            hidden = self._mixed_batch(hidden, adapter_names, self.bottleneck)
+        else:
+            for name in self.active_adapters:
+                bottleneck = self.bottleneck(name)
+                if bottleneck is not None:
+                    hidden = bottleneck(hidden)
+        return hidden if self.channel_dim == -1 else hidden.movedim(-1, self.channel_dim)
+
+    def train(self, mode: bool = True) -> HoulsbyLayer:
+        # Mixed batches are for inference; whatever trains may change weights in ways that leave no trace.
+        self._mixed_batch.clear()
+        return super().train(mode)
+
+    def _get_available_adapters(self) -> set[str]:
+        return {*self.houlsby_adapter, *self.houlsby_owner}
+
+
+class HoulsbyLayerNorm(HoulsbyTunerLayer):
+    """A norm of the base model and a trained copy of it per adapter (Houlsby et al. 2019, section 2.1).
+
+    Norms do not compose: of several active adapters, the last one that trains this norm gives the norm. When adapters
+    are disabled, the base model's norm is used.
+    """
+
+    adapter_layer_names = ("houlsby_norm",)
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__(base_layer)
+        self.houlsby_norm = nn.ModuleDict()
+        self._mixed_norm = MixedNorm()
+
+    def update_layer(self, adapter_name: str) -> None:
+        """Add an adapter, whose copy starts equal to the base model's norm."""
+        self.houlsby_norm[adapter_name] = copy.deepcopy(self.base_layer)
+
+    def norm(self, adapter_name: str) -> nn.Module | None:
+        """The norm that an adapter trains here; None if it trains none here."""
+        return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
+
+    def forward(self, hidden: torch.Tensor, *, adapter_names: list[str] | None = None) -> torch.Tensor:
+        if self.disable_adapters:
+            return self.base_layer(hidden)  # type: ignore[no-any-return]
+        if adapter_names is not None:
+            return self._mixed_norm(hidden, adapter_names, self.base_layer, self.norm)
+        norm = next(self._active_norms(), self.base_layer)
+        return apply_norm(norm, hidden, like=self.base_layer)
+
+    def train(self, mode: bool = True) -> HoulsbyLayerNorm:
+        self._mixed_norm.clear()
+        return super().train(mode)
+
+    def _active_norms(self) -> Iterator[nn.Module]:
+        return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
+
+
+def apply_norm(norm: nn.Module, hidden: torch.Tensor, like: nn.Module) -> torch.Tensor:
+    """Apply a copied norm whose dtype may differ (float32) from the norm `like` that it replaces."""
+    if norm.weight.dtype == like.weight.dtype:
+        return norm(hidden)  # type: ignore[no-any-return]
+    return norm(hidden.to(norm.weight.dtype)).to(hidden.dtype)  # type: ignore[no-any-return, arg-type]
+
+
+def _on_meta(module: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in module.parameters())

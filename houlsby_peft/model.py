@@ -1,0 +1,213 @@
+"""`HoulsbyModel`: wraps the places of a base model, and what PEFT asks of every tuner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
+from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils.other import get_pattern_key
+from torch import nn
+
+from .bottleneck import Bottleneck
+from .config import HoulsbyConfig
+from .head import HoulsbyHead, find_head
+from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from .mixed_batch import BASE
+from .placement import Place, find_places, output_width
+from .registration import PREFIX
+from .sharing import find_owners
+
+
+class HoulsbyModel(BaseTuner):  # type: ignore[misc]  # PEFT's class is untyped
+    """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model, HoulsbyConfig())`.
+
+    Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip connection; these
+    bottlenecks, the norms of the adapted layers and the task head are trained, everything else is frozen. The weights
+    of the base model are never touched, so it may be quantized or sharded in any way.
+
+    Args:
+        model: the base model, changed in place.
+        peft_config: the `HoulsbyConfig`, or a dict of them by adapter name.
+        adapter_name: the name of the adapter.
+        low_cpu_mem_usage: create the adapter's weights on the meta device, to be replaced by loaded ones.
+        state_dict: weights that are loaded later; see `inject_adapter`.
+    """
+
+    prefix = PREFIX
+    tuner_layer_cls = HoulsbyTunerLayer
+
+    def inject_adapter(
+        self,
+        model: nn.Module,
+        adapter_name: str,
+        autocast_adapter_dtype: bool = True,
+        low_cpu_mem_usage: bool = False,
+        state_dict: dict[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Wrap the places of an adapter; called by PEFT when an adapter is created, added or loaded.
+
+        The places always come from the configuration, which says all that a `state_dict` could and, with shared
+        bottlenecks, more: only the owner of a shared bottleneck appears in a file.
+        """
+        config = self.peft_config[adapter_name]
+        self._plan = _Plan(model, config)
+        heads = find_head(model, self._plan.bottlenecks)
+        if config.modules_to_save != [] and heads:
+            config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
+        self._wrap_heads(model, adapter_name, config)
+        super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+
+    def _wrap_heads(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
+        """Wrap the modules to save before PEFT does, so that it finds our wrapper and uses it."""
+        for name in config.modules_to_save or []:
+            parent, _, child_name = name.rpartition(".")
+            try:
+                head = model.get_submodule(name)
+            except AttributeError:
+                continue
+            if not isinstance(head, AuxiliaryTrainingWrapper):
+                wrapper = HoulsbyHead(head, adapter_name)
+                active = adapter_name if adapter_name in self.active_adapters else []
+                wrapper.set_adapter(active, inference_mode=config.inference_mode)
+                setattr(model.get_submodule(parent), child_name, wrapper)
+
+    def _prepare_adapter_config(self, peft_config: HoulsbyConfig, model_config: dict[str, Any]) -> HoulsbyConfig:
+        return peft_config
+
+    def _check_target_module_exists(self, peft_config: HoulsbyConfig, key: str) -> Any:  # type: ignore[override]
+        if self._plan.config is not peft_config:
+            self._plan = _Plan(self.model, peft_config)
+        return check_target_module_exists(self._plan.names, key)
+
+    def _create_and_replace(
+        self,
+        peft_config: HoulsbyConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        place = self._plan.places[current_key]
+        layer_cls = HoulsbyLayerNorm if place.is_norm else HoulsbyLayer
+        if isinstance(target, HoulsbyTunerLayer) and not isinstance(target, layer_cls):
+            raise ValueError(
+                f"A module can hold either a bottleneck or a trained norm; {current_key!r} already is a "
+                f"{type(target).__name__} for another adapter. Give both adapters the same target_modules there."
+            )
+        layer = target if isinstance(target, layer_cls) else self._new_layer(place, target)
+        if isinstance(layer, HoulsbyLayerNorm):
+            layer.update_layer(adapter_name)
+        else:
+            self._add_bottleneck(peft_config, adapter_name, layer, place)
+        layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
+        if layer is not target:
+            self._replace_module(parent, target_name, layer, target)
+
+    def _new_layer(self, place: Place, target: nn.Module) -> HoulsbyTunerLayer:
+        if place.is_norm:
+            return HoulsbyLayerNorm(target)
+        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+        spatial = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}.get(type(base), 0)
+        return HoulsbyLayer(target, channel_dim=-1 - spatial)
+
+    def _add_bottleneck(self, config: HoulsbyConfig, adapter_name: str, layer: HoulsbyLayer, place: Place) -> None:
+        owner = self._plan.owners[place.key]
+        if owner != place.key:
+            layer.update_layer(adapter_name, None, owner=self.model.get_submodule(owner))
+            return
+        r = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), place.key), config.r)
+        bottleneck = Bottleneck(
+            self._plan.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
+        )
+        layer.update_layer(adapter_name, _like(self._plan.reference(place), bottleneck), owner=None)
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
+        setattr(parent, child_name, new_module)
+
+    def _check_merge_allowed(self) -> None:
+        raise ValueError(NO_MERGE)
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        """`X.houlsby_adapter.NAME.down_proj.weight` is saved as `X.houlsby_adapter.down_proj.weight`."""
+        return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """Hand each tuner layer the adapters of the rows of a mixed batch, for the time of one forward or generate."""
+        names = kwargs.get("adapter_names")
+        if names is None:
+            yield
+            return
+        self._check_adapter_names(names)
+        beams = kwargs.get("num_beams") or 1
+        # Beam search repeats each row; the encoder of an encoder-decoder runs before that.
+        repeated = [name for name in names for _ in range(beams)]
+        encoder = self.model.get_encoder() if beams > 1 and hasattr(self.model, "get_encoder") else None
+        unrepeated = set(encoder.modules()) if encoder is not None and encoder is not self.model else set()
+        handles = []
+        for module in self.model.modules():
+            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+                hook = partial(_pass_adapter_names, names=list(names) if module in unrepeated else repeated)
+                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _check_adapter_names(self, names: list[str]) -> None:
+        if self.training:
+            raise ValueError(
+                "Cannot pass `adapter_names` when the model is in training mode; call model.eval() first."
+            )
+        unknown = sorted(set(names) - {BASE} - set(self.peft_config))
+        if unknown:
+            raise ValueError(
+                f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are "
+                f"{', '.join(self.peft_config)}; rows of the base model are named {BASE!r}."
+            )
+
+
+class _Plan:
+    """The places of one configuration in one model, and who owns the bottleneck at each."""
+
+    def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
+        self.config = config
+        self.places = find_places(model, config)
+        self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
+        self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
+        self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
+        self.owners = find_owners(self.bottlenecks, self.widths, config.share_layers)
+        # What PEFT's matcher reads: our places by their full names, so that it reports exclusions as usual.
+        self.names = SimpleNamespace(
+            target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
+        )
+
+    def reference(self, place: Place) -> nn.Module:
+        """The module of the base model that determines width, device and dtype."""
+        module = self._references[place.projection]
+        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module  # type: ignore[no-any-return]
+
+
+def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:
+    """The bottleneck on the device of a module and, unless that is quantized, in its dtype."""
+    weight = next(reference.parameters(), None)
+    if weight is None or any(parameter.is_meta for parameter in bottleneck.parameters()):
+        return bottleneck
+    dtype = weight.dtype if weight.is_floating_point() else None
+    return bottleneck.to(device=None if weight.is_meta else weight.device, dtype=dtype)
+
+
+def _pass_adapter_names(module: nn.Module, args: Any, kwargs: dict[str, Any], names: list[str]) -> Any:
+    return args, {**kwargs, "adapter_names": names}

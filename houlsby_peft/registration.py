@@ -1,0 +1,60 @@
+"""Makes PEFT know the method "houlsby": the one place that touches PEFT's registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.utils import PeftType, register_peft_method
+
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from peft.tuners.tuners_utils import BaseTuner
+
+
+NAME = "houlsby"
+PREFIX = "houlsby_"
+
+
+def houlsby_peft_type() -> PeftType:
+    """The member HOULSBY of PEFT's enum of methods, added to it on the first call.
+
+    PEFT accepts only members of this closed enum, and parts of PEFT and transformers read a type's `.value`, so that
+    a plain string in its place fails when an adapter is loaded. A member made this way pickles, copies, compares and
+    serializes to JSON as PEFT's own members do.
+    """
+    name = NAME.upper()
+    if name not in PeftType.__members__:
+        member = str.__new__(PeftType, name)
+        member._name_ = name
+        member._value_ = name
+        member._sort_order_ = len(PeftType)
+        member.__objclass__ = PeftType
+        PeftType._member_names_.append(name)
+        PeftType._member_map_[name] = member
+        PeftType._value2member_map_[name] = member
+        # EnumType's own __setattr__ guards members; Python 3.12 and later look members up as class attributes.
+        type.__setattr__(PeftType, name, member)
+    return PeftType(name)
+
+
+def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
+    """Register the method with PEFT. Calling it again, also after a reload, replaces the classes by the given ones.
+
+    Raises:
+        RuntimeError: PEFT, or another package, already has a method of this name that is not ours.
+    """
+    peft_type = houlsby_peft_type()
+    registered = PEFT_TYPE_TO_CONFIG_MAPPING.get(peft_type)
+    if registered is None:
+        register_peft_method(name=NAME, config_cls=config_cls, model_cls=model_cls, prefix=PREFIX)
+        return
+    if registered.__module__.partition(".")[0] != __name__.partition(".")[0]:
+        raise RuntimeError(
+            f"A PEFT method named '{NAME}' must come from one package only; '{registered.__module__}' has registered "
+            f"{registered.__name__} already. Use that one, or do not import houlsby_peft in the same process."
+        )
+    PEFT_TYPE_TO_CONFIG_MAPPING[peft_type] = config_cls
+    PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
+    PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = PREFIX
