@@ -58,7 +58,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         # The weights may be float32 on a base in half precision; the branch is small, so it is computed in full.
-        branch = self.down_proj(hidden.to(self.down_proj.weight.dtype))
+        branch: torch.Tensor = self.down_proj(hidden.to(self.down_proj.weight.dtype))
         branch = self.dropout(self.up_proj(self.activation(branch)))
         return hidden + branch.to(hidden.dtype)
 

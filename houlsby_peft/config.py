@@ -128,8 +128,8 @@ class HoulsbyConfig(PeftConfig):
         )  # fmt: skip
         layers = self.layers_to_transform
         _require(
-            layers is None or _is_int(layers) and layers >= 0
-            or isinstance(layers, list) and bool(layers) and all(_is_int(index) and index >= 0 for index in layers),
+            layers is None or _is_index(layers)
+            or (isinstance(layers, list) and bool(layers) and all(_is_index(layer) for layer in layers)),
             "layers_to_transform", layers, "None, a layer's index, or a non-empty list of indices, counted from 0",
             "None adapts all layers",
         )  # fmt: skip
@@ -146,6 +146,10 @@ def _require(holds: bool, name: str, value: object, rule: str, remedy: str) -> N
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_index(value: Any) -> bool:
+    return _is_int(value) and value >= 0
 
 
 def _is_number(value: Any) -> bool:

@@ -39,7 +39,7 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     ]
 
 
-class HoulsbyHead(ModulesToSaveWrapper):  # type: ignore[misc]  # PEFT's class is untyped
+class HoulsbyHead(ModulesToSaveWrapper):
     """A head with a trained copy per adapter.
 
     It differs from PEFT's `ModulesToSaveWrapper` in three ways: heads of several layers work in a mixed batch, of

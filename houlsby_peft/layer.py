@@ -21,7 +21,7 @@ NO_MERGE = (
 )
 
 
-class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):  # type: ignore[misc]  # PEFT's mixin is untyped
+class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     """What both kinds of tuner layer share: they wrap a module, call it, and never touch its weights.
 
     Args:
@@ -77,12 +77,13 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
         self._mixed_batch = MixedBatch()
 
-    def update_layer(self, adapter_name: str, bottleneck: Bottleneck | None, owner: HoulsbyLayer | None) -> None:
-        """Add an adapter: either its bottleneck, or the layer that owns the bottleneck to use here too."""
-        if bottleneck is not None:
-            self.houlsby_adapter[adapter_name] = bottleneck
-        elif owner is not None:
-            self.houlsby_owner[adapter_name] = owner
+    def update_layer(self, adapter_name: str, bottleneck: Bottleneck) -> None:
+        """Add an adapter with a bottleneck that this layer owns."""
+        self.houlsby_adapter[adapter_name] = bottleneck
+
+    def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
+        """Add an adapter that uses the bottleneck of another layer, its owner."""
+        self.houlsby_owner[adapter_name] = owner
 
     def bottleneck(self, adapter_name: str) -> Bottleneck | None:
         """The bottleneck that an adapter applies here, its own or a shared one; None if it has none here."""

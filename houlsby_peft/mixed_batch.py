@@ -92,7 +92,8 @@ class MixedBatch:
         found = {name: lookup(name) for name in dict.fromkeys(adapter_names) if name != BASE}
         used = {name: bottleneck for name, bottleneck in found.items() if bottleneck is not None}
         if len(used) == 1 and len(set(adapter_names)) == 1:
-            return next(iter(used.values()))(hidden)
+            adapted: torch.Tensor = next(iter(used.values()))(hidden)
+            return adapted
         names = row_names(hidden, adapter_names)
         weights = [weight for bottleneck in used.values() for weight in bottleneck.parameters()]
         groups = self._cache.get((names, hidden.device), weights, lambda: _stack(names, used, hidden.device))
@@ -115,7 +116,7 @@ class _Group:
     def add_to(self, result: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         own = hidden if self.rows is None else hidden.index_select(0, self.rows)
         stacked = own.to(self.down.dtype).reshape(self.down.shape[0], -1, hidden.shape[-1])
-        branch = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
+        branch: torch.Tensor = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
         branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape).to(hidden.dtype)
         return result + branch if self.rows is None else result.index_add(0, self.rows, branch)
 

@@ -25,7 +25,11 @@ from .registration import PREFIX
 from .sharing import find_owners
 
 
-class HoulsbyModel(BaseTuner):  # type: ignore[misc]  # PEFT's class is untyped
+# Convolutions have their channels before this many spatial dimensions.
+_SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+
+class HoulsbyModel(BaseTuner):
     """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model, HoulsbyConfig())`.
 
     Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip connection; these
@@ -56,7 +60,7 @@ class HoulsbyModel(BaseTuner):  # type: ignore[misc]  # PEFT's class is untyped
         The places always come from the configuration, which says all that a `state_dict` could and, with shared
         bottlenecks, more: only the owner of a shared bottleneck appears in a file.
         """
-        config = self.peft_config[adapter_name]
+        config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = _Plan(model, config)
         heads = find_head(model, self._plan.bottlenecks)
         if config.modules_to_save != [] and heads:
@@ -74,19 +78,23 @@ class HoulsbyModel(BaseTuner):  # type: ignore[misc]  # PEFT's class is untyped
                 continue
             if not isinstance(head, AuxiliaryTrainingWrapper):
                 wrapper = HoulsbyHead(head, adapter_name)
-                active = adapter_name if adapter_name in self.active_adapters else []
+                active = [adapter_name] if adapter_name in self.active_adapters else []
                 wrapper.set_adapter(active, inference_mode=config.inference_mode)
                 setattr(model.get_submodule(parent), child_name, wrapper)
 
-    def _prepare_adapter_config(self, peft_config: HoulsbyConfig, model_config: dict[str, Any]) -> HoulsbyConfig:
+    def _prepare_adapter_config(  # type: ignore[override]
+        self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
+    ) -> HoulsbyConfig:
         return peft_config
 
-    def _check_target_module_exists(self, peft_config: HoulsbyConfig, key: str) -> Any:  # type: ignore[override]
+    def _check_target_module_exists(  # type: ignore[override]
+        self, peft_config: HoulsbyConfig, key: str
+    ) -> Any:
         if self._plan.config is not peft_config:
             self._plan = _Plan(self.model, peft_config)
         return check_target_module_exists(self._plan.names, key)
 
-    def _create_and_replace(
+    def _create_and_replace(  # type: ignore[override]
         self,
         peft_config: HoulsbyConfig,
         adapter_name: str,
@@ -97,38 +105,30 @@ class HoulsbyModel(BaseTuner):  # type: ignore[misc]  # PEFT's class is untyped
         parameter_name: str | None = None,
     ) -> None:
         place = self._plan.places[current_key]
-        layer_cls = HoulsbyLayerNorm if place.is_norm else HoulsbyLayer
-        if isinstance(target, HoulsbyTunerLayer) and not isinstance(target, layer_cls):
+        layer = target if isinstance(target, HoulsbyTunerLayer) else _wrap(target, place)
+        if isinstance(layer, HoulsbyLayerNorm) is not place.is_norm:
             raise ValueError(
                 f"A module can hold either a bottleneck or a trained norm; {current_key!r} already is a "
-                f"{type(target).__name__} for another adapter. Give both adapters the same target_modules there."
+                f"{type(layer).__name__} for another adapter. Give both adapters the same target_modules there."
             )
-        layer = target if isinstance(target, layer_cls) else self._new_layer(place, target)
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
-        else:
+        elif isinstance(layer, HoulsbyLayer):
             self._add_bottleneck(peft_config, adapter_name, layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
 
-    def _new_layer(self, place: Place, target: nn.Module) -> HoulsbyTunerLayer:
-        if place.is_norm:
-            return HoulsbyLayerNorm(target)
-        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-        spatial = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}.get(type(base), 0)
-        return HoulsbyLayer(target, channel_dim=-1 - spatial)
-
     def _add_bottleneck(self, config: HoulsbyConfig, adapter_name: str, layer: HoulsbyLayer, place: Place) -> None:
         owner = self._plan.owners[place.key]
         if owner != place.key:
-            layer.update_layer(adapter_name, None, owner=self.model.get_submodule(owner))
+            layer.share_layer(adapter_name, self.model.get_submodule(owner))
             return
-        r = config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), place.key), config.r)
+        r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
         bottleneck = Bottleneck(
             self._plan.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
         )
-        layer.update_layer(adapter_name, _like(self._plan.reference(place), bottleneck), owner=None)
+        layer.update_layer(adapter_name, _like(self._plan.reference(place), bottleneck))
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
@@ -197,7 +197,15 @@ class _Plan:
     def reference(self, place: Place) -> nn.Module:
         """The module of the base model that determines width, device and dtype."""
         module = self._references[place.projection]
-        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module  # type: ignore[no-any-return]
+        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+
+
+def _wrap(target: nn.Module, place: Place) -> HoulsbyTunerLayer:
+    if place.is_norm:
+        return HoulsbyLayerNorm(target)
+    base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+    spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
+    return HoulsbyLayer(target, channel_dim=-1 - spatial)
 
 
 def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:

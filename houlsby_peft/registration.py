@@ -29,8 +29,8 @@ def houlsby_peft_type() -> PeftType:
         member = str.__new__(PeftType, name)
         member._name_ = name
         member._value_ = name
-        member._sort_order_ = len(PeftType)
-        member.__objclass__ = PeftType
+        member._sort_order_ = len(PeftType)  # type: ignore[attr-defined]
+        member.__objclass__ = PeftType  # type: ignore[attr-defined]
         PeftType._member_names_.append(name)
         PeftType._member_map_[name] = member
         PeftType._value2member_map_[name] = member
