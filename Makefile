@@ -1,0 +1,63 @@
+# Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+PROJECT ?= -e '.[recipes,demo,test,dev]'
+
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
+LOCK := constraints/python$(VERSION).txt
+CONSTRAINTS := $(addprefix -c ,$(wildcard $(LOCK)))
+# Raised by hand: the figures in the README are measured with it.
+TORCH := 2.13.0
+
+BIN := $(VENV)/bin
+INTERPRETER := $(BIN)/python$(VERSION)
+INSTALLED := $(VENV)/installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Without a GPU, torch comes from PyTorch's own index of CPU builds, as PyPI's Linux build brings gigabytes of CUDA.
+# Where that index does not answer, pip goes on with its usual one.
+ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
+TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --timeout 10 --retries 0
+endif
+
+.PHONY: help install demo test style quality lock
+
+help:  ## list the commands
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED)  ## make .venv and install the project and its tools, at the locked versions
+
+demo: $(INSTALLED)  ## train an adapter on generated sentences: offline, on the CPU, in minutes
+	OMP_NUM_THREADS=$(CORES) $(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no \
+		--dynamo_backend no recipes/glue.py
+
+# One thread for each of the two workers: more would only get in each other's way.
+test: $(INSTALLED)  ## run all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+style: $(INSTALLED)  ## repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+quality: $(INSTALLED)  ## check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+lock: $(INTERPRETER)  ## lock the newest versions that fit this Python
+	$(PIP) install --quiet --dry-run --ignore-installed --report $(VENV)/report.json \
+		'.[recipes,deepspeed,demo,test,dev]' torch==$(TORCH)
+	$(BIN)/python constraints/lock.py < $(VENV)/report.json > $(LOCK)
+
+$(INTERPRETER):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo 'Python 3.10 or newer is needed; "$(PYTHON)" is "$(VERSION)". Name another: make PYTHON=python3.11'; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+
+$(INSTALLED): $(INTERPRETER) setup.cfg $(wildcard $(LOCK))
+	@test -e $(LOCK) || echo 'No versions are locked for Python $(VERSION): the newest ones are installed.'
+	$(PIP) install $(CONSTRAINTS) setuptools
+	$(if $(TORCH_INDEX),-$(PIP) install --no-deps $(CONSTRAINTS) $(TORCH_INDEX) torch)
+	$(PIP) install $(CONSTRAINTS) --no-build-isolation $(PROJECT)
+	@touch $@
