@@ -20,7 +20,7 @@ from .config import HoulsbyConfig
 from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .mixed_batch import BASE
-from .placement import Place, find_places, output_width
+from .places import Place, find_places, output_width
 from .registration import PREFIX
 from .sharing import find_owners
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .placement import Place
+from .places import Place
 
 
 def find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:
