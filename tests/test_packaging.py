@@ -1,0 +1,175 @@
+"""What users install: the wheel, the sdist, their metadata, and the card template inside."""
+
+import ast
+import configparser
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard, ModelCardData
+from packaging.requirements import Requirement
+
+import houlsby_peft
+
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("recipes", "deepspeed", "demo", "test", "dev")
+
+
+@pytest.fixture(scope="module")
+def setup_cfg():
+    parser = configparser.ConfigParser()
+    parser.read_string((ROOT / "setup.cfg").read_text())
+    return parser
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The wheel, built from the sdist, and the sdist, made in a copy, as building leaves files behind."""
+    source = tmp_path_factory.mktemp("source") / "checkout"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "outputs", "runs", "*.egg-info")
+    )
+    out = source / "dist"
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, sdist
+
+
+def package_files():
+    """Where each file of the package stands in the checkout -> where it is installed."""
+    files = [*(ROOT / "houlsby_peft").rglob("*.py"), ROOT / "houlsby_peft/py.typed"]
+    cards = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
+    installed = {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files}
+    return installed | {f"hub_cards/{path.name}": f"houlsby_peft/hub_cards/{path.name}" for path in cards}
+
+
+def requirements(text):
+    return [Requirement(line) for line in text.splitlines() if line.strip()]
+
+
+def test_wheel_holds_the_package_and_nothing_else(distributions):
+    names = set(zipfile.ZipFile(distributions[0]).namelist())
+    dist_info = f"houlsby_peft-{houlsby_peft.__version__}.dist-info/"
+    assert {name for name in names if not name.startswith(dist_info)} == set(package_files().values())
+    assert f"{dist_info}licenses/LICENSE" in names
+
+
+def test_sdist_holds_the_sources_and_no_tests_or_recipes(distributions):
+    with tarfile.open(distributions[1]) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    names = {name for name in names if not name.startswith("houlsby_peft.egg-info/")}
+    project = {"LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+    assert names == set(package_files()) | project
+
+
+def test_wheel_works_without_the_checkout(distributions, tmp_path):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(tmp_path / "site"), str(distributions[0])], check=True)
+    code = """
+import importlib.resources, pathlib, sys
+sys.path.insert(0, "site")
+import houlsby_peft
+cards = importlib.resources.files("houlsby_peft.hub_cards")
+print(pathlib.Path(houlsby_peft.__file__).resolve().parents[1])
+print((cards / "adapter_card.md.jinja").read_text())
+"""
+    run = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    place, template = run.stdout.split("\n", 1)
+    assert Path(place) == (tmp_path / "site").resolve()
+    assert template.strip() == (ROOT / "hub_cards/adapter_card.md.jinja").read_text().strip()
+
+
+def test_dependencies_are_what_the_library_imports(setup_cfg):
+    imported = set()
+    for path in (ROOT / "houlsby_peft").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.partition(".")[0])
+    declared = {requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])}
+    assert declared == imported - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("lock", sorted((ROOT / "constraints").glob("python*.txt")), ids=lambda path: path.stem)
+def test_locked_versions_satisfy_the_requirements(setup_cfg, lock):
+    locked = {name.replace("_", "-"): version for name, version in re.findall(r"(.+)==(.+)", lock.read_text())}
+    direct = [setup_cfg["options"]["install_requires"], *(setup_cfg["options.extras_require"][key] for key in EXTRAS)]
+    outside = [str(item) for text in direct for item in requirements(text) if locked[item.name] not in item.specifier]
+    assert outside == [], f"{lock.name} is older than setup.cfg: run `make lock` with that Python"
+
+
+def test_every_supported_python_has_a_lock(setup_cfg):
+    supported = re.findall(r"Python :: (3\.\d+)", setup_cfg["metadata"]["classifiers"])
+    assert sorted(path.stem for path in (ROOT / "constraints").glob("*.txt")) == [f"python{v}" for v in supported]
+
+
+def test_lock_leaves_out_the_project_itself_cuda_and_build_tags():
+    found = [
+        ("torch", "2.13.0+cpu", {}),
+        ("Jinja2", "3.1.6", {}),
+        ("nvidia-nvtx", "13.0.85", {}),
+        ("triton", "3.7", {}),
+    ]
+    found.append(("houlsby-peft", "0.1.0", {"dir_info": {}}))
+    install = [{"metadata": {"name": n, "version": v}, "download_info": info} for n, v, info in found]
+    script = [sys.executable, str(ROOT / "constraints/lock.py")]
+    run = subprocess.run(script, input=json.dumps({"install": install}), capture_output=True, text=True, check=True)
+    assert run.stdout == "jinja2==3.1.6\ntorch==2.13.0\n"
+
+
+def test_version_is_read_from_the_metadata(setup_cfg):
+    assert houlsby_peft.__version__ == metadata.version("houlsby-peft") == setup_cfg["metadata"]["version"]
+
+
+FACTS = {
+    "auto_class": "AutoModelForSequenceClassification",
+    "base_model": "bert-base-uncased",
+    "r": 64,
+    "repo_id": "user/adapter",
+    "share_layers": 3,
+    "train_layer_norm": True,
+    "trainable_parameters": 433408,
+}
+
+
+def render(**facts):
+    card_data = ModelCardData(base_model="bert-base-uncased", library_name="peft", license="apache-2.0")
+    template = resources.files("houlsby_peft.hub_cards") / "adapter_card.md.jinja"
+    return ModelCard.from_template(card_data, template_str=template.read_text(), **FACTS | facts)
+
+
+def test_card_states_the_facts():
+    card = render(
+        results=[
+            {"dataset": "MRPC", "metric": "F1", "value": 0.89},
+            {"dataset": "CoLA", "metric": "MCC", "value": 0.5},
+        ]
+    )
+    assert card.data.to_dict() == {"base_model": "bert-base-uncased", "library_name": "peft", "license": "apache-2.0"}
+    assert "| trainable parameters | 433,408 |\n" in card.text
+    assert "| bottlenecks | shared across 3 consecutive layers |\n" in card.text
+    assert "|---|---|---|\n| MRPC | F1 | 0.89 |\n| CoLA | MCC | 0.5 |\n\n## Citation" in card.text
+
+
+def test_card_without_results_has_no_table_for_them():
+    assert "## Results" not in render().text
+
+
+@pytest.mark.parametrize("model_kwargs", [None, "num_labels=3"])
+def test_snippet_of_the_card_imports_the_plugin_first_and_loads_the_adapter(model_kwargs):
+    snippet = re.search(r"```python\n(.*?)```", render(model_kwargs=model_kwargs).text, re.DOTALL).group(1)
+    first, *_, last = ast.parse(snippet).body
+    assert ast.unparse(first) == "import houlsby_peft"
+    arguments = "'user/adapter'" if model_kwargs is None else f"'user/adapter', {model_kwargs}"
+    assert ast.unparse(last) == f"model = AutoModelForSequenceClassification.from_pretrained({arguments})"
