@@ -40,6 +40,8 @@ class HoulsbyConfig(PeftConfig):
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the place.
         modules_to_save: Further modules to train and save. A task head that the base checkpoint does not have is
             found and added by itself; an empty list prevents that.
+        base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when
+            it is loaded. Not for users to set.
 
     Raises:
         ValueError: A field breaks its rule; the message gives the rule, the value and the remedy.
@@ -73,6 +75,9 @@ class HoulsbyConfig(PeftConfig):
     modules_to_save: list[str] | None = field(
         default=None, metadata={"help": "Further modules to train and save; the task head is found by itself."}
     )
+    base_fingerprint: dict[str, Any] | None = field(
+        default=None, metadata={"help": "What tells the base model from others; recorded by itself."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,6 +88,8 @@ class HoulsbyConfig(PeftConfig):
         self.rank_pattern = dict(self.rank_pattern or {})
         if isinstance(self.layers_to_transform, (tuple, set, range)):
             self.layers_to_transform = sorted(self.layers_to_transform)
+        # A configuration object may be used for several new adapters; only a loaded one has a base to compare with.
+        self.was_trained_elsewhere = self.base_fingerprint is not None
         self._check_bottleneck()
         self._check_places()
 

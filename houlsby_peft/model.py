@@ -17,6 +17,7 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
+from .fingerprint import differences, fingerprint, warn_of_wrong_base
 from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .mixed_batch import BASE
@@ -62,11 +63,21 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = _Plan(model, config)
+        self._recognize_base(model, adapter_name, config)
         heads = find_head(model, self._plan.bottlenecks)
         if config.modules_to_save != [] and heads:
             config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
         self._wrap_heads(model, adapter_name, config)
         super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+
+    def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
+        """Record the base of a new adapter; warn if a loaded one was trained on another base."""
+        places = list(self._plan.bottlenecks.values())
+        found = fingerprint(model, [self._plan.reference(place) for place in places[:1] + places[-1:]])
+        if not config.was_trained_elsewhere:
+            config.base_fingerprint = found
+        elif reasons := differences(config.base_fingerprint or {}, found):
+            warn_of_wrong_base(config.base_model_name_or_path, model, reasons, adapter_name)
 
     def _wrap_heads(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
         """Wrap the modules to save before PEFT does, so that it finds our wrapper and uses it."""
