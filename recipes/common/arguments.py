@@ -1,0 +1,93 @@
+"""The command line that the recipes share: the adapter's flags, and transformers' Trainer arguments, all of them."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import torch
+from transformers import HfArgumentParser, TrainingArguments
+from transformers.hf_argparser import HfArg
+
+from common.errors import RecipeError
+from houlsby_peft import HoulsbyConfig
+
+
+MAIN_METRIC = "main"
+
+
+@dataclass
+class AdapterArguments:
+    """The adapter: see HoulsbyConfig for each field."""
+
+    _argument_group_name = "adapter"
+
+    r: int = HfArg(default=64, help="Width of the bottleneck.")
+    share_layers: int = HfArg(
+        default=0, help="0: each position its own bottleneck; 1: one per layer; k: one per k consecutive layers."
+    )
+    train_layer_norm: Literal["true", "false", "all"] = HfArg(
+        default="true", help="Train the layer norms of the adapted layers, none, or all of the model's."
+    )
+    activation: str = HfArg(default="gelu", help="Any activation that transformers knows by name.")
+    dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
+    init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
+
+    def config(self, **kwargs: Any) -> HoulsbyConfig:
+        """The PEFT configuration; further fields, such as task_type, are passed through."""
+        train_layer_norm = {"true": True, "false": False, "all": "all"}[self.train_layer_norm]
+        try:
+            return HoulsbyConfig(
+                r=self.r,
+                share_layers=self.share_layers,
+                train_layer_norm=train_layer_norm,
+                activation=self.activation,
+                dropout=self.dropout,
+                init_std=self.init_std,
+                **kwargs,
+            )
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+
+
+@dataclass
+class RecipeTrainingArguments(TrainingArguments):
+    """transformers' TrainingArguments with the defaults of Houlsby et al. 2019: Adam (AdamW without decay), batches of
+    32, linear warm-up over a tenth of the steps and linear decay to zero, best epoch by the validation score."""
+
+    _argument_group_name = "training (every argument of transformers' TrainingArguments)"
+
+    output_dir: str = HfArg(default="runs/{task}", help="Folder of checkpoints, adapter and results.json.")
+    learning_rate: float = HfArg(default=3e-4, help="The highest learning rate, reached after the warm-up.")
+    num_train_epochs: float = HfArg(default=10, help="Number of passes over the training data.")
+    per_device_train_batch_size: int = HfArg(default=32, help="Sentences per step on each device.")
+    per_device_eval_batch_size: int = HfArg(default=64, help="Sentences per evaluation step on each device.")
+    warmup_steps: float = HfArg(default=0.1, help="Steps of linear warm-up; below 1: share of all steps.")
+    train_sampling_strategy: str = HfArg(
+        default="group_by_length", help="Batches of like lengths are padded least: 'group_by_length' or 'random'."
+    )
+    eval_strategy: str = HfArg(default="epoch", help="When to evaluate: 'epoch', 'steps' or 'no'.")
+    save_strategy: str = HfArg(default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'.")
+    save_total_limit: int | None = HfArg(default=1, help="Checkpoints to keep besides the best.")
+    # Pinned memory without an accelerator is a warning in every run.
+    dataloader_pin_memory: bool = HfArg(default=torch.accelerator.is_available(), help="Pin batches in memory.")
+    logging_steps: float = HfArg(default=50, help="Steps between two reports of the loss.")
+    load_best_model_at_end: bool = HfArg(default=True, help="End with the best epoch's weights, not the last's.")
+    metric_for_best_model: str = HfArg(
+        default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
+    )
+
+
+class RecipeParser(HfArgumentParser):
+    """HfArgumentParser whose errors are one line, as there are more than a hundred flags to list otherwise."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n(--help lists all flags)\n")
+
+    def parse(self) -> tuple[Any, ...]:
+        """Parses the command line into the dataclasses, in their order."""
+        try:
+            *groups, unknown = self.parse_args_into_dataclasses(return_remaining_strings=True)
+        except ValueError as error:  # raised by TrainingArguments' own checks
+            self.error(str(error))
+        if unknown:
+            self.error(f"unknown arguments: {' '.join(unknown)}")
+        return tuple(groups)

@@ -1,0 +1,99 @@
+"""Text data sets from files: one folder per task, one file per split."""
+
+import csv
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from common.errors import RecipeError
+
+
+# Words such as "None" or "NA" are text here, not missing values, and "007" keeps its zeros.
+_as_text = {"dtype": str, "keep_default_na": False}
+READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
+    ".parquet": pd.read_parquet,
+    ".csv": partial(pd.read_csv, **_as_text),
+    # Tab-separated values have no quoting (as in GLUE's own files): a quotation mark is a character of the text.
+    ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
+    ".jsonl": partial(pd.read_json, lines=True, dtype=False, convert_dates=False),
+}
+
+
+def read_split(folder: Path, split: str) -> Dataset:
+    """Reads `folder`/`split` with the first ending of READERS that is there.
+
+    Raises:
+        RecipeError: If the folder or the file is missing, cannot be read or holds no row.
+    """
+    if not folder.is_dir():
+        raise RecipeError(f"There is no folder {folder}. It should hold one file per split, such as train.parquet.")
+    path = next((path for ending in READERS if (path := folder / f"{split}{ending}").is_file()), None)
+    if path is None:
+        found = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
+        raise RecipeError(f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}.")
+    try:
+        frame = READERS[path.suffix](path)
+    except (ValueError, OSError) as error:
+        raise RecipeError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
+    if frame.empty:
+        raise RecipeError(f"{path} holds no row.")
+    return Dataset.from_pandas(frame, preserve_index=False)
+
+
+def check_columns(data: Dataset, name: str, text_columns: Sequence[str]) -> None:
+    """Raises RecipeError unless `data`, called `name`, has the text columns, all of strings, and `label`."""
+    missing = [column for column in (*text_columns, "label") if column not in data.column_names]
+    if missing:
+        raise RecipeError(
+            f"{name} lacks the column {missing[0]!r}: it needs {', '.join(text_columns)} and label, "
+            f"and has {', '.join(data.column_names)}. Rename the columns of the file."
+        )
+    for column in text_columns:
+        row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)
+        if row is not None:
+            raise RecipeError(f"{name}: column {column!r} must hold text, row {row} has {data[row][column]!r}.")
+
+
+def numeric_labels(data: Dataset, name: str, num_labels: int, score_range: tuple[float, float]) -> Dataset:
+    """Checks the column `label` and makes it numeric.
+
+    Args:
+        data: The split.
+        name: What to call it in errors.
+        num_labels: Number of classes: labels are whole numbers from 0 to num_labels - 1. With 1 they are real scores.
+        score_range: Lowest and highest score; used with num_labels = 1 only.
+
+    Raises:
+        RecipeError: If a label is not a number of that range.
+    """
+    labels = np.asarray(pd.to_numeric(pd.Series(data["label"]), errors="coerce"), dtype=np.float64)
+    low, high = score_range if num_labels == 1 else (0, num_labels - 1)
+    valid = (labels >= low) & (labels <= high)  # False for NaN, that is for what is no number
+    if num_labels > 1:
+        valid &= labels == np.round(labels)
+    if not valid.all():
+        row = int(np.argmin(valid))
+        kind = "number" if num_labels == 1 else "whole number"
+        raise RecipeError(
+            f"{name}: label must be a {kind} from {low:g} to {high:g}, row {row} has {data[row]['label']!r}. "
+            "Unlabelled rows (-1) can neither train nor score a model: leave them out."
+        )
+    values = labels.astype(np.float32 if num_labels == 1 else np.int64)
+    return data.remove_columns("label").add_column("label", values.tolist() if num_labels > 1 else values)
+
+
+def tokenize(
+    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int
+) -> Dataset:
+    """Adds the tokens of the texts, cut to max_length, unpadded, and their number as `length` for length grouping."""
+
+    def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
+        tokens = tokenizer(*(rows[column] for column in text_columns), truncation=True, max_length=max_length)
+        return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
+
+    return data.map(tokenize_batch, batched=True, desc="Tokenizing")

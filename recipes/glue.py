@@ -1,0 +1,129 @@
+"""Trains a Houlsby adapter on a task of GLUE.
+
+    accelerate launch recipes/glue.py                        # no data, no network: generated minimal pairs, MiniLM
+    accelerate launch recipes/glue.py --task mrpc            # BERT-base and MRPC from the Hub
+    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 --learning_rate 1e-3
+
+With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
+validation_mismatched); .csv, .tsv (no quoting) and .jsonl do as well, with the columns of the Hub's nyu-mll/glue.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from common.arguments import MAIN_METRIC, AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.data import tokenize
+from common.errors import RecipeError
+from common.model import MINILM, load_classifier
+from common.results import best_epoch, scores_per_epoch, write_results
+from common.trainer import RecipeTrainer
+from demo import compare_with_probe, explain
+from glue_metric import GlueMetric
+from glue_tasks import MINIMAL_PAIRS, Task, find_task, load_splits
+from peft import get_peft_model
+from transformers import DataCollatorWithPadding, EvalPrediction, set_seed
+from transformers.hf_argparser import HfArg
+
+
+BERT = "google-bert/bert-base-uncased"
+
+
+@dataclass
+class GlueArguments:
+    """What to train on, and which encoder."""
+
+    _argument_group_name = "task"
+
+    task: str = HfArg(
+        default=MINIMAL_PAIRS,
+        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, or the generated pairs.",
+    )
+    data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
+    model_name: str | None = HfArg(
+        default=None,
+        help=f"Folder or name on the Hub, or {MINILM!r} for the packaged encoder; default: {BERT}, and {MINILM} for "
+        f"{MINIMAL_PAIRS}.",
+    )
+    max_length: int = HfArg(default=128, help="Tokens per example; longer ones are cut.")
+
+
+def main() -> None:
+    """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
+    start = time.perf_counter()
+    parser = RecipeParser(
+        (GlueArguments, AdapterArguments, RecipeTrainingArguments), usage="accelerate launch recipes/glue.py [flags]"
+    )
+    arguments, adapter, training = parser.parse()
+    task = find_task(arguments.task)
+    arguments.model_name = arguments.model_name or (MINILM if task.name == MINIMAL_PAIRS else BERT)
+    training.output_dir = training.output_dir.replace("{task}", task.name)
+    if training.metric_for_best_model == MAIN_METRIC:
+        training.metric_for_best_model = task.main_score
+
+    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    with training.main_process_first():
+        splits = load_splits(task, arguments.data_dir)
+    model, tokenizer = load_classifier(arguments.model_name, task.labels)
+    splits = {
+        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
+    }
+    model = get_peft_model(model, adapter.config(task_type="SEQ_CLS"))
+    trainable, total = model.get_nb_trainable_parameters()
+    if training.should_log:
+        print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
+        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
+
+    validation = {name.removeprefix("validation_"): splits[name] for name in task.validation_splits}
+    trainer = RecipeTrainer(
+        model=model,
+        args=training,
+        train_dataset=splits["train"],
+        eval_dataset=validation if len(validation) > 1 else validation["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=scorer(task),
+    )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+
+    output = Path(training.output_dir)
+    trainer.save_model(str(output / "adapter"))  # of the best epoch, as load_best_model_at_end has put it back
+    test_scores = compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
+    if trainer.is_world_process_zero():
+        write_results(
+            output / "results.json",
+            (arguments, adapter, training),
+            epochs=scores_per_epoch(trainer.state.log_history),
+            best_epoch=best_epoch(trainer.state),
+            best_score={task.main_score: trainer.state.best_metric},
+            test=test_scores,
+            trainable_parameters=trainable,
+            total_parameters=total,
+            seconds=round(time.perf_counter() - start, 1),
+        )
+        if test_scores:
+            print(explain(test_scores, splits, trainable, training.output_dir))
+
+
+def scorer(task: Task) -> Callable[[EvalPrediction], dict[str, float]]:
+    """The task's metric as the Trainer calls it: from logits or, in a regression, from the scores themselves."""
+    metric = GlueMetric(task.name, keep_in_memory=True)
+
+    def score(evaluation: EvalPrediction) -> dict[str, float]:
+        outputs = evaluation.predictions
+        if not np.isfinite(outputs).all():
+            raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
+        predictions = outputs.argmax(-1) if task.labels else outputs.squeeze(-1)
+        return metric.compute(predictions=predictions, references=evaluation.label_ids)
+
+    return score
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
