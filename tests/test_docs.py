@@ -1,0 +1,49 @@
+"""The Python snippets of the README and the docs run, in order, and print what the page says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+
+ROOT = Path(__file__).parents[1]
+SNIPPET = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```)?", re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def folder_with_bert(tmp_path_factory):
+    """A folder in which the name of the model on the Hub is a local path to a BERT-base of random weights."""
+    folder = tmp_path_factory.mktemp("docs")
+    path = folder / "google-bert" / "bert-base-uncased"
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig()).to(torch.bfloat16).save_pretrained(path)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *["a", "fine", "film", ".", "he", "said", "so", "hello"]]
+    (path / "vocab.txt").write_text("\n".join(words))
+    BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
+    return folder
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/coming_from.md"])
+def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monkeypatch):
+    monkeypatch.chdir(folder_with_bert)
+    names: dict[str, object] = {}
+    snippets = list(SNIPPET.finditer((ROOT / page).read_text()))
+    assert snippets, "the page has no snippets"
+    for snippet in snippets:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(snippet["code"], page, "exec"), names)
+        if snippet["output"] is not None:
+            assert printed.getvalue() == snippet["output"], snippet["code"]
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
