@@ -89,16 +89,28 @@ print((cards / "adapter_card.md.jinja").read_text())
     assert template.strip() == (ROOT / "hub_cards/adapter_card.md.jinja").read_text().strip()
 
 
+def imported_distributions(folder):
+    """Names of the distributions that the scripts in a folder import, less Python's own and the folder's."""
+    paths = list((ROOT / folder).rglob("*.py"))
+    modules = set()
+    for node in (node for path in paths for node in ast.walk(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules.add(node.module.partition(".")[0])
+    modules -= sys.stdlib_module_names | {path.stem for path in paths} | {path.parent.name for path in paths}
+    return {{"sklearn": "scikit-learn"}.get(module, module).replace("_", "-") for module in modules}
+
+
 def test_dependencies_are_what_the_library_imports(setup_cfg):
-    imported = set()
-    for path in (ROOT / "houlsby_peft").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                imported.add(node.module.partition(".")[0])
     declared = {requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])}
-    assert declared == imported - sys.stdlib_module_names
+    assert declared == imported_distributions("houlsby_peft")
+
+
+def test_extras_declare_what_the_recipes_import(setup_cfg):
+    extras = setup_cfg["options.extras_require"]
+    texts = (setup_cfg["options"]["install_requires"], extras["recipes"], extras["demo"], "houlsby-peft")
+    assert imported_distributions("recipes") <= {item.name for text in texts for item in requirements(text)}
 
 
 @pytest.mark.parametrize("lock", sorted((ROOT / "constraints").glob("python*.txt")), ids=lambda path: path.stem)
