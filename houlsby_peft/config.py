@@ -13,6 +13,7 @@ from .registration import houlsby_peft_type
 
 
 POSITIONS = ("attention", "feed_forward", "cross_attention")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @dataclass
@@ -42,6 +43,10 @@ class HoulsbyConfig(PeftConfig):
             found and added by itself; an empty list prevents that.
         base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when
             it is loaded. Not for users to set.
+        id2label: Names of the classes by number, from 0 on. None: recorded from the model when the adapter is pushed
+            to the Hub, so that whoever loads it gets the right head and the names.
+        problem_type: As in transformers: "regression", "single_label_classification" or "multi_label_classification".
+            None: recorded like `id2label`.
 
     Raises:
         ValueError: A field breaks its rule; the message gives the rule, the value and the remedy.
@@ -78,6 +83,8 @@ class HoulsbyConfig(PeftConfig):
     base_fingerprint: dict[str, Any] | None = field(
         default=None, metadata={"help": "What tells the base model from others; recorded by itself."}
     )
+    id2label: dict[int, str] | None = field(default=None, metadata={"help": "Names of the classes by number."})
+    problem_type: str | None = field(default=None, metadata={"help": f"Kind of task of the head: {PROBLEM_TYPES}."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +99,7 @@ class HoulsbyConfig(PeftConfig):
         self.was_trained_elsewhere = self.base_fingerprint is not None
         self._check_bottleneck()
         self._check_places()
+        self._check_labels()
 
     def _check_bottleneck(self) -> None:
         _require(
@@ -145,6 +153,18 @@ class HoulsbyConfig(PeftConfig):
             "given together with layers_to_transform", "Add layers_to_transform, or drop layers_pattern",
         )  # fmt: skip
 
+    def _check_labels(self) -> None:
+        if isinstance(self.id2label, dict):  # JSON turns the numbers into strings
+            self.id2label = {int(key) if str(key).isdecimal() else key: name for key, name in self.id2label.items()}
+        _require(
+            self.id2label is None or _are_labels(self.id2label), "id2label", self.id2label,
+            "a dict from every number from 0 on to a name", "For example {0: 'negative', 1: 'positive'}",
+        )  # fmt: skip
+        _require(
+            self.problem_type in (None, *PROBLEM_TYPES), "problem_type", self.problem_type, f"one of {PROBLEM_TYPES}",
+            "None leaves it to the base model's configuration",
+        )  # fmt: skip
+
 
 def _require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
     if not holds:
@@ -157,6 +177,11 @@ def _is_int(value: Any) -> bool:
 
 def _is_index(value: Any) -> bool:
     return _is_int(value) and value >= 0
+
+
+def _are_labels(value: Any) -> bool:
+    numbered = isinstance(value, dict) and set(value) == set(range(len(value)))
+    return numbered and bool(value) and all(isinstance(name, str) for name in value.values())
 
 
 def _is_number(value: Any) -> bool:
