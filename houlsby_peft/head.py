@@ -10,7 +10,7 @@ import torch
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
-from .mixed_batch import BASE, row_names
+from .adapter_rows import BASE, row_names
 
 
 # Classes of transformers whose head is new, because no pretraining task has it. Heads of language models are part of

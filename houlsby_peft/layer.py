@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from .bottleneck import Bottleneck
-from .mixed_batch import MixedBatch, MixedNorm
+from .mixed_batch import MixedBatch, MixedNorm, Stacks
 
 
 NO_MERGE = (
@@ -21,19 +21,55 @@ NO_MERGE = (
 )
 
 
+# What modules call the sizes of their input and output.
+_SIZES = [
+    ("in_features", "out_features"),
+    ("in_channels", "out_channels"),
+    ("num_embeddings", "embedding_dim"),
+    ("nx", "nf"),
+    ("embed_dim", "embed_dim"),
+]
+
+
 class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     """What both kinds of tuner layer share: they wrap a module, call it, and never touch its weights.
 
+    Public attributes that a tuner layer does not have, such as a norm's `eps`, are the wrapped module's.
+
     Args:
         base_layer: the wrapped module of the base model.
+
+    Attributes:
+        in_features, out_features: sizes of the wrapped module, as every PEFT layer tells; None if it tells none.
     """
+
+    _mixed: Stacks
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
         self.base_layer = base_layer
+        self.in_features, self.out_features = _sizes(self.get_base_layer())
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_layer" or name.startswith("_"):
+                raise
+            return getattr(self.base_layer, name)
+
+    def train(self, mode: bool = True) -> HoulsbyTunerLayer:
+        # Mixed batches are for inference; whatever trains may change weights in ways that leave no trace.
+        self._mixed.clear()
+        return super().train(mode)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter from this layer, with the weights that were stacked for mixed batches."""
+        self._mixed.clear()
+        super().delete_adapter(adapter_name)
 
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Refused with an error that says why: a non-linear module has no equivalent weights."""
@@ -67,15 +103,16 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     adapter_layer_names = ("houlsby_adapter",)
     other_param_names = ("houlsby_owner",)
+    _mixed: MixedBatch
 
     def __init__(self, base_layer: nn.Module, channel_dim: int = -1) -> None:
         super().__init__(base_layer)
+        self._mixed = MixedBatch()
         self.channel_dim = channel_dim
         self.houlsby_adapter = nn.ModuleDict()
         # From adapter name to the layer that owns the shared bottleneck: a plain dict, so that the bottleneck is
         # registered once in the model.
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
-        self._mixed_batch = MixedBatch()
 
     def update_layer(self, adapter_name: str, bottleneck: Bottleneck) -> None:
         """Add an adapter with a bottleneck that this layer owns."""
@@ -90,7 +127,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         owner = self.houlsby_owner.get(adapter_name, self)
         return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None  # type: ignore[return-value]
 
-    def forward(self, *args: Any, adapter_names: list[str] | None = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any) -> Any:
         result = self.base_layer(*args, **kwargs)
         if self.disable_adapters:
             return result
@@ -98,22 +135,17 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             return (self._adapt(result[0], adapter_names), *result[1:])
         return self._adapt(result, adapter_names)
 
-    def _adapt(self, hidden: torch.Tensor, adapter_names: list[str] | None) -> torch.Tensor:
+    def _adapt(self, hidden: torch.Tensor, adapter_names: Sequence[str] | None) -> torch.Tensor:
         if self.channel_dim != -1:
             hidden = hidden.movedim(self.channel_dim, -1)
         if adapter_names is not None:
-            hidden = self._mixed_batch(hidden, adapter_names, self.bottleneck)
+            hidden = self._mixed(hidden, adapter_names, self.bottleneck)
         else:
             for name in self.active_adapters:
                 bottleneck = self.bottleneck(name)
                 if bottleneck is not None:
                     hidden = bottleneck(hidden)
         return hidden if self.channel_dim == -1 else hidden.movedim(-1, self.channel_dim)
-
-    def train(self, mode: bool = True) -> HoulsbyLayer:
-        # Mixed batches are for inference; whatever trains may change weights in ways that leave no trace.
-        self._mixed_batch.clear()
-        return super().train(mode)
 
     def _get_available_adapters(self) -> set[str]:
         return {*self.houlsby_adapter, *self.houlsby_owner}
@@ -127,11 +159,12 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
     """
 
     adapter_layer_names = ("houlsby_norm",)
+    _mixed: MixedNorm
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__(base_layer)
+        self._mixed = MixedNorm()
         self.houlsby_norm = nn.ModuleDict()
-        self._mixed_norm = MixedNorm()
 
     def update_layer(self, adapter_name: str) -> None:
         """Add an adapter, whose copy starts equal to the base model's norm."""
@@ -141,17 +174,13 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         """The norm that an adapter trains here; None if it trains none here."""
         return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
 
-    def forward(self, hidden: torch.Tensor, *, adapter_names: list[str] | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *, adapter_names: Sequence[str] | None = None) -> torch.Tensor:
         if self.disable_adapters:
             return self.base_layer(hidden)  # type: ignore[no-any-return]
         if adapter_names is not None:
-            return self._mixed_norm(hidden, adapter_names, self.base_layer, self.norm)
+            return self._mixed(hidden, adapter_names, self.base_layer, self.norm)
         norm = next(self._active_norms(), self.base_layer)
         return apply_norm(norm, hidden, like=self.base_layer)
-
-    def train(self, mode: bool = True) -> HoulsbyLayerNorm:
-        self._mixed_norm.clear()
-        return super().train(mode)
 
     def _active_norms(self) -> Iterator[nn.Module]:
         return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
@@ -162,6 +191,14 @@ def apply_norm(norm: nn.Module, hidden: torch.Tensor, like: nn.Module) -> torch.
     if norm.weight.dtype == like.weight.dtype:
         return norm(hidden)  # type: ignore[no-any-return]
     return norm(hidden.to(norm.weight.dtype)).to(hidden.dtype)  # type: ignore[no-any-return, arg-type]
+
+
+def _sizes(module: nn.Module) -> tuple[int | None, int | None]:
+    for names in _SIZES:
+        if all(hasattr(module, name) for name in names):
+            return getattr(module, names[0]), getattr(module, names[1])
+    weight = getattr(module, "weight", None)
+    return (weight.shape[-1], weight.shape[-1]) if isinstance(weight, torch.Tensor) and weight.dim() else (None, None)
 
 
 def _on_meta(module: nn.Module) -> bool:

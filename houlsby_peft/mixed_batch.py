@@ -12,72 +12,44 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from .adapter_rows import BASE, AdapterRows, row_names
 from .bottleneck import Bottleneck
 
 
-# PEFT's name for rows that use the base model alone.
-BASE = "__base__"
-
-
-class WeightCache:
-    """Keeps what was built from weights while the same, unchanged weights are asked for under the same key."""
+class Stacks:
+    """What one place stacked for the last `AdapterRows`, kept while it is given the same object."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the last result and the weights that it was built from."""
+        """Drop the stacked weights."""
+        self._rows: Sequence[str] | None = None
         self._key: object = None
-        self._weights: list[torch.Tensor] = []
-        self._versions: list[tuple[int, int]] = []
         self._value: Any = None
 
-    def get(self, key: object, weights: Sequence[torch.Tensor], build: Callable[[], Any]) -> Any:
-        """The result of `build()`, which must depend on `key` and `weights` alone; built under `no_grad`."""
-        versions = [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights]
-        same = key == self._key and versions == self._versions and len(weights) == len(self._weights)
-        if not (same and all(new is old for new, old in zip(weights, self._weights, strict=True))):
-            with torch.no_grad():
+    def _get(self, rows: Sequence[str], key: object, build: Callable[[], Any]) -> Any:
+        if not isinstance(rows, AdapterRows) or rows is not self._rows or key != self._key:
+            # Not as inference tensors: these could not be used again where gradients are recorded.
+            with torch.inference_mode(False), torch.no_grad():
                 self._value = build()
-            self._key, self._weights, self._versions = key, list(weights), versions
+            self._rows, self._key = rows, key
         return self._value
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copied or pickled model builds its own; the stacked weights may be larger than the model's adapters.
+        # A copied or pickled model builds its own; the stacked weights may be larger than the model.
         return {}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.clear()
 
 
-def row_names(hidden: torch.Tensor, adapter_names: Sequence[str]) -> tuple[str, ...]:
-    """The adapter of each row of `hidden`; some models flatten (batch, length) into the first dimension (OPT).
-
-    Raises:
-        ValueError: the number of rows is no multiple of the number of names.
-    """
-    times, rest = divmod(hidden.shape[0], max(len(adapter_names), 1))
-    if rest or not adapter_names:
-        raise ValueError(
-            "Length of `adapter_names` should be the same as the number of inputs, but got "
-            f"{len(adapter_names)} and {hidden.shape[0]} respectively."
-        )
-    return tuple(name for name in adapter_names for _ in range(times))
-
-
-class MixedBatch:
+class MixedBatch(Stacks):
     """Applies to each row of a batch the bottleneck of its own adapter.
 
-    Adapters of the same size, activation, dtype and number of rows form a group; each group is two batched products
-    over stacked weights. Rows of the base model, or of an adapter without a bottleneck here, pass through unchanged.
+    Adapters of the same size, activation and dtype and of about as many rows form a group; each group is two batched
+    products over stacked weights. Rows of the base model, or of an adapter without a bottleneck here, stay unchanged.
     """
-
-    def __init__(self) -> None:
-        self._cache = WeightCache()
-
-    def clear(self) -> None:
-        """Drop the stacked weights."""
-        self._cache.clear()
 
     def __call__(
         self, hidden: torch.Tensor, adapter_names: Sequence[str], lookup: Callable[[str], Bottleneck | None]
@@ -89,22 +61,20 @@ class MixedBatch:
             adapter_names: the adapter of each row, or "__base__".
             lookup: the bottleneck of an adapter at this place, or None.
         """
-        found = {name: lookup(name) for name in dict.fromkeys(adapter_names) if name != BASE}
-        used = {name: bottleneck for name, bottleneck in found.items() if bottleneck is not None}
-        if len(used) == 1 and len(set(adapter_names)) == 1:
-            adapted: torch.Tensor = next(iter(used.values()))(hidden)
-            return adapted
-        names = row_names(hidden, adapter_names)
-        weights = [weight for bottleneck in used.values() for weight in bottleneck.parameters()]
-        groups = self._cache.get((names, hidden.device), weights, lambda: _stack(names, used, hidden.device))
+
+        def build() -> list[_Group]:
+            names = row_names(hidden, adapter_names)
+            found = {name: lookup(name) for name in dict.fromkeys(names) if name != BASE}
+            return _stack(names, {name: one for name, one in found.items() if one is not None}, hidden.device)
+
         result = hidden
-        for group in groups:
-            result = group.add_to(result, hidden)
+        for group in self._get(adapter_names, (hidden.shape[0], hidden.device), build):
+            result = group.adapt(hidden, result)
         return result
 
 
 class _Group:
-    """Bottlenecks of equal shape, stacked, and the rows that use them, in the order of the bottlenecks."""
+    """Stacked bottlenecks of equal shape, and their rows: equally many for each, in the order of the bottlenecks."""
 
     def __init__(self, bottlenecks: list[Bottleneck], rows: list[int], in_order: bool, device: torch.device) -> None:
         self.activation = bottlenecks[0].activation
@@ -113,12 +83,14 @@ class _Group:
         # None: the group is the whole batch as it stands, so that nothing needs to be gathered.
         self.rows = None if in_order else torch.tensor(rows, device=device)
 
-    def add_to(self, result: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def adapt(self, hidden: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """`result` with this group's rows replaced by their adapted `hidden` states."""
         own = hidden if self.rows is None else hidden.index_select(0, self.rows)
         stacked = own.to(self.down.dtype).reshape(self.down.shape[0], -1, hidden.shape[-1])
         branch: torch.Tensor = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
-        branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape).to(hidden.dtype)
-        return result + branch if self.rows is None else result.index_add(0, self.rows, branch)
+        branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape)
+        adapted = own + branch.to(hidden.dtype)
+        return adapted if self.rows is None else result.index_copy(0, self.rows, adapted)
 
 
 def _stack(names: tuple[str, ...], used: dict[str, Bottleneck], device: torch.device) -> list[_Group]:
@@ -131,10 +103,13 @@ def _stack(names: tuple[str, ...], used: dict[str, Bottleneck], device: torch.de
         weight = bottleneck.down_proj.weight
         # An activation with weights of its own cannot be shared by a stack.
         own = name if any(True for _ in bottleneck.activation.parameters()) else bottleneck.activation_name
-        groups.setdefault((weight.shape, weight.dtype, own, len(rows[name])), []).append(name)
+        # Rows are filled up to the most in the group, so that the number of groups grows with its logarithm only.
+        groups.setdefault((weight.shape, weight.dtype, own, len(rows[name]).bit_length()), []).append(name)
     result = []
     for members in groups.values():
-        order = [row for name in members for row in rows[name]]
+        most = max(len(rows[name]) for name in members)
+        # Filled up with copies of a row, which come out, and are written back, as that row does.
+        order = [row for name in members for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
         result.append(_Group([used[name] for name in members], order, order == list(range(len(names))), device))
     return result
 
@@ -144,15 +119,8 @@ def _stack_linear(layers: Iterable[nn.Linear]) -> tuple[torch.Tensor, torch.Tens
     return torch.stack(weights).transpose(1, 2), torch.stack(biases).unsqueeze(1)
 
 
-class MixedNorm:
+class MixedNorm(Stacks):
     """Applies to each row of a batch the norm of its own adapter, or the base model's norm."""
-
-    def __init__(self) -> None:
-        self._cache = WeightCache()
-
-    def clear(self) -> None:
-        """Drop the stacked weights."""
-        self._cache.clear()
 
     def __call__(
         self,
@@ -169,11 +137,14 @@ class MixedNorm:
             base: the base model's norm, used where an adapter has none.
             lookup: the norm of an adapter at this place, or None.
         """
-        names = row_names(hidden, adapter_names)
-        norms = {name: (None if name == BASE else lookup(name)) or base for name in dict.fromkeys(names)}
-        weights = [weight for norm in norms.values() for weight in norm.parameters()]
-        shape = (len(names), *[1] * (hidden.dim() - 2), hidden.shape[-1])
-        rows = self._cache.get((names, shape, hidden.device), weights, lambda: _rows_of_weights(names, norms, shape))
+        shape = (hidden.shape[0], *[1] * (hidden.dim() - 2), hidden.shape[-1])
+
+        def build() -> dict[str, torch.Tensor]:
+            names = row_names(hidden, adapter_names)
+            norms = {name: (None if name == BASE else lookup(name)) or base for name in dict.fromkeys(names)}
+            return _rows_of_weights(names, norms, shape)
+
+        rows = self._get(adapter_names, (shape, hidden.device), build)
         return _normalize(base, hidden.to(rows["weight"].dtype), rows).to(hidden.dtype)
 
 

@@ -5,25 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
 from peft.utils import AuxiliaryTrainingWrapper
-from peft.utils.other import get_pattern_key
 from torch import nn
 
+from .adapter_rows import RowsCache
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
 from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .mixed_batch import BASE
-from .places import Place, find_places, output_width
+from .mixed_forward import adapters_of_rows, check_rows
+from .places import Place
+from .plan import Plan, modules_to_save
 from .registration import PREFIX
-from .sharing import find_owners
 
 
 # Convolutions have their channels before this many spatial dimensions.
@@ -62,7 +60,8 @@ class HoulsbyModel(BaseTuner):
         bottlenecks, more: only the owner of a shared bottleneck appears in a file.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
-        self._plan = _Plan(model, config)
+        self._plan = Plan(model, config)
+        self._rows = RowsCache()
         self._recognize_base(model, adapter_name, config)
         heads = find_head(model, self._plan.bottlenecks)
         if config.modules_to_save != [] and heads:
@@ -81,16 +80,13 @@ class HoulsbyModel(BaseTuner):
 
     def _wrap_heads(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
         """Wrap the modules to save before PEFT does, so that it finds our wrapper and uses it."""
-        for name in config.modules_to_save or []:
-            parent, _, child_name = name.rpartition(".")
-            try:
-                head = model.get_submodule(name)
-            except AttributeError:
-                continue
+        for key in modules_to_save(model, config):
+            head = model.get_submodule(key)
             if not isinstance(head, AuxiliaryTrainingWrapper):
                 wrapper = HoulsbyHead(head, adapter_name)
                 active = [adapter_name] if adapter_name in self.active_adapters else []
                 wrapper.set_adapter(active, inference_mode=config.inference_mode)
+                parent, _, child_name = key.rpartition(".")
                 setattr(model.get_submodule(parent), child_name, wrapper)
 
     def _prepare_adapter_config(  # type: ignore[override]
@@ -102,7 +98,7 @@ class HoulsbyModel(BaseTuner):
         self, peft_config: HoulsbyConfig, key: str
     ) -> Any:
         if self._plan.config is not peft_config:
-            self._plan = _Plan(self.model, peft_config)
+            self._plan = Plan(self.model, peft_config)
         return check_target_module_exists(self._plan.names, key)
 
     def _create_and_replace(  # type: ignore[override]
@@ -125,20 +121,17 @@ class HoulsbyModel(BaseTuner):
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
         elif isinstance(layer, HoulsbyLayer):
-            self._add_bottleneck(peft_config, adapter_name, layer, place)
+            self._add_bottleneck(adapter_name, layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
 
-    def _add_bottleneck(self, config: HoulsbyConfig, adapter_name: str, layer: HoulsbyLayer, place: Place) -> None:
+    def _add_bottleneck(self, adapter_name: str, layer: HoulsbyLayer, place: Place) -> None:
         owner = self._plan.owners[place.key]
         if owner != place.key:
             layer.share_layer(adapter_name, self.model.get_submodule(owner))
             return
-        r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
-        bottleneck = Bottleneck(
-            self._plan.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
-        )
+        bottleneck = self._plan.new_bottleneck(place)
         layer.update_layer(adapter_name, _like(self._plan.reference(place), bottleneck))
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
@@ -155,60 +148,14 @@ class HoulsbyModel(BaseTuner):
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Hand each tuner layer the adapters of the rows of a mixed batch, for the time of one forward or generate."""
-        names = kwargs.get("adapter_names")
+        """Called by PEFT around every forward and generation."""
+        names = kwargs.pop("adapter_names", None)
         if names is None:
             yield
             return
-        self._check_adapter_names(names)
-        beams = kwargs.get("num_beams") or 1
-        # Beam search repeats each row; the encoder of an encoder-decoder runs before that.
-        repeated = [name for name in names for _ in range(beams)]
-        encoder = self.model.get_encoder() if beams > 1 and hasattr(self.model, "get_encoder") else None
-        unrepeated = set(encoder.modules()) if encoder is not None and encoder is not self.model else set()
-        handles = []
-        for module in self.model.modules():
-            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-                hook = partial(_pass_adapter_names, names=list(names) if module in unrepeated else repeated)
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        try:
+        check_rows(self.model, names, self.peft_config, args, kwargs)
+        with adapters_of_rows(self.model, names, self._rows):
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _check_adapter_names(self, names: list[str]) -> None:
-        if self.training:
-            raise ValueError(
-                "Cannot pass `adapter_names` when the model is in training mode; call model.eval() first."
-            )
-        unknown = sorted(set(names) - {BASE} - set(self.peft_config))
-        if unknown:
-            raise ValueError(
-                f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are "
-                f"{', '.join(self.peft_config)}; rows of the base model are named {BASE!r}."
-            )
-
-
-class _Plan:
-    """The places of one configuration in one model, and who owns the bottleneck at each."""
-
-    def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
-        self.config = config
-        self.places = find_places(model, config)
-        self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
-        self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
-        self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
-        self.owners = find_owners(self.bottlenecks, self.widths, config.share_layers)
-        # What PEFT's matcher reads: our places by their full names, so that it reports exclusions as usual.
-        self.names = SimpleNamespace(
-            target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
-        )
-
-    def reference(self, place: Place) -> nn.Module:
-        """The module of the base model that determines width, device and dtype."""
-        module = self._references[place.projection]
-        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
 
 
 def _wrap(target: nn.Module, place: Place) -> HoulsbyTunerLayer:
@@ -226,7 +173,3 @@ def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:
         return bottleneck
     dtype = weight.dtype if weight.is_floating_point() else None
     return bottleneck.to(device=None if weight.is_meta else weight.device, dtype=dtype)
-
-
-def _pass_adapter_names(module: nn.Module, args: Any, kwargs: dict[str, Any], names: list[str]) -> Any:
-    return args, {**kwargs, "adapter_names": names}
