@@ -1,10 +1,21 @@
-"""The end of a run without data: test scores beside a linear probe's, and the way to a real task."""
+"""A run without data: its settings, its test scores beside a linear probe's, and the way to a real task."""
 
 import numpy as np
 from common.linear_probe import probe
+from common.model import MINILM
 from datasets import Dataset
 from minimal_pairs import PHENOMENA
 from transformers import Trainer
+
+
+# The papers' three learning rates are for far more steps. Both sentences of a pair are in one batch this way, where
+# what they differ in shows best: a shuffle, or the grouping by length, needs twice the steps.
+DEFAULTS = {
+    "model_name": MINILM,
+    "learning_rate": 1e-3,
+    "num_train_epochs": 3,
+    "train_sampling_strategy": "sequential",
+}
 
 
 def compare_with_probe(trainer: Trainer, splits: dict[str, Dataset]) -> dict[str, dict[str, float]]:
@@ -22,7 +33,7 @@ def compare_with_probe(trainer: Trainer, splits: dict[str, Dataset]) -> dict[str
     }
 
 
-def explain(scores: dict[str, dict[str, float]], splits: dict[str, Dataset], trainable: int, output_dir: str) -> str:
+def explain(scores: dict[str, dict[str, float]], splits: dict[str, Dataset], trainable: int) -> str:
     """What the run did, what came out, and how to run a real task."""
     width = max(map(len, scores))
     table = "\n".join(
@@ -39,8 +50,6 @@ The test sentences share no noun, verb, adjective or adverb with the training se
 Test accuracy (chance: 50%). The linear probe is a logistic regression on the frozen encoder's [CLS] vectors:
   {"":<{width}}   adapter  linear probe
 {table}
-
-Saved: {output_dir}/adapter and {output_dir}/results.json
 
 A real task, from the Hub, with BERT-base:  accelerate launch recipes/glue.py --task mrpc
 From your own files, with this encoder:     accelerate launch recipes/glue.py --task mrpc --data_dir FOLDER \\

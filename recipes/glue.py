@@ -14,17 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import demo
 import numpy as np
 from common.arguments import MAIN_METRIC, AdapterArguments, RecipeParser, RecipeTrainingArguments
 from common.data import tokenize
 from common.errors import RecipeError
-from common.model import MINILM, load_classifier
+from common.model import MINILM, add_adapter, describe_head, load_classifier
 from common.results import best_epoch, scores_per_epoch, write_results
 from common.trainer import RecipeTrainer
-from demo import compare_with_probe, explain
 from glue_metric import GlueMetric
 from glue_tasks import MINIMAL_PAIRS, Task, find_task, load_splits
-from peft import get_peft_model
 from transformers import DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.hf_argparser import HfArg
 
@@ -43,23 +42,16 @@ class GlueArguments:
         help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, or the generated pairs.",
     )
     data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
-    model_name: str | None = HfArg(
-        default=None,
-        help=f"Folder or name on the Hub, or {MINILM!r} for the packaged encoder; default: {BERT}, and {MINILM} for "
-        f"{MINIMAL_PAIRS}.",
-    )
+    model_name: str = HfArg(default=BERT, help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.")
     max_length: int = HfArg(default=128, help="Tokens per example; longer ones are cut.")
 
 
 def main() -> None:
     """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
     start = time.perf_counter()
-    parser = RecipeParser(
-        (GlueArguments, AdapterArguments, RecipeTrainingArguments), usage="accelerate launch recipes/glue.py [flags]"
-    )
-    arguments, adapter, training = parser.parse()
+    arguments, adapter, training = parse_arguments()
     task = find_task(arguments.task)
-    arguments.model_name = arguments.model_name or (MINILM if task.name == MINIMAL_PAIRS else BERT)
+    config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels))
     training.output_dir = training.output_dir.replace("{task}", task.name)
     if training.metric_for_best_model == MAIN_METRIC:
         training.metric_for_best_model = task.main_score
@@ -71,7 +63,7 @@ def main() -> None:
     splits = {
         name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
     }
-    model = get_peft_model(model, adapter.config(task_type="SEQ_CLS"))
+    model = add_adapter(model, config)
     trainable, total = model.get_nb_trainable_parameters()
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
@@ -91,21 +83,40 @@ def main() -> None:
 
     output = Path(training.output_dir)
     trainer.save_model(str(output / "adapter"))  # of the best epoch, as load_best_model_at_end has put it back
-    test_scores = compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
+    test_scores = demo.compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
     if trainer.is_world_process_zero():
+        state = trainer.state
         write_results(
             output / "results.json",
             (arguments, adapter, training),
-            epochs=scores_per_epoch(trainer.state.log_history),
-            best_epoch=best_epoch(trainer.state),
-            best_score={task.main_score: trainer.state.best_metric},
+            task=task.name,
+            model=arguments.model_name,
+            seed=training.seed,
+            epochs=scores_per_epoch(state.log_history),
+            chosen_by=training.metric_for_best_model,
+            best_epoch=best_epoch(state),
+            best_score=state.best_metric,
             test=test_scores,
             trainable_parameters=trainable,
             total_parameters=total,
             seconds=round(time.perf_counter() - start, 1),
         )
         if test_scores:
-            print(explain(test_scores, splits, trainable, training.output_dir))
+            print(demo.explain(test_scores, splits, trainable))
+        print(
+            f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}"
+        )
+
+
+def parse_arguments() -> tuple[GlueArguments, AdapterArguments, RecipeTrainingArguments]:
+    """Reads the command line; a run without data has defaults of its own, which flags overrule like any other."""
+    groups = (GlueArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
+    parsed = parser.parse()
+    if parsed[0].task == MINIMAL_PAIRS:
+        parser.set_defaults(**demo.DEFAULTS)
+        parsed = parser.parse()
+    return parsed
 
 
 def scorer(task: Task) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -116,7 +127,7 @@ def scorer(task: Task) -> Callable[[EvalPrediction], dict[str, float]]:
         outputs = evaluation.predictions
         if not np.isfinite(outputs).all():
             raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
-        predictions = outputs.argmax(-1) if task.labels else outputs.squeeze(-1)
+        predictions = outputs.argmax(-1) if len(task.labels) > 1 else outputs.squeeze(-1)
         return metric.compute(predictions=predictions, references=evaluation.label_ids)
 
     return score

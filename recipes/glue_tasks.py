@@ -17,7 +17,7 @@ STSB_RANGE = (0.0, 5.0)
 
 @dataclass(frozen=True)
 class Task:
-    """One task: its texts, its labels by number (none for a regression), its splits for validation and for a test."""
+    """One task: its texts, its labels by number (one: a regression), its splits for validation and for a test."""
 
     name: str
     text_columns: tuple[str, ...]
@@ -45,7 +45,7 @@ TASKS = {
         Task("cola", ("sentence",), ("unacceptable", "acceptable")),
         Task("sst2", ("sentence",), ("negative", "positive")),
         Task("mrpc", _SENTENCES, ("not_equivalent", "equivalent")),
-        Task("stsb", _SENTENCES, ()),
+        Task("stsb", _SENTENCES, ("similarity",)),
         Task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
         Task(
             "mnli",
@@ -79,6 +79,8 @@ def load_splits(task: Task, data_dir: str | None) -> dict[str, Dataset]:
         RecipeError: If a split, a column or the Hub is missing, or a text or label is not what the task needs.
     """
     if task.name == MINIMAL_PAIRS:
+        if data_dir is not None:
+            raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: give --task as well.")
         return dict(minimal_pairs())
     if data_dir is None:
         splits = _from_hub(task)
@@ -87,7 +89,7 @@ def load_splits(task: Task, data_dir: str | None) -> dict[str, Dataset]:
     for split, data in splits.items():
         name = f"{task.name} {split}"
         check_columns(data, name, task.text_columns)
-        splits[split] = numeric_labels(data, name, max(1, len(task.labels)), STSB_RANGE)
+        splits[split] = numeric_labels(data, name, len(task.labels), STSB_RANGE)
     return splits
 
 

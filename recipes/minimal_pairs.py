@@ -134,7 +134,7 @@ def minimal_pairs(seed: int = 0) -> DatasetDict:
 
     Columns: sentence; label (1 acceptable, 0 not); phenomenon; pair (number of the pair within its split, the same
     for its two sentences). Every sentence is distinct, half of them are acceptable, all phenomena have as many pairs,
-    and both sentences of a pair are in one split. The same seed gives the same words per split and the same rows.
+    and the two sentences of a pair follow each other. The same seed gives the same words per split and the same rows.
     """
     rng = random.Random(seed)
     splits = split_words(rng)
@@ -151,10 +151,11 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
             sentence, place, wrong_word = phenomenon(words)
             wrong = [*sentence[:place], wrong_word, *sentence[place + 1 :]]
             pairs.setdefault(_spell(sentence), (_spell(wrong), name))
+    shuffled = words.rng.sample(list(pairs.items()), len(pairs))
     return Dataset.from_list(
         [
             {"sentence": sentence, "label": label, "phenomenon": name, "pair": pair}
-            for pair, (right, (wrong, name)) in enumerate(pairs.items())
+            for pair, (right, (wrong, name)) in enumerate(shuffled)
             for sentence, label in ((right, 1), (wrong, 0))
         ]
     )

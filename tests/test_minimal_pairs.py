@@ -1,9 +1,15 @@
 """The generated minimal pairs: balanced, distinct, reproducible, and without a word that gives the answer away."""
 
 import random
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
+
 from minimal_pairs import PAIRS_PER_PHENOMENON, PHENOMENA, minimal_pairs
 from vocabulary import WORDS, add_ed, add_ing, add_s, split_words
 

@@ -20,7 +20,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
     ".csv": partial(pd.read_csv, **_as_text),
     # Tab-separated values have no quoting (as in GLUE's own files): a quotation mark is a character of the text.
     ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
-    ".jsonl": partial(pd.read_json, lines=True, dtype=False, convert_dates=False),
+    ".jsonl": partial(pd.read_json, lines=True, dtype=False),
 }
 
 
@@ -91,6 +91,7 @@ def tokenize(
     data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int
 ) -> Dataset:
     """Adds the tokens of the texts, cut to max_length, unpadded, and their number as `length` for length grouping."""
+    max_length = min(max_length, tokenizer.model_max_length)
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
         tokens = tokenizer(*(rows[column] for column in text_columns), truncation=True, max_length=max_length)

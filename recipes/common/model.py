@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from peft import PeftModel, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -12,6 +14,7 @@ from transformers import (
 )
 
 from common.errors import RecipeError
+from houlsby_peft import HoulsbyConfig
 
 
 MINILM = "minilm"
@@ -39,29 +42,46 @@ def find_model(name: str) -> str:
     return name
 
 
+def describe_head(labels: Sequence[str]) -> dict[str, Any]:
+    """What the configurations of model and adapter say of a head with these outputs; a single one is a regression."""
+    return {
+        "id2label": dict(enumerate(labels)),
+        "problem_type": "regression" if len(labels) == 1 else "single_label_classification",
+    }
+
+
 def load_classifier(name: str, labels: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the encoder with a new head and its tokenizer.
 
     Args:
         name: As in find_model.
-        labels: The names of the classes; none for a regression.
+        labels: As in describe_head.
 
     Raises:
         RecipeError: If there is no such model, here or on the Hub.
     """
     found = find_model(name)
     try:
-        config = AutoConfig.from_pretrained(
-            found,
-            num_labels=max(1, len(labels)),
-            id2label=dict(enumerate(labels)) or None,
-            label2id={label: number for number, label in enumerate(labels)} or None,
-        )
+        label2id = {label: number for number, label in enumerate(labels)}
+        config = AutoConfig.from_pretrained(found, label2id=label2id, **describe_head(labels))
         tokenizer = AutoTokenizer.from_pretrained(found)
-        model = AutoModelForSequenceClassification.from_pretrained(found, config=config)
+        # The head is trained anew, so that one of another task and size is no obstacle.
+        model = AutoModelForSequenceClassification.from_pretrained(found, config=config, ignore_mismatched_sizes=True)
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
     return model, tokenizer
+
+
+def add_adapter(model: PreTrainedModel, config: HoulsbyConfig) -> PeftModel:
+    """Freezes the model and gives it the adapter.
+
+    Raises:
+        RecipeError: If the model has no place for one.
+    """
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
