@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,24 +33,38 @@ class RowsCache:
     def clear(self) -> None:
         """Forget the last rows, so that all weights are stacked anew."""
         self._rows = AdapterRows()
-        self._watched: list[tuple[dict[str, Any], str, object, object]] = []
+        self._places: list[tuple[dict[str, Any], str, object]] = []
+        self._weights: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
 
-    def get(self, names: Sequence[str], containers: Callable[[], Iterable[Container]]) -> AdapterRows:
+    def get(self, names: Sequence[str], containers: Iterable[Container]) -> AdapterRows:
         """The rows of these names.
 
         Args:
             names: the adapter of each row, or "__base__".
-            containers: gives what all places keep by adapter name: modules, whose weights are watched, or references.
+            containers: what all places keep by adapter name: modules, whose weights are watched, or references.
         """
-        if self._rows != tuple(names) or not all(_is_unchanged(*entry) for entry in self._watched):
+        if self._rows != tuple(names) or not self._are_unchanged():
+            self.clear()
             self._rows = AdapterRows(names)
-            self._watched = [
-                (entries, key, entries.get(key), _state(entries.get(key)))
-                for container in containers()
-                for name in dict.fromkeys(names)
-                for entries, key in _entries(container, name)
-            ]
+            for container in containers:
+                for name in dict.fromkeys(names):
+                    self._watch(container, name)
         return self._rows
+
+    def _watch(self, container: Container, name: str) -> None:
+        entries = container._modules if isinstance(container, nn.ModuleDict) else container
+        self._places.append((entries, name, entries.get(name)))
+        if isinstance(container, nn.ModuleDict) and name in container:
+            for module in container[name].modules():
+                for key, weight in module._parameters.items():
+                    if weight is not None:
+                        self._weights.append((module._parameters, key, weight, weight.data_ptr(), _version(weight)))
+
+    def _are_unchanged(self) -> bool:
+        return all(entries.get(name) is value for entries, name, value in self._places) and all(
+            entries.get(key) is weight and weight.data_ptr() == pointer and _version(weight) == version
+            for entries, key, weight, pointer, version in self._weights
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {}
@@ -59,27 +73,9 @@ class RowsCache:
         self.clear()
 
 
-def _entries(container: Container, name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where what an adapter has at a place, and each weight of it, can be looked up again."""
-    if not isinstance(container, nn.ModuleDict):
-        yield container, name
-        return
-    yield container._modules, name
-    if name in container:
-        for module in container[name].modules():
-            for key in module._parameters:
-                yield module._parameters, key
-
-
-def _is_unchanged(entries: dict[str, Any], key: str, value: object, state: object) -> bool:
-    return entries.get(key) is value and _state(value) == state
-
-
-def _state(value: object) -> object:
-    """Differs after a tensor was given other memory or written in place; inference tensors do not tell of writes."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return value.data_ptr(), 0 if value.is_inference() else value._version
+def _version(weight: torch.Tensor) -> int:
+    """Counts the writes in place; inference tensors do not tell."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def row_names(hidden: torch.Tensor, adapter_names: Sequence[str]) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -15,66 +15,86 @@ from .adapter_rows import BASE, AdapterRows, Container, RowsCache, row_names
 from .layer import HoulsbyTunerLayer
 
 
-@contextmanager
-def adapters_of_rows(model: nn.Module, names: Sequence[str], cache: RowsCache) -> Iterator[None]:
-    """For the time of this context, each tuner layer and head of a model applies to each row its own adapter."""
-    layers = [m for m in model.modules() if isinstance(m, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))]
-    rows = cache.get(names, lambda: _containers(layers))
-    hook = partial(_pass_adapter_names, rows=rows)
-    handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in layers]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def check_rows(
-    model: nn.Module, names: Sequence[str], known: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Refuse what would give wrong rows.
+class MixedForward:
+    """Tells the tuner layers and heads of a model which adapter each row of a batch uses.
 
     Args:
-        model: the base model.
-        names: the adapter of each row, or "__base__".
-        known: the adapters of the model.
-        args, kwargs: what the model is called with.
-
-    Raises:
-        ValueError: the model is in training mode, an adapter is unknown, or there is not one name per row.
-        TypeError: the model's hidden states do not begin with the rows.
+        model: the base model; after an adapter is added to it, a new object is needed.
     """
-    if model.training:
-        raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
-    unknown = sorted(set(names) - {BASE} - set(known))
-    if unknown:
-        raise ValueError(
-            f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are {', '.join(known)}; rows "
-            f"of the base model are named {BASE!r}."
-        )
-    inputs = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values())
-    rows = next((len(value) for value in inputs if isinstance(value, torch.Tensor) and value.dim()), len(names))
-    if rows != len(names):
-        raise ValueError(
-            "Length of `adapter_names` should be the same as the number of inputs, but got "
-            f"{len(names)} and {rows} respectively."
-        )
-    # XLNet transposes its input, whatever its parts say.
-    if getattr(getattr(model, "config", None), "model_type", None) == "xlnet" or not all(
-        getattr(module, "batch_first", True) for module in model.modules()
-    ):
-        raise TypeError(
-            "Mixed batches need hidden states whose first dimension is the rows of the batch; "
-            f"{type(model).__name__} has the sequence there. Run the rows of each adapter by themselves, or build its "
-            "modules with batch_first=True."
-        )
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._rows = RowsCache()
 
-def _containers(layers: Iterable[nn.Module]) -> Iterator[Container]:
-    for layer in layers:
-        if isinstance(layer, HoulsbyTunerLayer):
-            for name in layer.adapter_layer_names + layer.other_param_names:
-                yield getattr(layer, name)
+    @contextmanager
+    def adapters_of_rows(self, names: Sequence[str]) -> Iterator[None]:
+        """For the time of this context, each tuner layer and head applies to each row its own adapter."""
+        hook = partial(_pass_adapter_names, rows=self._rows.get(names, self._containers))
+        handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in self._layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def check(
+        self, names: Sequence[str], known: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Refuse what would give wrong rows.
+
+        Args:
+            names: the adapter of each row, or "__base__".
+            known: the adapters of the model.
+            args, kwargs: what the model is called with.
+
+        Raises:
+            ValueError: the model is in training mode, an adapter is unknown, or there is not one name per row.
+            TypeError: the model's hidden states do not begin with the rows.
+        """
+        if self._model.training:
+            raise ValueError(
+                "Cannot pass `adapter_names` when the model is in training mode; call model.eval() first."
+            )
+        unknown = sorted(set(names) - {BASE} - set(known))
+        if unknown:
+            raise ValueError(
+                f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are "
+                f"{', '.join(known)}; rows of the base model are named {BASE!r}."
+            )
+        inputs = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values())
+        rows = next((len(value) for value in inputs if isinstance(value, torch.Tensor) and value.dim()), len(names))
+        if rows != len(names):
+            raise ValueError(
+                "Length of `adapter_names` should be the same as the number of inputs, but got "
+                f"{len(names)} and {rows} respectively."
+            )
+        if not self._is_batch_first:
+            raise TypeError(
+                "Mixed batches need hidden states whose first dimension is the rows of the batch; "
+                f"{type(self._model).__name__} has the sequence there. Run the rows of each adapter by themselves, or "
+                "build its modules with batch_first=True."
+            )
+
+    # The model has thousands of modules when it has many adapters, so it is searched once.
+    @cached_property
+    def _layers(self) -> list[nn.Module]:
+        return [m for m in self._model.modules() if isinstance(m, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))]
+
+    @cached_property
+    def _containers(self) -> list[Container]:
+        return [
+            getattr(layer, name)
+            for layer in self._layers
+            if isinstance(layer, HoulsbyTunerLayer)
+            for name in layer.adapter_layer_names + layer.other_param_names
+        ]
+
+    @cached_property
+    def _is_batch_first(self) -> bool:
+        # XLNet transposes its input, whatever its parts say.
+        return getattr(getattr(self._model, "config", None), "model_type", None) != "xlnet" and all(
+            getattr(module, "batch_first", True) for module in self._model.modules()
+        )
 
 
 def _pass_adapter_names(module: nn.Module, args: Any, kwargs: dict[str, Any], rows: AdapterRows) -> Any:

@@ -12,13 +12,12 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_mod
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
-from .adapter_rows import RowsCache
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
 from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .mixed_forward import adapters_of_rows, check_rows
+from .mixed_forward import MixedForward
 from .places import Place
 from .plan import Plan, modules_to_save
 from .registration import PREFIX
@@ -61,7 +60,7 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = Plan(model, config)
-        self._rows = RowsCache()
+        self._mixed_forward = MixedForward(model)
         self._recognize_base(model, adapter_name, config)
         heads = find_head(model, self._plan.bottlenecks)
         if config.modules_to_save != [] and heads:
@@ -153,8 +152,8 @@ class HoulsbyModel(BaseTuner):
         if names is None:
             yield
             return
-        check_rows(self.model, names, self.peft_config, args, kwargs)
-        with adapters_of_rows(self.model, names, self._rows):
+        self._mixed_forward.check(names, self.peft_config, args, kwargs)
+        with self._mixed_forward.adapters_of_rows(names):
             yield
 
 
