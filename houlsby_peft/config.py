@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from peft import PeftConfig
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers.activations import ACT2FN
 
+from .loading import refuse_pickle
 from .registration import houlsby_peft_type
 
 
@@ -97,9 +100,30 @@ class HoulsbyConfig(PeftConfig):
             self.layers_to_transform = sorted(self.layers_to_transform)
         # A configuration object may be used for several new adapters; only a loaded one has a base to compare with.
         self.was_trained_elsewhere = self.base_fingerprint is not None
+        self.weights_file: Path | None = None
         self._check_bottleneck()
         self._check_places()
         self._check_labels()
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
+    ) -> HoulsbyConfig:
+        """Load the configuration of a saved adapter, and remember its file of weights if that is in a folder here.
+
+        Args:
+            pretrained_model_name_or_path: the adapter's folder, or its repository on the Hub.
+            subfolder: folder inside of it.
+            kwargs: as for PEFT: `revision`, `token`, `cache_dir`, ...
+
+        Raises:
+            ValueError: a value breaks its rule, or the adapter has its weights in a pickled file only.
+        """
+        refuse_pickle(pretrained_model_name_or_path, subfolder, kwargs.get("revision"), kwargs.get("token"))
+        config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        file = Path(pretrained_model_name_or_path, subfolder or "", SAFETENSORS_WEIGHTS_NAME)
+        config.weights_file = file if file.is_file() else None
+        return config  # type: ignore[no-any-return]
 
     def _check_bottleneck(self) -> None:
         _require(

@@ -17,6 +17,7 @@ from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
 from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from .loading import FILE_PREFIX, check_file, check_shapes
 from .mixed_forward import MixedForward
 from .places import Place
 from .plan import Plan, modules_to_save
@@ -56,17 +57,35 @@ class HoulsbyModel(BaseTuner):
         """Wrap the places of an adapter; called by PEFT when an adapter is created, added or loaded.
 
         The places always come from the configuration, which says all that a `state_dict` could and, with shared
-        bottlenecks, more: only the owner of a shared bottleneck appears in a file.
+        bottlenecks, more: only the owner of a shared bottleneck appears in a file. Everything is checked before the
+        model is changed.
+
+        Raises:
+            ValueError: there is nothing to adapt, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = Plan(model, config)
-        self._mixed_forward = MixedForward(model)
-        self._recognize_base(model, adapter_name, config)
         heads = find_head(model, self._plan.bottlenecks)
         if config.modules_to_save != [] and heads:
             config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
+        self._check_weights(model, config, state_dict)
+        self._recognize_base(model, adapter_name, config)
+        self._mixed_forward = MixedForward(model)
         self._wrap_heads(model, adapter_name, config)
         super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+
+    def _check_weights(
+        self, model: nn.Module, config: HoulsbyConfig, state_dict: dict[str, torch.Tensor] | None
+    ) -> None:
+        """Check what is going to be loaded: the file that the configuration came with, or the given weights."""
+        if config.weights_file is None and state_dict is None:
+            return
+        expected = {FILE_PREFIX + key: shape for key, shape in self._plan.saved_shapes(model).items()}
+        if config.weights_file is not None:
+            check_file(config.weights_file, expected)
+        if state_dict is not None:
+            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
+            check_shapes(expected, found, "the given state_dict")
 
     def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
         """Record the base of a new adapter; warn if a loaded one was trained on another base."""
@@ -112,11 +131,6 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         place = self._plan.places[current_key]
         layer = target if isinstance(target, HoulsbyTunerLayer) else _wrap(target, place)
-        if isinstance(layer, HoulsbyLayerNorm) is not place.is_norm:
-            raise ValueError(
-                f"A module can hold either a bottleneck or a trained norm; {current_key!r} already is a "
-                f"{type(layer).__name__} for another adapter. Give both adapters the same target_modules there."
-            )
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
         elif isinstance(layer, HoulsbyLayer):
@@ -144,6 +158,18 @@ class HoulsbyModel(BaseTuner):
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
         """`X.houlsby_adapter.NAME.down_proj.weight` is saved as `X.houlsby_adapter.down_proj.weight`."""
         return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
+
+    @classmethod
+    def _remap_adapter_state_dict_for_load(  # type: ignore[override]
+        cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, state_dict: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Called by PEFT with what is to be loaded; refuses what does not fit before any weight is copied."""
+        found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
+        expected = {key: value.shape for key, value in model.state_dict().items() if own.search(key)}
+        source = str(config.weights_file or "what is loaded")
+        check_shapes(expected, {key: value.shape for key, value in found.items()}, source)
+        return found
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
+from .layer import HoulsbyLayerNorm, HoulsbyTunerLayer
 from .places import Place, find_places, output_width
 from .sharing import find_owners
 
@@ -38,8 +39,9 @@ class Plan:
         self.names = SimpleNamespace(
             target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
         )
-        for key in self.places:
+        for key, place in self.places.items():
             _check_called(model, key)
+            _check_kind(model.get_submodule(key), place)
 
     def reference(self, place: Place) -> nn.Module:
         """The module of the base model that determines width, device and dtype."""
@@ -112,3 +114,12 @@ def _check_called(model: nn.Module, key: str) -> None:
                 f"path that does not call its part {key!r}. Switch it off for good, in every process that uses the "
                 "adapter: torch.backends.mha.set_fastpath_enabled(False)."
             )
+
+
+def _check_kind(module: nn.Module, place: Place) -> None:
+    """Refuse a norm of one adapter where another has a bottleneck."""
+    if isinstance(module, HoulsbyTunerLayer) and isinstance(module, HoulsbyLayerNorm) is not place.is_norm:
+        raise ValueError(
+            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
+            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
+        )
