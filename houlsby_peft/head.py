@@ -67,15 +67,22 @@ class HoulsbyHead(ModulesToSaveWrapper):
         return self.original_module  # type: ignore[no-any-return]
 
     def _mixed_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], adapter_names: Sequence[str]) -> Any:
-        names = row_names(args[0], adapter_names)
+        # One head after the other, as heads may be any modules; this is once per forward, not once per layer.
+        inputs = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        names = row_names(inputs, adapter_names)
         rows_of = {name: [row for row, other in enumerate(names) if other == name] for name in dict.fromkeys(names)}
         outputs = {}
         for name, rows in rows_of.items():
             known = name != BASE and name in self.modules_to_save
             head = self.modules_to_save[name] if known else self.original_module
-            index = torch.tensor(rows, device=args[0].device)
+            index = torch.tensor(rows, device=inputs.device)
             own_args, own_kwargs = _select((args, kwargs), index, len(names))
             outputs[name] = head(*own_args, **own_kwargs)
+            if not isinstance(outputs[name], torch.Tensor) or outputs[name].shape[:1] != (len(rows),):
+                raise TypeError(
+                    "Mixed batching is only supported for modules that return one tensor with a row per example; "
+                    f"{type(head).__name__} in modules_to_save does not. Run the rows of each adapter by themselves."
+                )
         return _scatter(outputs, rows_of, len(names))
 
 

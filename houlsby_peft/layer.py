@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .bottleneck import Bottleneck
@@ -49,6 +50,8 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         super().__init__()
         self.base_layer = base_layer
         self.in_features, self.out_features = _sizes(self.get_base_layer())
+        # Heads to enable and disable with this layer; a plain list, as they are registered elsewhere.
+        self.heads: list[AuxiliaryTrainingWrapper] = []
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -60,6 +63,12 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             if name == "base_layer" or name.startswith("_"):
                 raise
             return getattr(self.base_layer, name)
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Enable or disable the adapters of this layer, and of the heads that follow it."""
+        super().enable_adapters(enabled)
+        for head in self.heads:
+            head.enable_adapters(enabled)
 
     def train(self, mode: bool = True) -> HoulsbyTunerLayer:
         # Mixed batches are for inference; whatever trains may change weights in ways that leave no trace.

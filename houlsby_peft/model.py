@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_mod
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
+from .averaging import average, check_alike
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
@@ -73,6 +76,9 @@ class HoulsbyModel(BaseTuner):
         self._mixed_forward = MixedForward(model)
         self._wrap_heads(model, adapter_name, config)
         super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+        # transformers disables heads together with tuner layers, but enables the tuner layers alone.
+        first = next(module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
+        first.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
 
     def _check_weights(
         self, model: nn.Module, config: HoulsbyConfig, state_dict: dict[str, torch.Tensor] | None
@@ -153,6 +159,41 @@ class HoulsbyModel(BaseTuner):
 
     def _check_merge_allowed(self) -> None:
         raise ValueError(NO_MERGE)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        """Delete an adapter. If it was the only active one, another adapter becomes active, the same in all layers."""
+        others = sorted(set(self.peft_config) - {adapter_name})
+        if self.active_adapters == [adapter_name] and others:
+            warnings.warn(
+                f"Adapter {adapter_name} was active which is now deleted. Setting active adapter to {others[0]}.",
+                stacklevel=2,
+            )
+            self.set_adapter(others[0])
+        super().delete_adapter(adapter_name)
+
+    def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
+        """Add an adapter whose weights are a linear combination of other adapters' weights.
+
+        The combination goes over all that adapters train: bottlenecks, norms, and heads, so that averaging heads of
+        unlike tasks makes little sense. It is not the combination of what the adapters compute, which is not linear
+        in their weights. The new adapter is not active yet.
+
+        Args:
+            adapters: names of adapters with the same shapes.
+            weights: their coefficients, which may be negative and need not sum to 1.
+            adapter_name: name of the new adapter.
+
+        Raises:
+            ValueError: the name is taken, the numbers of names and coefficients differ, or the adapters differ.
+        """
+        if adapter_name in self.peft_config:
+            raise ValueError(f"An average must have a name of its own; there already is an adapter {adapter_name!r}.")
+        if len(adapters) != len(weights):
+            raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
+        check_alike(self.model, self.peft_config, adapters)  # type: ignore[arg-type]
+        self.peft_config[adapter_name] = replace(self.peft_config[adapters[0]])
+        self.inject_adapter(self.model, adapter_name)
+        average(self.model, adapters, weights, adapter_name)
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
