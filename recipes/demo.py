@@ -13,7 +13,7 @@ from transformers import Trainer
 DEFAULTS = {
     "model_name": MINILM,
     "learning_rate": 1e-3,
-    "num_train_epochs": 3,
+    "num_train_epochs": 4,
     "train_sampling_strategy": "sequential",
 }
 
