@@ -15,15 +15,15 @@ from .adapter_rows import BASE, row_names
 
 # Classes of transformers whose head is new, because no pretraining task has it. Heads of language models are part of
 # the checkpoint and stay frozen.
-_FRESH_HEAD = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|XVector)$")
+_FRESH_HEAD = re.compile(r"For\w*(Classification|QuestionAnswering|MultipleChoice|Segmentation|XVector|CTC)")
 
 
 def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     """Names of the modules of a task model that its checkpoint does not have, and that must be trained.
 
-    These are the children of a model for classification, question answering or multiple choice that have parameters
-    and hold none of the adapted modules: BERT's `classifier`, DistilBERT's `pre_classifier` and `classifier`, BART's
-    `classification_head`. Other models have no such head.
+    These are the children of a model for classification, question answering, multiple choice, segmentation or speech
+    recognition that have parameters of their own and hold none of the adapted modules: BERT's `classifier`,
+    DistilBERT's `pre_classifier` and `classifier`, BART's `classification_head`. Other models have no such head.
 
     Args:
         model: the base model.
@@ -31,12 +31,23 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     """
     if not _FRESH_HEAD.search(type(model).__name__):
         return []
-    encoders = {key.partition(".")[0] for key in adapted}
-    return [
-        name
-        for name, child in model.named_children()
-        if name not in encoders and any(True for _ in child.parameters())
-    ]
+    children = dict(model.named_children())
+    encoders = {key.partition(".")[0] for key in adapted} | {getattr(model, "base_model_prefix", "")} & children.keys()
+    # T5 for question answering holds its embeddings beside the encoder and the decoder that use them.
+    pretrained = {id(weight) for name in encoders for weight in model.get_submodule(name).parameters()}
+    heads = []
+    for name, child in children.items():
+        own = {id(weight) for weight in child.parameters()}
+        if name not in encoders and own and own.isdisjoint(pretrained):
+            heads += _callable_modules(name, child)
+    return heads
+
+
+def _callable_modules(name: str, module: nn.Module) -> list[str]:
+    """The module itself, or what a list of modules holds: a list is not called and cannot be wrapped."""
+    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return [name]
+    return [inner for key, child in module.named_children() for inner in _callable_modules(f"{name}.{key}", child)]
 
 
 class HoulsbyHead(ModulesToSaveWrapper):
