@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +13,8 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .mixed_batch import MixedBatch, MixedNorm, Stacks
+from .offloading import copy_of, device_of
+from .sharded import gathered
 
 
 NO_MERGE = (
@@ -177,7 +178,8 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     def update_layer(self, adapter_name: str) -> None:
         """Add an adapter, whose copy starts equal to the base model's norm."""
-        self.houlsby_norm[adapter_name] = copy.deepcopy(self.base_layer)
+        with gathered(self.base_layer):
+            self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
 
     def norm(self, adapter_name: str) -> nn.Module | None:
         """The norm that an adapter trains here; None if it trains none here."""

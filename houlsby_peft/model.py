@@ -22,9 +22,11 @@ from .head import HoulsbyHead, find_head
 from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .loading import FILE_PREFIX, check_file, check_shapes
 from .mixed_forward import MixedForward
+from .offloading import check_weights_are_at_hand, device_of
 from .places import Place
 from .plan import Plan, modules_to_save
 from .registration import PREFIX
+from .sharded import refuse_shards
 
 
 # Convolutions have their channels before this many spatial dimensions.
@@ -88,6 +90,7 @@ class HoulsbyModel(BaseTuner):
             return
         expected = {FILE_PREFIX + key: shape for key, shape in self._plan.saved_shapes(model).items()}
         if config.weights_file is not None:
+            check_weights_are_at_hand(model)
             check_file(config.weights_file, expected)
         if state_dict is not None:
             found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
@@ -196,6 +199,12 @@ class HoulsbyModel(BaseTuner):
         average(self.model, adapters, weights, adapter_name)
 
     @classmethod
+    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(*args, **kwargs)
+        refuse_shards(weights)
+        return weights
+
+    @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
         """`X.houlsby_adapter.NAME.down_proj.weight` is saved as `X.houlsby_adapter.down_proj.weight`."""
         return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
@@ -238,4 +247,4 @@ def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:
     if weight is None or any(parameter.is_meta for parameter in bottleneck.parameters()):
         return bottleneck
     dtype = weight.dtype if weight.is_floating_point() else None
-    return bottleneck.to(device=None if weight.is_meta else weight.device, dtype=dtype)
+    return bottleneck.to(device=device_of(reference), dtype=dtype)
