@@ -11,6 +11,7 @@ from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
 from .adapter_rows import BASE, row_names
+from .offloading import copy_of
 
 
 # Classes of transformers whose head is new, because no pretraining task has it. Heads of language models are part of
@@ -28,6 +29,9 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     Args:
         model: the base model.
         adapted: names of the modules that get a bottleneck, which tell the encoder from the head.
+
+    Raises:
+        ValueError: a head has a name that PEFT would also find elsewhere in the model.
     """
     if not _FRESH_HEAD.search(type(model).__name__):
         return []
@@ -35,19 +39,27 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     encoders = {key.partition(".")[0] for key in adapted} | {getattr(model, "base_model_prefix", "")} & children.keys()
     # T5 for question answering holds its embeddings beside the encoder and the decoder that use them.
     pretrained = {id(weight) for name in encoders for weight in model.get_submodule(name).parameters()}
-    heads = []
-    for name, child in children.items():
-        own = {id(weight) for weight in child.parameters()}
-        if name not in encoders and own and own.isdisjoint(pretrained):
-            heads += _callable_modules(name, child)
+    heads = [
+        name
+        for name, child in children.items()
+        if name not in encoders
+        and (own := {id(weight) for weight in child.parameters()})
+        and own.isdisjoint(pretrained)
+    ]
+    _check_names(model, heads)
     return heads
 
 
-def _callable_modules(name: str, module: nn.Module) -> list[str]:
-    """The module itself, or what a list of modules holds: a list is not called and cannot be wrapped."""
-    if not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return [name]
-    return [inner for key, child in module.named_children() for inner in _callable_modules(f"{name}.{key}", child)]
+def _check_names(model: nn.Module, heads: list[str]) -> None:
+    names = [name for name, _ in model.named_modules() if "houlsby_" not in name]
+    for head in heads:
+        other = next((name for name in names if name.endswith(head) and not f"{name}.".startswith(f"{head}.")), None)
+        if other is not None:
+            raise ValueError(
+                "PEFT finds the modules to train by the end of their name, so no other name may end like that of a "
+                f"head; in {type(model).__name__}, {other!r} ends like {head!r}. Use a class with another head, or "
+                "modules_to_save=[] to train no head."
+            )
 
 
 class HoulsbyHead(ModulesToSaveWrapper):
@@ -56,6 +68,11 @@ class HoulsbyHead(ModulesToSaveWrapper):
     It differs from PEFT's `ModulesToSaveWrapper` in three ways: heads of several layers work in a mixed batch, of
     several active adapters the last one's head is used instead of an error, and `unload` gives the base model's head.
     """
+
+    def update(self, adapter_name: str, **kwargs: Any) -> None:
+        if adapter_name not in self.modules_to_save:
+            self.modules_to_save[adapter_name] = copy_of(self.original_module)
+        super().update(adapter_name, **kwargs)
 
     def forward(self, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any) -> Any:
         if adapter_names is None or self.disable_adapters:

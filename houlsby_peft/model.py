@@ -70,8 +70,8 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = Plan(model, config)
-        heads = find_head(model, self._plan.bottlenecks)
-        if config.modules_to_save != [] and heads:
+        heads = [] if config.modules_to_save == [] else find_head(model, self._plan.bottlenecks)
+        if heads:
             config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
         self._check_weights(model, config, state_dict)
         self._recognize_base(model, adapter_name, config)
