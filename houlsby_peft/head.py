@@ -51,9 +51,12 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
 
 
 def _check_names(model: nn.Module, heads: list[str]) -> None:
-    names = [name for name, _ in model.named_modules() if "houlsby_" not in name]
+    inside = tuple(f"{head}." for head in heads)
+    others = [
+        name for name, _ in model.named_modules() if not f"{name}.".startswith(inside) and "houlsby_" not in name
+    ]
     for head in heads:
-        other = next((name for name in names if name.endswith(head) and not f"{name}.".startswith(f"{head}.")), None)
+        other = next((name for name in others if name.endswith(head)), None)
         if other is not None:
             raise ValueError(
                 "PEFT finds the modules to train by the end of their name, so no other name may end like that of a "
@@ -69,10 +72,10 @@ class HoulsbyHead(ModulesToSaveWrapper):
     several active adapters the last one's head is used instead of an error, and `unload` gives the base model's head.
     """
 
-    def update(self, adapter_name: str, **kwargs: Any) -> None:
-        if adapter_name not in self.modules_to_save:
+    def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
+        if adapter_name not in self.modules_to_save and tied_module is None:
             self.modules_to_save[adapter_name] = copy_of(self.original_module)
-        super().update(adapter_name, **kwargs)
+        super().update(adapter_name, tied_module, **kwargs)
 
     def forward(self, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any) -> Any:
         if adapter_names is None or self.disable_adapters:
