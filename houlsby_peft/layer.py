@@ -14,7 +14,6 @@ from torch import nn
 from .bottleneck import Bottleneck
 from .mixed_batch import MixedBatch, MixedNorm, Stacks
 from .offloading import copy_of, device_of
-from .sharded import gathered
 
 
 NO_MERGE = (
@@ -40,16 +39,19 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
 
     Args:
         base_layer: the wrapped module of the base model.
+        reference: the module of the base model whose device the adapters share; None: the wrapped module itself.
 
     Attributes:
+        reference: that module, in a tuple, so that it is not registered twice.
         in_features, out_features: sizes of the wrapped module, as every PEFT layer tells; None if it tells none.
     """
 
     _mixed: Stacks
 
-    def __init__(self, base_layer: nn.Module) -> None:
+    def __init__(self, base_layer: nn.Module, reference: nn.Module | None = None) -> None:
         super().__init__()
         self.base_layer = base_layer
+        self.reference = (reference or self.get_base_layer(),)
         self.in_features, self.out_features = _sizes(self.get_base_layer())
         # Heads to enable and disable with this layer; a plain list, as they are registered elsewhere.
         self.heads: list[AuxiliaryTrainingWrapper] = []
@@ -91,11 +93,10 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Moves after loading onto the meta device; keeps the adapter's dtype, which need not be the base's."""
-        device = device or next((tensor.device for tensor in self.base_layer.parameters()), None)
         for name in self.adapter_layer_names:
             added = getattr(self, name)
-            if device is not None and adapter_name in added and not _on_meta(added[adapter_name]):
-                added[adapter_name].to(device)
+            if adapter_name in added and not _on_meta(added[adapter_name]):
+                added[adapter_name].to(device or device_of(self.reference[0]))
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
@@ -109,14 +110,15 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         base_layer: the wrapped module.
         channel_dim: the dimension of the output that the bottleneck transforms, counted from the end: -1, but for a
             convolution over n dimensions -1 - n.
+        reference: the module whose device the bottlenecks share, where the wrapped one has no weights.
     """
 
     adapter_layer_names = ("houlsby_adapter",)
     other_param_names = ("houlsby_owner",)
     _mixed: MixedBatch
 
-    def __init__(self, base_layer: nn.Module, channel_dim: int = -1) -> None:
-        super().__init__(base_layer)
+    def __init__(self, base_layer: nn.Module, channel_dim: int = -1, reference: nn.Module | None = None) -> None:
+        super().__init__(base_layer, reference)
         self._mixed = MixedBatch()
         self.channel_dim = channel_dim
         self.houlsby_adapter = nn.ModuleDict()
@@ -178,8 +180,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     def update_layer(self, adapter_name: str) -> None:
         """Add an adapter, whose copy starts equal to the base model's norm."""
-        with gathered(self.base_layer):
-            self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
+        self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
 
     def norm(self, adapter_name: str) -> nn.Module | None:
         """The norm that an adapter trains here; None if it trains none here."""

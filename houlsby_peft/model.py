@@ -139,7 +139,7 @@ class HoulsbyModel(BaseTuner):
         parameter_name: str | None = None,
     ) -> None:
         place = self._plan.places[current_key]
-        layer = target if isinstance(target, HoulsbyTunerLayer) else _wrap(target, place)
+        layer = target if isinstance(target, HoulsbyTunerLayer) else _wrap(target, place, self._plan.reference(place))
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
         elif isinstance(layer, HoulsbyLayer):
@@ -233,12 +233,12 @@ class HoulsbyModel(BaseTuner):
             yield
 
 
-def _wrap(target: nn.Module, place: Place) -> HoulsbyTunerLayer:
+def _wrap(target: nn.Module, place: Place, reference: nn.Module) -> HoulsbyTunerLayer:
     if place.is_norm:
         return HoulsbyLayerNorm(target)
     base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
     spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
-    return HoulsbyLayer(target, channel_dim=-1 - spatial)
+    return HoulsbyLayer(target, -1 - spatial, reference)
 
 
 def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:
