@@ -104,7 +104,7 @@ def imported_distributions(folder):
 
 def test_dependencies_are_what_the_library_imports(setup_cfg):
     declared = {requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])}
-    assert declared == imported_distributions("houlsby_peft")
+    assert declared == imported_distributions("houlsby_peft") - {"deepspeed"}, "deepspeed alone is optional, an extra"
 
 
 def test_extras_declare_what_the_recipes_import(setup_cfg):
@@ -123,7 +123,7 @@ def test_locked_versions_satisfy_the_requirements(setup_cfg, lock):
 
 def test_every_supported_python_has_a_lock(setup_cfg):
     supported = re.findall(r"Python :: (3\.\d+)", setup_cfg["metadata"]["classifiers"])
-    assert sorted(path.stem for path in (ROOT / "constraints").glob("*.txt")) == [f"python{v}" for v in supported]
+    assert sorted(path.stem for path in (ROOT / "constraints").glob("python*.txt")) == [f"python{v}" for v in supported]
 
 
 def test_lock_leaves_out_the_project_itself_cuda_and_build_tags():
