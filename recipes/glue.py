@@ -12,15 +12,14 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import demo
 import numpy as np
-from common.arguments import MAIN_METRIC, AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import AdapterArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from common.data import tokenize
 from common.errors import RecipeError
-from common.model import MINILM, add_adapter, describe_head, load_classifier
-from common.results import best_epoch, scores_per_epoch, write_results
+from common.model import add_adapter, describe_head, load_classifier
+from common.results import write_results
 from common.trainer import RecipeTrainer
 from glue_metric import GlueMetric
 from glue_tasks import MINIMAL_PAIRS, Task, find_task, load_splits
@@ -28,11 +27,8 @@ from transformers import DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.hf_argparser import HfArg
 
 
-BERT = "google-bert/bert-base-uncased"
-
-
 @dataclass
-class GlueArguments:
+class GlueArguments(EncoderArguments):
     """What to train on, and which encoder."""
 
     _argument_group_name = "task"
@@ -42,8 +38,6 @@ class GlueArguments:
         help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, or the generated pairs.",
     )
     data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
-    model_name: str = HfArg(default=BERT, help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.")
-    max_length: int = HfArg(default=128, help="Tokens per example; longer ones are cut.")
 
 
 def main() -> None:
@@ -53,8 +47,7 @@ def main() -> None:
     task = find_task(arguments.task)
     config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels))
     training.output_dir = training.output_dir.replace("{task}", task.name)
-    if training.metric_for_best_model == MAIN_METRIC:
-        training.metric_for_best_model = task.main_score
+    training.choose_by(task.main_score)
 
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     with training.main_process_first():
@@ -63,7 +56,7 @@ def main() -> None:
     splits = {
         name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
     }
-    model = add_adapter(model, config)
+    model = add_adapter(model, config, adapter.init_adapter)
     trainable, total = model.get_nb_trainable_parameters()
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
@@ -81,31 +74,20 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
 
-    output = Path(training.output_dir)
-    trainer.save_model(str(output / "adapter"))  # of the best epoch, as load_best_model_at_end has put it back
+    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
     test_scores = demo.compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
-    if trainer.is_world_process_zero():
-        state = trainer.state
-        write_results(
-            output / "results.json",
-            (arguments, adapter, training),
-            task=task.name,
-            model=arguments.model_name,
-            seed=training.seed,
-            epochs=scores_per_epoch(state.log_history),
-            chosen_by=training.metric_for_best_model,
-            best_epoch=best_epoch(state),
-            best_score=state.best_metric,
-            test=test_scores,
-            trainable_parameters=trainable,
-            total_parameters=total,
-            seconds=round(time.perf_counter() - start, 1),
-        )
-        if test_scores:
-            print(demo.explain(test_scores, splits, trainable))
-        print(
-            f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}"
-        )
+    if test_scores and trainer.is_world_process_zero():
+        print(demo.explain(test_scores, splits, trainable))
+    write_results(
+        trainer,
+        (arguments, adapter, training),
+        task=task.name,
+        model=arguments.model_name,
+        test=test_scores,
+        trainable_parameters=trainable,
+        total_parameters=total,
+        seconds=round(time.perf_counter() - start, 1),
+    )
 
 
 def parse_arguments() -> tuple[GlueArguments, AdapterArguments, RecipeTrainingArguments]:

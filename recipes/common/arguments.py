@@ -8,10 +8,32 @@ from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from common.errors import RecipeError
+from common.model import MINILM
 from houlsby_peft import HoulsbyConfig
 
 
+BERT = "google-bert/bert-base-uncased"
 MAIN_METRIC = "main"
+
+
+@dataclass
+class EncoderArguments:
+    """The encoder that the adapter is put on."""
+
+    model_name: str = HfArg(default=BERT, help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.")
+    max_length: int = HfArg(default=128, help="Tokens per example; longer ones are cut.")
+
+
+@dataclass(kw_only=True)
+class DataArguments(EncoderArguments):
+    """A data set of the user's own, or one on the Hub, and the encoder."""
+
+    data: str = HfArg(
+        help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), one such file, or the "
+        "name of a data set on the Hub."
+    )
+    data_config: str | None = HfArg(default=None, help="Configuration of the data set on the Hub, if it has several.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on this many examples only, drawn at random.")
 
 
 @dataclass
@@ -30,6 +52,9 @@ class AdapterArguments:
     activation: str = HfArg(default="gelu", help="Any activation that transformers knows by name.")
     dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
+    init_adapter: str | None = HfArg(
+        default=None, help="Start from the bottlenecks and norms of this adapter; the head is new all the same."
+    )
 
     def config(self, **kwargs: Any) -> HoulsbyConfig:
         """The PEFT configuration; further fields, such as task_type, are passed through."""
@@ -74,6 +99,12 @@ class RecipeTrainingArguments(TrainingArguments):
     metric_for_best_model: str = HfArg(
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
+
+    def choose_by(self, score: str) -> None:
+        """Makes `score` choose the best epoch, unless the command line has named another."""
+        if self.metric_for_best_model == MAIN_METRIC:
+            self.metric_for_best_model = score
+            self.greater_is_better = not score.endswith("loss")
 
 
 class RecipeParser(HfArgumentParser):

@@ -1,4 +1,4 @@
-"""Text data sets from files: one folder per task, one file per split."""
+"""Text data sets from files and from the Hub: one folder per task, one file per split."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -7,21 +7,56 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, load_dataset
+from pyarrow.parquet import read_table
 from transformers import PreTrainedTokenizerBase
 
 from common.errors import RecipeError
+from common.names import looks_like_a_path
+
+
+SPLITS = ("train", "validation", "test")
+# Far more than tokens have on average, so that what is cut off before tokenizing would be cut off after it.
+_CHARACTERS_PER_TOKEN = 100
 
 
 # Words such as "None" or "NA" are text here, not missing values, and "007" keeps its zeros.
 _as_text = {"dtype": str, "keep_default_na": False}
-READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
-    ".parquet": pd.read_parquet,
+READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
+    ".parquet": read_table,  # not by pandas, which would drop the names of the classes
     ".csv": partial(pd.read_csv, **_as_text),
     # Tab-separated values have no quoting (as in GLUE's own files): a quotation mark is a character of the text.
     ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
     ".jsonl": partial(pd.read_json, lines=True, dtype=False),
 }
+
+
+def load_splits(data: str, config: str | None = None) -> dict[str, Dataset]:
+    """Reads the splits that are there of train (always), validation and test.
+
+    Args:
+        data: A folder with a file per split, as for read_split; one file, which is all train; or a name on the Hub.
+        config: Configuration of the data set on the Hub.
+
+    Raises:
+        RecipeError: If train is missing, a file cannot be read, or the Hub has no such data set.
+    """
+    path = Path(data).expanduser()
+    if path.is_file():
+        return {"train": read_file(path)}
+    if looks_like_a_path(data):
+        present = {file.stem for file in path.glob("*") if file.suffix in READERS}
+        return {split: read_split(path, split) for split in SPLITS if split in present or split == "train"}
+    try:
+        splits = load_dataset(data, config)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"Cannot load the data set {data!r} from the Hub: {error}. Without a network, give a folder or a file."
+        ) from error
+    if "train" not in splits:
+        raise RecipeError(f"The data set {data!r} has no split 'train', only {', '.join(splits)}.")
+    return {split: splits[split] for split in SPLITS if split in splits}
 
 
 def read_split(folder: Path, split: str) -> Dataset:
@@ -36,13 +71,26 @@ def read_split(folder: Path, split: str) -> Dataset:
     if path is None:
         found = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
         raise RecipeError(f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}.")
+    return read_file(path)
+
+
+def read_file(path: Path) -> Dataset:
+    """Reads a file by its ending, one of READERS.
+
+    Raises:
+        RecipeError: If it has another ending, cannot be read or holds no row.
+    """
+    if path.suffix not in READERS:
+        raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, or rename it.")
     try:
-        frame = READERS[path.suffix](path)
+        table = READERS[path.suffix](path)
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path} must be UTF-8 text: {error}. Convert it, as with iconv -t UTF-8.") from error
     except (ValueError, OSError) as error:
         raise RecipeError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
-    if frame.empty:
+    if not len(table):
         raise RecipeError(f"{path} holds no row.")
-    return Dataset.from_pandas(frame, preserve_index=False)
+    return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)
 
 
 def check_columns(data: Dataset, name: str, text_columns: Sequence[str]) -> None:
@@ -90,11 +138,16 @@ def numeric_labels(data: Dataset, name: str, num_labels: int, score_range: tuple
 def tokenize(
     data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int
 ) -> Dataset:
-    """Adds the tokens of the texts, cut to max_length, unpadded, and their number as `length` for length grouping."""
+    """Adds the tokens of the texts, cut to max_length, unpadded, and their number as `length` for length grouping.
+
+    A text of any size costs little: it is cut to 100 characters per token before it is tokenized.
+    """
     max_length = min(max_length, tokenizer.model_max_length)
+    characters = max_length * _CHARACTERS_PER_TOKEN
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
-        tokens = tokenizer(*(rows[column] for column in text_columns), truncation=True, max_length=max_length)
+        texts = [[text[:characters] for text in rows[column]] for column in text_columns]
+        tokens = tokenizer(*texts, truncation=True, max_length=max_length)
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
     return data.map(tokenize_batch, batched=True, desc="Tokenizing")

