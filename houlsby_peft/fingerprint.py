@@ -58,6 +58,9 @@ def _sample(module: nn.Module) -> list[float] | None:
     weight = next((parameter for parameter in module.parameters() if parameter.dim() > 1), None)
     if weight is None or weight.is_meta or not weight.is_floating_point() or weight.numel() < _SAMPLES:
         return None
+    if type(weight.data) is not torch.Tensor:
+        # Quantized by torchao, or sharded: reading single values is not among what such a tensor can do.
+        return None
     step = weight.numel() // _SAMPLES
     with torch.no_grad():
         values = weight.detach().flatten()[: step * _SAMPLES : step].float().tolist()
