@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator, DistributedType
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import TrainerState
 
@@ -32,11 +33,22 @@ def best_epoch(state: TrainerState) -> float | None:
     return epochs.get(state.best_global_step)
 
 
+def strategy(accelerator: Accelerator) -> dict[str, str | int]:
+    """How the run was really spread over processes; some launches silently do something else than they were asked."""
+    if accelerator.distributed_type is DistributedType.DEEPSPEED:
+        kind = f"ZeRO-{accelerator.deepspeed_plugin.zero_stage}"
+    elif accelerator.distributed_type is DistributedType.FSDP:
+        kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
+    else:
+        kind = "DDP" if accelerator.num_processes > 1 else "one process"
+    return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+
+
 def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) -> None:
     """Writes results.json into the output folder, and prints the best score; the main process only.
 
-    Besides `results` it holds the seed, the scores per epoch, which of them was kept, the arguments (dataclasses,
-    merged) and the versions of Python and the libraries.
+    Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the arguments
+    (dataclasses, merged) and the versions of Python and the libraries.
     """
     if not trainer.is_world_process_zero():
         return
@@ -48,6 +60,7 @@ def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) ->
     content = {
         **results,
         "seed": training.seed,
+        "strategy": strategy(trainer.accelerator),
         "epochs": scores_per_epoch(state.log_history),
         "chosen_by": training.metric_for_best_model,
         "best_epoch": best_epoch(state),

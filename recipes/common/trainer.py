@@ -1,19 +1,34 @@
-"""transformers' Trainer, with two of its surprises taken out."""
+"""transformers' Trainer, with some of its surprises taken out."""
 
 from typing import Any
 
 from transformers import Trainer
-from transformers.trainer_utils import PredictionOutput
+from transformers.trainer_utils import PredictionOutput, TrainOutput
+
+from common.checkpoints import LAST, last_checkpoint
 
 
 class RecipeTrainer(Trainer):
-    """A Trainer whose loss is the model's, and whose predictions are in the order of the rows."""
+    """A Trainer whose loss is the model's, whose predictions are in the order of the rows, and whose checkpoints tell
+    whether they are whole."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
         # items in the batch. It does not, and the loss would be multiplied by the processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> TrainOutput:
+        """As Trainer.train; "last" goes on from the last whole checkpoint in the output folder, if there is one."""
+        if resume_from_checkpoint == LAST:
+            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # It is the last that all processes write. Only when they have, the main one writes trainer_state.json and
+        # deletes older checkpoints, so that a crash at any moment leaves a whole one.
+        self.accelerator.wait_for_everyone()
 
     def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As Trainer.predict, but row by row: length grouping would shuffle what is predicted, too."""
