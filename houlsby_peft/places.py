@@ -10,8 +10,13 @@ from types import SimpleNamespace
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 
-from .architectures import ARCHITECTURES
 from .config import HoulsbyConfig
+from .head import find_head
+from .inferred_layers import is_inside
+from .stacks import find_layers, frozen_norms
+
+
+_QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
 
 
 @dataclass(frozen=True)
@@ -50,16 +55,25 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     """
     modules = dict(base_modules(model))
     if config.target_modules is None:
-        candidates = _architecture_places(model, modules, config)
+        candidates = list(_architecture_places(model, modules, config))
     else:
         candidates = _target_places(modules, config)
     bottlenecks = {place.key: place for place in candidates if _wanted(place, config)}
-    norms = {place.key: place for place in _norm_places(modules, config, bottlenecks) if place.key not in bottlenecks}
-    return {key: bottlenecks.get(key) or norms[key] for key in modules if key in bottlenecks or key in norms}
+    _check_not_nested(model, bottlenecks)
+    heads = [] if config.modules_to_save == [] else find_head(model, bottlenecks)
+    others = [*bottlenecks, *heads]
+    frozen = tuple(f".{name}" for name in frozen_norms(model))
+    norms = {
+        key: module
+        for key, module in modules.items()
+        if is_norm(module) and not f".{key}".endswith(frozen) and not any(is_inside(key, other) for other in others)
+    }
+    places = bottlenecks | {place.key: place for place in _norm_places(norms, config, bottlenecks)}
+    return {key: places[key] for key in modules if key in places}
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the base model: wrapped modules by their own name, without what tuner layers add."""
+    """Names and modules of the base model, as before anything was wrapped, without what tuner layers add."""
     inside: str | None = None
     for key, module in model.named_modules():
         if inside is not None and key.startswith(inside):
@@ -67,7 +81,8 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         inside = None
         if isinstance(module, BaseTunerLayer):
             inside = key + "."
-            yield key, module.get_base_layer()
+            for inner_key, inner in module.get_base_layer().named_modules():
+                yield f"{key}.{inner_key}".rstrip("."), inner
         elif key:
             yield key, module
 
@@ -97,29 +112,22 @@ def output_width(key: str, module: nn.Module) -> int:
     )
 
 
-def _architecture_places(model: nn.Module, modules: dict[str, nn.Module], config: HoulsbyConfig) -> list[Place]:
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    stacks = ARCHITECTURES.get(model_type or "")
-    if stacks is None:
-        raise ValueError(
-            f"The places of the adapters are known for these architectures: {', '.join(sorted(ARCHITECTURES))}; got "
-            f"{type(model).__name__} with model_type {model_type!r}. Name the modules whose output meets the skip "
-            "connection in target_modules."
-        )
-    places = []
-    for key in modules:
-        for stack in stacks:
-            for position in config.positions:
-                sub_layer = getattr(stack, position)
-                found = sub_layer and re.match(
-                    rf"^(?P<stack>(?:.*\.)?{re.escape(stack.layers)})\.(?P<layer>\d+)\.{re.escape(sub_layer.output)}$",
-                    key,
-                )
-                if found:
-                    prefix = key.removesuffix(sub_layer.output)
-                    projection = prefix + (sub_layer.projection or sub_layer.output)
-                    places.append(Place(key, position, found["stack"], int(found["layer"]), projection))
-    return places
+def _architecture_places(model: nn.Module, modules: dict[str, nn.Module], config: HoulsbyConfig) -> Iterator[Place]:
+    for (stack, index), sub_layers in find_layers(model, modules, config.positions).items():
+        for position, end in sub_layers.items():
+            layer = f"{stack}.{index}"
+            yield Place(f"{layer}.{end.output}", position, stack, index, f"{layer}.{end.projection or end.output}")
+
+
+def _check_not_nested(model: nn.Module, bottlenecks: dict[str, Place]) -> None:
+    wrapped = {key for key, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    for key in bottlenecks:
+        outer = next((outer for outer in wrapped | bottlenecks.keys() if outer != key and is_inside(key, outer)), None)
+        if outer is not None:
+            raise ValueError(
+                f"A bottleneck cannot be on a module inside another wrapped module; {key!r} is inside {outer!r}. "
+                "Leave one of the two out of target_modules, or name it in exclude_modules."
+            )
 
 
 def _target_places(modules: dict[str, nn.Module], config: HoulsbyConfig) -> list[Place]:
@@ -131,22 +139,27 @@ def _target_places(modules: dict[str, nn.Module], config: HoulsbyConfig) -> list
     ]
 
 
-def _norm_places(
-    modules: dict[str, nn.Module], config: HoulsbyConfig, bottlenecks: dict[str, Place]
-) -> Iterator[Place]:
+def _norm_places(norms: dict[str, nn.Module], config: HoulsbyConfig, bottlenecks: dict[str, Place]) -> Iterator[Place]:
     if not config.train_layer_norm:
         return
-    norms = {key: module for key, module in modules.items() if is_norm(module) and _wanted_name(key, config)}
-    layers = {key: _layer_of(key, config) for key in norms}
-    adapted = {(place.stack, place.layer) for place in bottlenecks.values() if place.layer is not None}
-    widest: dict[tuple[str, int | None], int] = {}
-    for key, module in norms.items():
-        widest[layers[key]] = max(widest.get(layers[key], 0), module.weight.shape[0])
-    for key, module in norms.items():
-        # Narrower norms sit inside the attention (of queries and keys per head), not around the sub-layers.
-        around_adapted = layers[key] in adapted and module.weight.shape[0] == widest[layers[key]]
-        if around_adapted or config.train_layer_norm == "all":
-            yield Place(key, "norm", *layers[key], projection=key)
+    adapted = {
+        f"{place.stack}.{place.layer}".lstrip("."): (place.stack, place.layer)
+        for place in bottlenecks.values()
+        if place.layer is not None
+    }
+    inside = {
+        key: next((layer for layer in adapted if is_inside(key, layer)), None)
+        for key in norms
+        if _wanted_name(key, config)
+    }
+    widest: dict[str | None, int] = {}
+    for key, layer in inside.items():
+        widest[layer] = max(widest.get(layer, 0), output_width(key, norms[key]))
+    for key, layer in inside.items():
+        # Norms of queries and keys sit inside the attention, not around the sub-layers; most are narrower.
+        of_queries = output_width(key, norms[key]) < widest[layer] or _QUERY_KEY_NORM.search(key)
+        if config.train_layer_norm == "all" or (layer is not None and not of_queries):
+            yield Place(key, "norm", *(adapted[layer] if layer else _layer_of(key, config)), projection=key)
 
 
 def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
@@ -161,10 +174,14 @@ def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
 
 
 def _wanted(place: Place, config: HoulsbyConfig) -> bool:
-    layers = config.layers_to_transform
+    layers, patterns = config.layers_to_transform, config.layers_pattern or [".*"]
     if layers is not None and place.layer not in ([layers] if isinstance(layers, int) else layers):
         return False
-    return _wanted_name(place.key, config)
+    counted = any(
+        re.search(rf"(^|\.){pattern}$", place.stack)
+        for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+    )
+    return counted and _wanted_name(place.key, config)
 
 
 def _wanted_name(key: str, config: HoulsbyConfig) -> bool:

@@ -1,0 +1,517 @@
+"""Tiny models of every architecture in the table, and what is known of each from its own code.
+
+Read the model's layer in transformers and write down here, without looking at the table: the projection that ends each
+sub-layer, how many norms the layers have, how the sub-layers' outputs meet the skip connections, and whether a dropout
+module stands between. A new architecture is one row here and one in `houlsby_peft/architectures.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers
+
+
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One architecture.
+
+    Args:
+        model_class: the class in transformers, whose configuration is built from `config`.
+        config: what makes the model tiny.
+        ends: the projection that ends each sub-layer, by the name of its list of layers and position.
+        norms: norms in all layers together.
+        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "post": a norm after
+            each skip; "branch": a module on each output before its skip (a norm); "factor": a weight there.
+        after: the norms, modules or weights of `skip`, by position, as named in the layer.
+        dropout: positions with a dropout module of their own between projection and skip.
+        inputs: which inputs the model takes, a name in `INPUTS`.
+        checkpointing: values of `use_reentrant` with which the base model alone can be trained with gradient
+            checkpointing.
+        inferred: whether the inference finds the same projections without the row.
+    """
+
+    model_class: str
+    config: dict[str, Any]
+    ends: dict[str, dict[str, str]]
+    norms: int
+    skip: str = "pre"
+    after: dict[str, str] = field(default_factory=dict)
+    dropout: tuple[str, ...] = ()
+    inputs: str = "text"
+    checkpointing: tuple[bool, ...] = (False, True)
+    inferred: bool = True
+
+    def model(self, **changes: Any) -> transformers.PreTrainedModel:
+        """The tiny model in eval mode with weights drawn from a fixed seed, large enough to tell things apart."""
+        model_class = getattr(transformers, self.model_class)
+        return build(model_class, model_class.config_class(**{**self.config, **changes}))
+
+    def batch(self, rows: int = 3) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        return INPUTS[self.inputs](rows, generator)
+
+
+def build(model_class: type, config: Any) -> transformers.PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = model_class(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn(parameter.shape)
+    return model
+
+
+def _ids(rows: int, generator: torch.Generator, length: int = 6) -> torch.Tensor:
+    return torch.randint(3, 50, (rows, length), generator=generator)
+
+
+def _text(rows, generator):
+    return {"input_ids": _ids(rows, generator)}
+
+
+def _text_to_text(rows, generator):
+    return {"input_ids": _ids(rows, generator), "decoder_input_ids": _ids(rows, generator, 4)}
+
+
+def _decoder(rows, generator):
+    return {**_text(rows, generator), "encoder_hidden_states": torch.randn(rows, 5, 16, generator=generator)}
+
+
+def _image(rows, generator):
+    return {"pixel_values": torch.randn(rows, 3, 8, 8, generator=generator)}
+
+
+def _text_and_image(rows, generator):
+    # CLIP's text tower pools at the last token of the highest id.
+    return {**_text(rows, generator), **_image(rows, generator)}
+
+
+def _speech(rows, generator):
+    return {"input_values": torch.randn(rows, 80, generator=generator)}
+
+
+def _speech_to_text(rows, generator):
+    return {
+        "input_features": torch.randn(rows, 4, 16, generator=generator),
+        "decoder_input_ids": _ids(rows, generator, 4),
+    }
+
+
+INPUTS = {
+    "text": _text,
+    "decoder": _decoder,
+    "text_to_text": _text_to_text,
+    "image": _image,
+    "text_and_image": _text_and_image,
+    "speech": _speech,
+    "speech_to_text": _speech_to_text,
+}
+
+_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_TEXT = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 40,
+    **_SPECIAL,
+}
+_GROUPED = {**_TEXT, "num_key_value_heads": 1}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1}
+_GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": LAYERS, "n_head": 2, "n_inner": 24, "n_positions": 40, **_SPECIAL}
+_BART = {
+    "vocab_size": 50,
+    "d_model": 16,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "max_position_embeddings": 40,
+    "decoder_start_token_id": 1,
+    **_SPECIAL,
+}
+_T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": LAYERS, "num_heads": 2, **_SPECIAL}
+_IMAGE = {
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+}
+_SPEECH = {
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "conv_dim": (8, 8),
+    "conv_stride": (4, 2),
+    "conv_kernel": (4, 2),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
+}
+
+
+def _bert(
+    name: str, skip: str = "post", dropout: tuple[str, ...] = ("attention", "feed_forward"), **changes: Any
+) -> Row:
+    """A model with BERT's layer; RoBERTa and others copied it."""
+    cross = {"cross_attention": "crossattention.output.dense"} if changes.get("add_cross_attention") else {}
+    after = {
+        "attention": "attention.output.LayerNorm",
+        "feed_forward": "output.LayerNorm",
+        "cross_attention": "crossattention.output.LayerNorm",
+    }
+    return Row(
+        name,
+        {**_TEXT, **changes},
+        {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense", **cross}},
+        norms=2 * LAYERS + len(cross) * LAYERS,
+        skip=skip,
+        after=after if skip == "post" else {},
+        dropout=(*dropout, *cross),
+        inputs="decoder" if cross else "text",
+    )
+
+
+def _gpt2(name: str, **changes: Any) -> Row:
+    cross = {"cross_attention": "crossattention.c_proj"} if changes.get("add_cross_attention") else {}
+    return Row(
+        name,
+        {**_GPT2, **changes},
+        {"h": {"attention": "attn.c_proj", "feed_forward": "mlp.c_proj", **cross}},
+        norms=2 * LAYERS + len(cross) * LAYERS,
+        dropout=("attention", "feed_forward", *cross),
+        inputs="decoder" if cross else "text",
+    )
+
+
+def _falcon(norms_per_layer: int, **changes: Any) -> Row:
+    ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
+    return Row("FalconModel", {**_TEXT, "alibi": False, **changes}, {"h": ends}, norms=norms_per_layer * LAYERS)
+
+
+def _gpt_neox(**changes: Any) -> Row:
+    return Row(
+        "GPTNeoXModel",
+        {**_TEXT, **changes},
+        {"layers": {"attention": "attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
+        norms=2 * LAYERS,
+        dropout=("attention", "feed_forward"),
+    )
+
+
+def _llama(name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **changes: Any) -> Row:
+    sandwich = {"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"}
+    has_branch_norms = norms_per_layer == 4 or name == "Olmo2Model"
+    return Row(
+        name,
+        {**_GROUPED, **changes},
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": mlp}},
+        norms=norms_per_layer * LAYERS,
+        skip="branch" if has_branch_norms else "pre",
+        after=sandwich if has_branch_norms else {},
+    )
+
+
+def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) -> Row:
+    ends = {"attention": "self_attn.out_proj", "feed_forward": "fc2"}
+    after = {
+        "attention": "self_attn_layer_norm",
+        "feed_forward": "final_layer_norm",
+        "cross_attention": "encoder_attn_layer_norm",
+    }
+    return Row(
+        name,
+        {**_BART, **changes},
+        {"encoder.layers": ends, "decoder.layers": {**ends, "cross_attention": "encoder_attn.out_proj"}},
+        norms=5 * LAYERS,
+        skip=skip,
+        after=after if skip == "post" else {},
+        inputs=inputs,
+    )
+
+
+def _t5(name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **changes: Any) -> Row:
+    encoder = {"attention": f"layer.0.{attention}.o", "feed_forward": "layer.1.DenseReluDense.wo"}
+    decoder = {
+        "attention": "layer.0.SelfAttention.o",
+        "feed_forward": "layer.2.DenseReluDense.wo",
+        "cross_attention": "layer.1.EncDecAttention.o",
+    }
+    return Row(
+        name,
+        {**_T5, **changes},
+        {"encoder.block": encoder, "decoder.block": decoder},
+        norms=norms,
+        dropout=("attention", "feed_forward", "cross_attention"),
+        inputs="text_to_text",
+    )
+
+
+def _vit(name: str, skip: str = "pre", **changes: Any) -> Row:
+    return Row(
+        name,
+        {**_IMAGE, **changes},
+        {"layers": {"attention": "attention.o_proj", "feed_forward": "mlp.fc2"}},
+        norms=2 * LAYERS,
+        skip=skip,
+        after={"attention": "lambda_1", "feed_forward": "lambda_2"} if skip == "factor" else {},
+        inputs="image",
+    )
+
+
+def _clip(name: str, config: dict[str, Any], towers: tuple[str, ...], inputs: str) -> Row:
+    ends = {"attention": "self_attn.out_proj", "feed_forward": "mlp.fc2"}
+    return Row(
+        name,
+        config,
+        {f"{tower}encoder.layers": ends for tower in towers},
+        norms=2 * LAYERS * len(towers),
+        inputs=inputs,
+    )
+
+
+def _wav2vec2(
+    name: str,
+    skip: str = "post",
+    attention: str = "attention.out_proj",
+    checkpointing: tuple[bool, ...] = (False, True),
+    inferred: bool = True,
+    **changes: Any,
+) -> Row:
+    return Row(
+        name,
+        {**_SPEECH, **changes},
+        {"encoder.layers": {"attention": attention, "feed_forward": "feed_forward.output_dense"}},
+        norms=2 * LAYERS,
+        skip=skip,
+        after={"attention": "layer_norm", "feed_forward": "final_layer_norm"} if skip == "post" else {},
+        dropout=("attention", "feed_forward"),
+        inputs="speech",
+        checkpointing=checkpointing,
+        inferred=inferred,
+    )
+
+
+_CLIP_TOWERS = {"text_config": _TEXT, "vision_config": _IMAGE}
+_BOTH_TOWERS = ("text_model.", "vision_model.")
+_WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
+
+# Keys are a `model_type` of the table, with a variant after a colon where a configuration changes the layer.
+ROWS: dict[str, Row] = {
+    "albert": Row(
+        "AlbertModel",
+        {**_TEXT, "embedding_size": 8},
+        {
+            "encoder.albert_layer_groups.0.albert_layers": {
+                "attention": "attention.dense",
+                "feed_forward": "ffn_output",
+            }
+        },
+        norms=2,
+        skip="post",
+        after={"attention": "attention.LayerNorm", "feed_forward": "full_layer_layer_norm"},
+        dropout=("attention",),
+        checkpointing=(),
+    ),
+    "bart": _bart("BartModel", "post"),
+    "beit": _vit("BeitModel", skip="factor"),
+    "bert": _bert("BertModel"),
+    "bert:cross": _bert("BertModel", is_decoder=True, add_cross_attention=True),
+    "bert-generation": _bert("BertGenerationEncoder"),
+    "big_bird": _bert("BigBirdModel", attention_type="original_full", sep_token_id=2),
+    "bloom": Row(
+        "BloomModel",
+        {"vocab_size": 50, "hidden_size": 16, "n_layer": LAYERS, "n_head": 2, **_SPECIAL},
+        {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
+        norms=2 * LAYERS,
+    ),
+    "camembert": _bert("CamembertModel"),
+    "clip": _clip("CLIPModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
+    "clip_text_model": _clip("CLIPTextModel", _TEXT, ("",), "text"),
+    "clip_vision_model": _clip("CLIPVisionModel", _IMAGE, ("",), "image"),
+    "deberta": _bert("DebertaModel", relative_attention=True, pos_att_type=["p2c", "c2p"]),
+    "deberta-v2": _bert("DebertaV2Model"),
+    "deberta-v2:v3": _bert(
+        "DebertaV2Model",
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        position_buckets=4,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        conv_kernel_size=3,
+    ),
+    "deit": _vit("DeiTModel"),
+    "dinov2": Row(
+        "Dinov2Model",
+        {**_IMAGE, "mlp_ratio": 2},
+        {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
+        norms=2 * LAYERS,
+        inputs="image",
+        # The inference finds the projections, which come before the layer scale.
+        inferred=False,
+    ),
+    "distilbert": Row(
+        "DistilBertModel",
+        {
+            "vocab_size": 50,
+            "dim": 16,
+            "n_layers": LAYERS,
+            "n_heads": 2,
+            "hidden_dim": 24,
+            "max_position_embeddings": 40,
+            **_SPECIAL,
+        },
+        {"transformer.layer": {"attention": "attention.out_lin", "feed_forward": "ffn.lin2"}},
+        norms=2 * LAYERS,
+        skip="post",
+        after={"attention": "sa_layer_norm", "feed_forward": "output_layer_norm"},
+        dropout=("feed_forward",),
+    ),
+    "electra": _bert("ElectraModel", embedding_size=8),
+    "ernie": _bert("ErnieModel"),
+    "esm": _bert("EsmModel", skip="pre", mask_token_id=3),
+    "falcon": _falcon(1, parallel_attn=True),
+    "falcon:sequential": _falcon(2, parallel_attn=False),
+    "falcon:two norms": _falcon(2, new_decoder_architecture=True, num_kv_heads=1),
+    "gemma": _llama("GemmaModel", head_dim=6),
+    "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
+    "gemma3_text": _llama("Gemma3TextModel", norms_per_layer=4, head_dim=6),
+    "gpt2": _gpt2("GPT2Model"),
+    "gpt2:cross": _gpt2("GPT2Model", add_cross_attention=True),
+    "gpt_bigcode": _gpt2("GPTBigCodeModel"),
+    "gpt_neo": Row(
+        "GPTNeoModel",
+        {
+            **_TEXT,
+            "num_layers": LAYERS,
+            "num_heads": 2,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 4,
+        },
+        {"h": {"attention": "attn.attention.out_proj", "feed_forward": "mlp.c_proj"}},
+        norms=2 * LAYERS,
+        dropout=("attention", "feed_forward"),
+    ),
+    "gpt_neox": _gpt_neox(),
+    "gpt_neox:sequential": _gpt_neox(use_parallel_residual=False),
+    "gptj": Row(
+        "GPTJModel",
+        {**_GPT2, "rotary_dim": 4},
+        {"h": {"attention": "attn.out_proj", "feed_forward": "mlp.fc_out"}},
+        norms=LAYERS,
+        dropout=("attention", "feed_forward"),
+    ),
+    "hubert": _wav2vec2("HubertModel"),
+    "hubert:stable": _wav2vec2("HubertModel", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
+    "llama": _llama("LlamaModel"),
+    "longformer": _bert("LongformerModel", attention_window=4, sep_token_id=2),
+    "longt5": _t5("LongT5Model", attention="LocalSelfAttention", local_radius=3),
+    "longt5:global": _t5(
+        "LongT5Model",
+        attention="TransientGlobalSelfAttention",
+        norms=6 * LAYERS,  # One more in the encoder, of the global tokens.
+        local_radius=3,
+        global_block_size=2,
+        encoder_attention_type="transient-global",
+    ),
+    "m2m_100": _bart("M2M100Model", "pre"),
+    "marian": _bart("MarianModel", "post"),
+    "mbart": _bart("MBartModel", "pre"),
+    "megatron-bert": _bert("MegatronBertModel", skip="pre"),
+    "mistral": _llama("MistralModel"),
+    "mixtral": _llama("MixtralModel", mlp="mlp", num_local_experts=3),
+    "modernbert": Row(
+        "ModernBertModel",
+        {
+            **_TEXT,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+            "attention_dropout": 0.1,
+            "local_attention": 4,
+            "global_attn_every_n_layers": 2,
+        },
+        {"layers": {"attention": "attn.Wo", "feed_forward": "mlp.Wo"}},
+        # The first layer has no norm before its attention.
+        norms=2 * LAYERS - 1,
+        dropout=("attention",),
+    ),
+    "mpnet": Row(
+        "MPNetModel",
+        _TEXT,
+        {"encoder.layer": {"attention": "attention.attn.o", "feed_forward": "output.dense"}},
+        norms=2 * LAYERS,
+        skip="post",
+        after={"attention": "attention.LayerNorm", "feed_forward": "output.LayerNorm"},
+        dropout=("attention", "feed_forward"),
+        checkpointing=(),
+    ),
+    "mt5": _t5("MT5Model"),
+    "olmo2": _llama("Olmo2Model"),
+    "opt": Row(
+        "OPTModel",
+        {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16},
+        {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
+        norms=2 * LAYERS,
+    ),
+    "opt:post": Row(
+        "OPTModel",
+        {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
+        {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
+        norms=2 * LAYERS,
+        skip="post",
+        after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
+    ),
+    "pegasus": _bart("PegasusModel", "pre"),
+    "phi": Row(
+        "PhiModel",
+        _GROUPED,
+        {"layers": {"attention": "self_attn.dense", "feed_forward": "mlp.fc2"}},
+        norms=LAYERS,
+    ),
+    "phi3": Row(
+        "Phi3Model",
+        _GROUPED,
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        norms=2 * LAYERS,
+        dropout=("attention", "feed_forward"),
+    ),
+    "plbart": _bart("PLBartModel", "post"),
+    "qwen2": _llama("Qwen2Model"),
+    "qwen2_moe": _llama("Qwen2MoeModel", mlp="mlp", num_experts=3, shared_expert_intermediate_size=12, **_EXPERTS),
+    "qwen3": _llama("Qwen3Model", head_dim=6),
+    "qwen3_moe": _llama("Qwen3MoeModel", mlp="mlp", head_dim=6, num_experts=3, **_EXPERTS),
+    "rembert": _bert("RemBertModel", input_embedding_size=8),
+    "roberta": _bert("RobertaModel"),
+    "roberta-prelayernorm": _bert("RobertaPreLayerNormModel", skip="pre"),
+    "siglip": _clip("SiglipModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
+    "siglip_text_model": _clip("SiglipTextModel", _TEXT, ("",), "text"),
+    "siglip_vision_model": _clip("SiglipVisionModel", _IMAGE, ("",), "image"),
+    "starcoder2": _llama("Starcoder2Model", mlp="mlp.c_proj"),
+    "t5": _t5("T5Model"),
+    "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
+    "umt5": _t5("UMT5Model"),
+    "vit": _vit("ViTModel"),
+    "wav2vec2": _wav2vec2("Wav2Vec2Model"),
+    "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
+    # The attention reads the weights of its projection without calling it. Each layer hands on its position bias,
+    # which reentrant checkpointing follows in an endless recursion.
+    "wavlm": _wav2vec2("WavLMModel", attention="attention", checkpointing=(False,), inferred=False),
+    "whisper": _bart("WhisperModel", "pre", inputs="speech_to_text", **_WHISPER),
+    "xlm-roberta": _bert("XLMRobertaModel"),
+    "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
+}
