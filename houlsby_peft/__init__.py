@@ -4,12 +4,27 @@ from importlib.metadata import version
 
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
+from .errors import AdapterError, HubError
+from .hub import push_to_hub
+from .inference import load
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
+from .predictor import Predictor
 from .registration import register
 
 
-__all__ = ["Bottleneck", "HoulsbyConfig", "HoulsbyLayer", "HoulsbyLayerNorm", "HoulsbyModel"]
+__all__ = [
+    "AdapterError",
+    "Bottleneck",
+    "HoulsbyConfig",
+    "HoulsbyLayer",
+    "HoulsbyLayerNorm",
+    "HoulsbyModel",
+    "HubError",
+    "Predictor",
+    "load",
+    "push_to_hub",
+]
 __version__ = version("houlsby-peft")
 
 register(HoulsbyConfig, HoulsbyModel)

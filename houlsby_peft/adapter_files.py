@@ -1,0 +1,200 @@
+"""Reads the files of a saved adapter that others may have written, and trusts nothing in them.
+
+Only JSON and safetensors are read, neither of which can carry code. Everything is checked before memory is taken in
+amounts that a file asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from .config import HoulsbyConfig
+from .errors import AdapterError
+
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+_MAX_CONFIG_BYTES = 1_000_000
+_MAX_MESSAGE = 300
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "text": str,
+    "a mapping": dict,
+    "a list of names": list,
+    "a list of names or one pattern": (list, str),
+}
+_RULES = {
+    "target_modules": "a list of names or one pattern",
+    "exclude_modules": "a list of names or one pattern",
+    "layers_pattern": "a list of names or one pattern",
+    "modules_to_save": "a list of names",
+    "positions": "a list of names",
+    "rank_pattern": "a mapping",
+    "auto_mapping": "a mapping",
+    "base_fingerprint": "a mapping",
+    "base_model_name_or_path": "text",
+    "revision": "text",
+}
+# Other patterns can take a time that is exponential in the length of a module's name.
+_SIMPLE_PATTERN = re.compile(r"(?!.*\)[*+{])(?:[^*+{]*[*+{]){0,4}[^*+{]*", re.DOTALL)
+
+
+def read_config(folder: Path) -> HoulsbyConfig:
+    """The configuration of the adapter in a folder, checked.
+
+    Raises:
+        AdapterError: There is none, or it is not one of a Houlsby adapter, or a value breaks its rule.
+    """
+    path = folder / CONFIG_FILE
+    fields = _read_json(path)
+    if fields.get("peft_type") != "HOULSBY":
+        raise AdapterError(f"{path} must have peft_type 'HOULSBY'; {_other_method(fields)}")
+    _check_types(path, fields)
+    _check_patterns(path, fields)
+    _check_fingerprint(path, fields.get("base_fingerprint"))
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise AdapterError(missing_weights(folder, [file.name for file in folder.iterdir()]))
+    try:
+        return HoulsbyConfig.from_pretrained(str(folder))
+    except (TypeError, ValueError) as error:
+        raise AdapterError(f"{path} cannot be used: {shortened(str(error))}") from error
+
+
+def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
+    """Check that the weights in a folder can be loaded without harm, whatever the model.
+
+    Returns:
+        The number of parameters by the names of the tensors.
+
+    Raises:
+        AdapterError: The file is damaged, its numbers are not finite, or the configured bottleneck has more weights
+            than the file has bytes.
+    """
+    path = folder / WEIGHTS_FILE
+    try:
+        with safe_open(path, framework="pt") as file:
+            shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+            _check_sizes(path, shapes, config)
+            for key in shapes:
+                _check_numbers(path, key, file.get_tensor(key))
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(
+            f"{path} is not a valid safetensors file ({path.stat().st_size:,} bytes): {shortened(str(error))}. "
+            "Download or save it again."
+        ) from error
+    return {key: math.prod(shape) for key, shape in shapes.items()}
+
+
+def missing_weights(where: object, names: Iterable[str]) -> str:
+    """What to say of an adapter without its file of weights, in a folder or repository that holds `names`."""
+    pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl")))
+    if pickled:
+        return (
+            f"{where} has its weights in {pickled[0]}, a pickled file, which can run any code when it is loaded and "
+            f"is never read here. Ask its author to save the adapter again, which writes {WEIGHTS_FILE}."
+        )
+    return f"{where} holds {CONFIG_FILE} but no {WEIGHTS_FILE}. Save or download the adapter again."
+
+
+def shortened(text: str) -> str:
+    """A text from a file, cut to what fits into a message."""
+    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        is_model = (path.parent / "config.json").exists()
+        remedy = "It looks like a whole model: load it with transformers." if is_model else "Check the name."
+        raise AdapterError(f"{path.parent} holds no {CONFIG_FILE}, so it is no adapter. {remedy}")
+    size = path.stat().st_size
+    if size > _MAX_CONFIG_BYTES:
+        raise AdapterError(f"{path} must be smaller than {_MAX_CONFIG_BYTES:,} bytes; it has {size:,}.")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{path} is not valid JSON: {shortened(str(error))}.") from error
+    if not isinstance(fields, dict):
+        raise AdapterError(f"{path} must hold one JSON object, got {shortened(repr(fields))}.")
+    return fields
+
+
+def _other_method(fields: dict[str, Any]) -> str:
+    found = fields.get("peft_type")
+    if found is not None:
+        return f"got {shortened(repr(found))}. Load adapters of other methods with peft.PeftModel.from_pretrained."
+    if "config" in fields or "hidden_size" in fields:
+        return "it has none and looks like one of the `adapters` library, whose weights have other names."
+    return "it has none. Save the adapter with PeftModel.save_pretrained."
+
+
+def _check_types(path: Path, fields: dict[str, Any]) -> None:
+    for name, rule in _RULES.items():
+        value = fields.get(name)
+        holds = value is None or isinstance(value, _KINDS[rule])
+        if not holds or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
+            raise AdapterError(f"{path}: {name} must be {rule}, got {shortened(repr(value))}.")
+
+
+def _check_patterns(path: Path, fields: dict[str, Any]) -> None:
+    single = [fields.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
+    several = [*(fields.get("rank_pattern") or ()), *(fields.get("layers_pattern") or ())]
+    for pattern in filter(None, single + several):
+        if isinstance(pattern, str) and not (_SIMPLE_PATTERN.fullmatch(pattern) and _compiles(pattern)):
+            raise AdapterError(
+                f"{path}: a pattern must be a regular expression with at most four of * + {{ and none of them after a "
+                f"group, as matching it could take forever; got {shortened(repr(pattern))}."
+            )
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        return bool(re.compile(pattern))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _check_fingerprint(path: Path, value: Any) -> None:
+    if value is None:
+        return
+    facts, weights = value.get("config"), value.get("weights")
+    rows = weights if isinstance(weights, list) else [0]
+    numbers = all(
+        row is None or (isinstance(row, list) and all(isinstance(x, (int, float)) for x in row)) for row in rows
+    )
+    if not isinstance(facts, dict) or not numbers:
+        raise AdapterError(
+            f"{path}: base_fingerprint must have a mapping config and lists of numbers as weights, got "
+            f"{shortened(repr(value))}."
+        )
+
+
+def _check_sizes(path: Path, shapes: dict[str, tuple[int, ...]], config: HoulsbyConfig) -> None:
+    down = [shape for key, shape in shapes.items() if key.endswith(".houlsby_adapter.down_proj.weight")]
+    if not down or not all(down):
+        some = ", ".join(shortened(key) for key in list(shapes)[:2]) or "nothing"
+        raise AdapterError(f"{path} must hold matrices *.houlsby_adapter.down_proj.weight; it holds {some}.")
+    r, largest, size = max([config.r, *config.rank_pattern.values()]), max(down)[0], path.stat().st_size
+    if r > largest and 2 * r > size:
+        raise AdapterError(
+            f"{path.with_name(CONFIG_FILE)} asks for bottlenecks of size {r:,}, which have more weights than all of "
+            f"{path.name} has bytes ({size:,}); its largest has size {largest:,}."
+        )
+
+
+def _check_numbers(path: Path, key: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise AdapterError(f"{path}: {shortened(key)!r} must hold floating-point numbers, got {tensor.dtype}.")
+    if not torch.isfinite(tensor).all():
+        raise AdapterError(
+            f"{path}: {shortened(key)!r} must hold finite numbers, got NaN or infinity: its training has diverged."
+        )

@@ -1,0 +1,161 @@
+"""What a card says of an adapter and of its training, as sentences and rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from .card_results import Run, number, scores, words
+from .config import HoulsbyConfig
+
+
+Rows = Sequence[tuple[str, ...]]
+_MOST_LABELS = 20
+_HYPERPARAMETERS = (
+    "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
+    "max_length", "warmup_steps", "lr_scheduler_type", "optim", "weight_decay", "adam_beta1", "adam_beta2",
+    "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "dropout", "init_std",
+    "bf16", "fp16", "seed",
+)  # fmt: skip
+
+
+def parameters(sizes: Mapping[str, int]) -> dict[str, int]:
+    """How many parameters of each kind a file holds.
+
+    Args:
+        sizes: the number of parameters by the names of the tensors in the file.
+    """
+    parts = {"bottlenecks": 0, "layer norms": 0, "head": 0}
+    for key, size in sizes.items():
+        kind = "bottlenecks" if ".houlsby_adapter." in key else "layer norms" if ".houlsby_norm." in key else "head"
+        parts[kind] += size
+    return {kind: size for kind, size in parts.items() if size}
+
+
+def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: int, total: int | None) -> Rows:
+    """Size, sharing, places, norms, classes and parameters of an adapter."""
+    parts = parameters(sizes)
+    trained = sum(parts.values())
+    bottlenecks = sum(key.endswith(".houlsby_adapter.down_proj.weight") for key in sizes)
+    sharing = {0: "one for each position", 1: "one for each layer"}
+    norms = {True: "those of the adapted layers are trained", False: "frozen", "all": "all of the model's are trained"}
+    shared = sharing.get(config.share_layers, f"one for each {config.share_layers} consecutive layers")
+    rows = [
+        ("bottleneck size `r`", str(config.r) + (f", but {config.rank_pattern}" if config.rank_pattern else "")),
+        ("non-linearity", config.activation),
+        ("bottlenecks", f"{bottlenecks}: {shared}"),
+        ("after", _joined(config.target_modules or [name.replace("_", "-") for name in config.positions])),
+        ("layers", "all" if config.layers_to_transform is None else _joined(config.layers_to_transform)),
+        ("layer norms", norms[config.train_layer_norm]),
+        ("trained parameters", f"{trained:,} ({', '.join(f'{kind} {size:,}' for kind, size in parts.items())})"),
+        ("share of the model", f"{trained / total:.2%} of {total:,} parameters" if total else ""),
+        ("file", f"{file_bytes / 1e6:.1f} MB"),
+        ("classes", _joined(list((config.id2label or {}).values()))),
+    ]
+    return _filled(rows)
+
+
+def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
+    """The base model: its name, its revision, and what tells it from others."""
+    facts = (config.base_fingerprint or {}).get("config", {})
+    samples = [values for values in (config.base_fingerprint or {}).get("weights", []) if values]
+    return _filled(
+        [
+            ("name", f"[{base_model}](https://huggingface.co/{base_model})"),
+            ("revision", f"`{config.revision}`" if config.revision else ""),
+            ("configuration", ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.items())),
+            (
+                "first weights of the fingerprint",
+                ", ".join(f"{value:g}" for value in samples[0][:4]) if samples else "",
+            ),
+        ]
+    )
+
+
+def data_rows(run: Run) -> Rows:
+    """The data that a run was trained and evaluated on."""
+    dataset = run.get("dataset") or {}
+    name, link = dataset.get("name"), dataset.get("id")
+    rows = [
+        ("name", f"[{name or link}](https://huggingface.co/datasets/{link})" if link else str(name or "")),
+        *((key, str(dataset.get(key) or "")) for key in ("config", "split", "revision", "language")),
+        *((f"{split} examples", f"{count:,}") for split, count in (dataset.get("rows") or {}).items()),
+    ]
+    return _filled(rows)
+
+
+def hyperparameter_rows(run: Run) -> Rows:
+    """Name, value and default, those that differ from the default first.
+
+    The default is the recipe's where the run records it, else that of transformers or of `HoulsbyConfig`.
+    """
+    from transformers import TrainingArguments  # half a second of imports that only cards need
+
+    arguments = run.get("arguments") or {}
+    defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
+    defaults |= run.get("defaults") or {}
+    known = [name for name in _HYPERPARAMETERS if arguments.get(name) is not None]
+    rows = [(f"`{name}`", str(arguments[name]), str(defaults[name]) if name in defaults else "") for name in known]
+    return sorted(rows, key=lambda row: row[1] == row[2])
+
+
+def environment_rows(run: Run) -> Rows:
+    """Versions, hardware, time and emissions of a run."""
+    seconds, emissions = run.get("seconds"), run.get("emissions")
+    versions = run.get("versions") or {}
+    rows = [
+        ("hardware", str(run.get("hardware") or "")),
+        ("time", _duration(seconds) if seconds is not None else ""),
+        ("emissions", f"{1000 * emissions:.2f} g CO₂ (CodeCarbon)" if emissions is not None else ""),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    return _filled(rows)
+
+
+def limits(config: HoulsbyConfig, runs: Sequence[Run]) -> list[str]:
+    """What the numbers do not show, as far as it follows from how they were measured."""
+    if not runs:
+        return []
+    run = runs[0]
+    dataset, arguments = run.get("dataset") or {}, run.get("arguments") or {}
+    found = []
+    if run.get("best_epoch") is not None:
+        by = words(str(run.get("chosen_by"))) if run.get("chosen_by") else "the score"
+        found.append(
+            f"The epoch was chosen by its {by} on the data of the results above, which are thus a little too good."
+        )
+    if len(runs) == 1 and scores(run):
+        found.append("There is one run: how much the scores vary with the seed is not known.")
+    if dataset.get("language"):
+        found.append(f"It was trained and measured on one data set, in the language {dataset['language']!r}.")
+    if arguments.get("max_length"):
+        found.append(f"Texts were cut to {arguments['max_length']} tokens in training and evaluation.")
+    if len(config.id2label or {}) > 1:
+        found.append("It always chooses one of its classes, also for texts that belong to none.")
+    return found
+
+
+def summary(config: HoulsbyConfig, runs: Sequence[Run]) -> str:
+    """What it was trained on and for, to follow "an adapter": " trained on GLUE MRPC to tell ... apart"."""
+    dataset = (runs[0].get("dataset") or {}) if runs else {}
+    text = f", trained on {dataset['name']}" if dataset.get("name") else ""
+    labels = list((config.id2label or {}).values())
+    if 1 < len(labels) <= 6:
+        text += f", which tells {', '.join(labels[:-1])} and {labels[-1]} apart"
+    return text
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{number(float(seconds))} s"
+
+
+def _joined(value: Any) -> str:
+    items = value if isinstance(value, list) else [value]
+    more = f" and {len(items) - _MOST_LABELS} more" if len(items) > _MOST_LABELS else ""
+    return ", ".join(map(str, items[:_MOST_LABELS])) + more
+
+
+def _filled(rows: Rows) -> Rows:
+    return [row for row in rows if row[1]]

@@ -1,0 +1,198 @@
+"""`push_to_hub`: a trained adapter with tokenizer, labels and card, to the Hub in one commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi, constants, hf_hub_download
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils._validators import validate_repo_id
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
+from .base_model import load_tokenizer
+from .card_results import Results
+from .cards import CARD_FILE, make_card, merge_cards
+from .config import HoulsbyConfig
+from .errors import AdapterError, HubError
+from .hub_errors import TOKENS_PAGE, explained
+from .inference import load
+from .predictor import Input, Predictor
+from .tasks import record_head, task_of_config
+
+
+def push_to_hub(
+    adapter: PeftModel | str | os.PathLike[str],
+    repo_id: str,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    base_model: str | None = None,
+    results: Results | None = None,
+    example: Input | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    message: str = "Upload Houlsby adapter",
+) -> str:
+    """Push a trained adapter to the Hub, with a card, in one commit.
+
+    A repository that exists is updated; what people have written into its card stays (see `card_sections`). Nothing
+    but the adapter's safetensors file, JSON files of adapter and tokenizer, the card and PNG figures is uploaded.
+
+    Args:
+        adapter: a model, of which the active adapter is pushed, or the folder of a saved adapter.
+        repo_id: "user/name", or "name" for the user of the token.
+        tokenizer: to be saved beside the adapter of a model.
+        base_model: the base model's name on the Hub; needed where it was loaded from a folder.
+        results: for the card: results.json of a run, or of a run per seed, as files or mappings.
+        example: for the card: an input, on which the adapter is run to show what it gives.
+        metadata: for the card: `license`, `language`, `tags` and so on.
+        private: whether a new repository is private. One that exists stays as it is, but what is to be private is not
+            pushed to a public one.
+        token: with the right to write. Default: the one that `hf auth login` or HF_TOKEN has set.
+        message: of the commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        AdapterError: The adapter is not usable or its base model is not on the Hub.
+        HubError: The Hub refuses or cannot be reached. Nothing is half uploaded, and the message names the folder that
+            holds everything, and how to try again.
+        ValueError: The Hub would refuse the metadata of the card.
+    """
+    repo_id = check_access(repo_id, token)
+    folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
+    base = _base_on_hub(folder, base_model)
+    answer = None if example is None else _answer(adapter, folder, tokenizer, example, token)
+    card = make_card(
+        folder, repo_id, base_model=base, results=results, metadata=metadata, example=example, answer=answer
+    )
+    api = HfApi(token=token, library_name="houlsby_peft")
+    with explained(repo_id, f"Nothing was uploaded; all is in {folder}: {_retry(folder, repo_id, base)}"):
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        info = api.model_info(repo_id)
+        _check_repository(info, private)
+        old = [_card_on_hub(info, token), folder / CARD_FILE]
+        card = merge_cards(card, [path for path in old if path is not None and path.is_file()])
+        card.save(folder / CARD_FILE)
+        commit = api.create_commit(repo_id, _files(folder, base), commit_message=message, parent_commit=info.sha)
+    if isinstance(adapter, PeftModel):
+        shutil.rmtree(folder)
+    return str(commit.commit_url)
+
+
+def check_access(repo_id: str, token: str | None = None) -> str:
+    """Check a repository's name and a token, which a recipe does before it trains for hours.
+
+    Returns:
+        The name with its user, "user/name".
+
+    Raises:
+        HubError: The name is not allowed, there is no token, it is wrong or may only read, or the Hub cannot be
+            reached.
+    """
+    with explained(repo_id):
+        validate_repo_id(repo_id)
+        user = HfApi(token=token).whoami()
+    if ((user.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
+        raise HubError(f"{repo_id}: the token may only read; make one that may write: {TOKENS_PAGE}.")
+    return repo_id if "/" in repo_id else f"{user['name']}/{repo_id}"
+
+
+def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
+    """Save the active adapter to a new folder, with what its head predicts and the revision of its base model."""
+    name, config = _active(model)
+    base = model.get_base_model()
+    record_head(config, base)
+    config.revision = config.revision or getattr(base.config, "_commit_hash", None)
+    folder = Path(tempfile.mkdtemp(prefix="houlsby_peft-"))
+    model.save_pretrained(str(folder), selected_adapters=[name])
+    if name != "default":  # PEFT saves others one folder deeper
+        (folder / CARD_FILE).unlink()
+        folder = folder / name
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _active(model: PeftModel) -> tuple[str, HoulsbyConfig]:
+    names = model.active_adapters
+    config = model.peft_config[names[0]] if len(names) == 1 else None
+    if not isinstance(config, HoulsbyConfig):
+        raise AdapterError(f"One Houlsby adapter must be active to be pushed; active are {names}. Use set_adapter.")
+    return names[0], config
+
+
+def _answer(
+    adapter: PeftModel | str | os.PathLike[str],
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    example: Input,
+    token: str | None,
+) -> list[Any]:
+    """What the adapter gives for the example of the card; a model that is being trained is used as it is."""
+    if not isinstance(adapter, PeftModel):
+        return load(folder, token=token).predict(example)
+    name, config = _active(adapter)
+    tokenizer = tokenizer or load_tokenizer(folder, config, None, token)
+    training = adapter.training
+    try:
+        return Predictor(adapter.eval(), name, task_of_config(read_config(folder)), tokenizer).predict(example)
+    finally:
+        adapter.train(training)
+
+
+def _base_on_hub(folder: Path, given: str | None) -> str:
+    name = given or read_config(folder).base_model_name_or_path or ""
+    try:
+        validate_repo_id(name)
+        is_folder = given is None and Path(name).is_dir()
+    except HFValidationError:
+        is_folder = True
+    if is_folder or not name:
+        raise AdapterError(
+            f"The base model must be on the Hub for others to find it; this one was loaded from {name!r}. Give its "
+            "name on the Hub as base_model."
+        )
+    return name
+
+
+def _check_repository(info: ModelInfo, private: bool | None) -> None:
+    if private and not info.private:
+        raise HubError(
+            f"{info.id} exists and is public; an adapter that is to be private is not pushed to it. Make it private "
+            f"at {constants.ENDPOINT}/{info.id}/settings, or give another name."
+        )
+    if any(file.rfilename == "config.json" for file in info.siblings or []):
+        raise HubError(f"{info.id} holds a whole model (config.json); give the adapter a repository of its own.")
+
+
+def _card_on_hub(info: ModelInfo, token: str | None) -> Path | None:
+    if not any(file.rfilename == CARD_FILE for file in info.siblings or []):
+        return None
+    return Path(hf_hub_download(info.id, CARD_FILE, revision=info.sha, token=token))
+
+
+def _files(folder: Path, base: str) -> list[CommitOperationAdd]:
+    """What is uploaded; in the configuration, the base model's name on the Hub instead of a folder of this machine."""
+    names = [WEIGHTS_FILE, CARD_FILE, *TOKENIZER_FILES, *(path.name for path in sorted(folder.glob("*.png")))]
+    if not (folder / TOKENIZER_FILES[0]).is_file():
+        names = [name for name in names if name not in TOKENIZER_FILES]
+    fields = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
+    config = json.dumps(fields, indent=2, sort_keys=True).encode()
+    files = [CommitOperationAdd(name, folder / name) for name in names if (folder / name).is_file()]
+    return [CommitOperationAdd(CONFIG_FILE, config), *files]
+
+
+def _retry(folder: Path, repo_id: str, base: str) -> str:
+    return shlex.join(["houlsby-peft", "push", str(folder), repo_id, "--base-model", base])
