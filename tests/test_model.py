@@ -238,7 +238,6 @@ def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_i
         (HoulsbyConfig(target_modules=r".*layer\.\d\.output\.dense", layers_to_transform=[0]), {"0.output"}),
         (HoulsbyConfig(target_modules=["intermediate.dense"], layers_to_transform=[2]), {"2.intermediate"}),
     ],
-    ids=str,
 )
 def test_which_modules_are_adapted(config, keys):
     model = get_peft_model(tiny_bert(), config)
