@@ -9,7 +9,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .config import HoulsbyConfig
-from .layer import HoulsbyTunerLayer
+from .tuner_layer import HoulsbyTunerLayer
 
 
 def check_alike(model: nn.Module, configs: dict[str, HoulsbyConfig], adapters: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from peft.utils import ModulesToSaveWrapper
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
 from .adapter_rows import BASE, row_names
@@ -115,6 +115,27 @@ class HoulsbyHead(ModulesToSaveWrapper):
                     f"{type(head).__name__} in modules_to_save does not. Run the rows of each adapter by themselves."
                 )
         return _scatter(outputs, rows_of, len(names))
+
+
+def wrap_heads(
+    model: nn.Module, names: Iterable[str], adapter_name: str, active: list[str], inference_mode: bool
+) -> None:
+    """Wrap the heads of a model that are not wrapped yet.
+
+    Args:
+        model: the base model, changed in place.
+        names: full names of its heads.
+        adapter_name: the adapter that trains them.
+        active: the active adapters.
+        inference_mode: keep the copies frozen.
+    """
+    for name in names:
+        head = model.get_submodule(name)
+        if not isinstance(head, AuxiliaryTrainingWrapper):
+            wrapper = HoulsbyHead(head, adapter_name)
+            wrapper.set_adapter(active, inference_mode=inference_mode)
+            parent, _, child_name = name.rpartition(".")
+            setattr(model.get_submodule(parent), child_name, wrapper)
 
 
 def _select(value: Any, index: torch.Tensor, rows: int) -> Any:

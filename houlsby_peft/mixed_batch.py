@@ -16,7 +16,7 @@ from .adapter_rows import BASE, AdapterRows, row_names
 from .bottleneck import Bottleneck
 
 
-class Stacks:
+class StackedWeights:
     """What one place stacked for the last `AdapterRows`, kept while it is given the same object."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Stacks:
         self.clear()
 
 
-class MixedBatch(Stacks):
+class MixedBatch(StackedWeights):
     """Applies to each row of a batch the bottleneck of its own adapter.
 
     Adapters of the same size, activation and dtype and of about as many rows form a group; each group is two batched
@@ -119,7 +119,7 @@ def _stack_linear(layers: Iterable[nn.Linear]) -> tuple[torch.Tensor, torch.Tens
     return torch.stack(weights).transpose(1, 2), torch.stack(biases).unsqueeze(1)
 
 
-class MixedNorm(Stacks):
+class MixedNorm(StackedWeights):
     """Applies to each row of a batch the norm of its own adapter, or the base model's norm."""
 
     def __call__(

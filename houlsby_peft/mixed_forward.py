@@ -12,7 +12,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .adapter_rows import BASE, AdapterRows, Container, RowsCache, row_names
-from .layer import HoulsbyTunerLayer
+from .tuner_layer import HoulsbyTunerLayer
 
 
 class MixedForward:

@@ -11,26 +11,20 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
-from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .averaging import average, check_alike
-from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
-from .head import HoulsbyHead, find_head
-from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .loading import FILE_PREFIX, check_file, check_shapes
+from .head import HoulsbyHead, find_head, wrap_heads
+from .layer import HoulsbyLayer, HoulsbyLayerNorm
+from .loading import check_shapes
 from .mixed_forward import MixedForward
-from .offloading import check_weights_are_at_hand, device_of
 from .places import Place
 from .plan import Plan, modules_to_save
 from .registration import PREFIX
 from .sharded import refuse_shards
-
-
-# Convolutions have their channels before this many spatial dimensions.
-_SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+from .tuner_layer import NO_MERGE, HoulsbyTunerLayer
 
 
 class HoulsbyModel(BaseTuner):
@@ -73,28 +67,17 @@ class HoulsbyModel(BaseTuner):
         heads = [] if config.modules_to_save == [] else find_head(model, self._plan.bottlenecks)
         if heads:
             config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
-        self._check_weights(model, config, state_dict)
+        self._plan.check_weights(model, state_dict)
+        _check_name(model, adapter_name)
         self._recognize_base(model, adapter_name, config)
         self._mixed_forward = MixedForward(model)
-        self._wrap_heads(model, adapter_name, config)
+        # Before PEFT does, which finds our wrappers and uses them.
+        active = [adapter_name] if adapter_name in self.active_adapters else []
+        wrap_heads(model, modules_to_save(model, config), adapter_name, active, config.inference_mode)
         super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
         # transformers disables heads together with tuner layers, but enables the tuner layers alone.
         first = next(module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
         first.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-
-    def _check_weights(
-        self, model: nn.Module, config: HoulsbyConfig, state_dict: dict[str, torch.Tensor] | None
-    ) -> None:
-        """Check what is going to be loaded: the file that the configuration came with, or the given weights."""
-        if config.weights_file is None and state_dict is None:
-            return
-        expected = {FILE_PREFIX + key: shape for key, shape in self._plan.saved_shapes(model).items()}
-        if config.weights_file is not None:
-            check_weights_are_at_hand(model)
-            check_file(config.weights_file, expected)
-        if state_dict is not None:
-            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
-            check_shapes(expected, found, "the given state_dict")
 
     def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
         """Record the base of a new adapter; warn if a loaded one was trained on another base."""
@@ -104,17 +87,6 @@ class HoulsbyModel(BaseTuner):
             config.base_fingerprint = found
         elif reasons := differences(config.base_fingerprint or {}, found):
             warn_of_wrong_base(config.base_model_name_or_path, model, reasons, adapter_name)
-
-    def _wrap_heads(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
-        """Wrap the modules to save before PEFT does, so that it finds our wrapper and uses it."""
-        for key in modules_to_save(model, config):
-            head = model.get_submodule(key)
-            if not isinstance(head, AuxiliaryTrainingWrapper):
-                wrapper = HoulsbyHead(head, adapter_name)
-                active = [adapter_name] if adapter_name in self.active_adapters else []
-                wrapper.set_adapter(active, inference_mode=config.inference_mode)
-                parent, _, child_name = key.rpartition(".")
-                setattr(model.get_submodule(parent), child_name, wrapper)
 
     def _prepare_adapter_config(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
@@ -139,7 +111,7 @@ class HoulsbyModel(BaseTuner):
         parameter_name: str | None = None,
     ) -> None:
         place = self._plan.places[current_key]
-        layer = target if isinstance(target, HoulsbyTunerLayer) else _wrap(target, place, self._plan.reference(place))
+        layer = target if isinstance(target, HoulsbyTunerLayer) else self._plan.new_layer(target, place)
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
         elif isinstance(layer, HoulsbyLayer):
@@ -153,8 +125,7 @@ class HoulsbyModel(BaseTuner):
         if owner != place.key:
             layer.share_layer(adapter_name, self.model.get_submodule(owner))
             return
-        bottleneck = self._plan.new_bottleneck(place)
-        layer.update_layer(adapter_name, _like(self._plan.reference(place), bottleneck))
+        layer.update_layer(adapter_name, self._plan.new_bottleneck(place))
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
@@ -163,9 +134,29 @@ class HoulsbyModel(BaseTuner):
     def _check_merge_allowed(self) -> None:
         raise ValueError(NO_MERGE)
 
+    @property
+    def _own_adapters(self) -> dict[str, HoulsbyConfig]:
+        """The Houlsby adapters; the model may have adapters of other methods too."""
+        return {name: config for name, config in self.peft_config.items() if isinstance(config, HoulsbyConfig)}
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Set the active adapter(s); several are applied one after the other, in the order given.
+
+        Raises:
+            ValueError: an adapter is unknown.
+        """
+        unknown = {adapter_name} if isinstance(adapter_name, str) else set(adapter_name)
+        unknown -= set(self.peft_config)
+        if unknown:
+            raise ValueError(
+                f"Only adapters of the model can be active, which are {', '.join(self.peft_config)}; got "
+                f"{', '.join(sorted(unknown))}. Add or load the others first."
+            )
+        super().set_adapter(adapter_name, inference_mode=inference_mode)
+
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter. If it was the only active one, another adapter becomes active, the same in all layers."""
-        others = sorted(set(self.peft_config) - {adapter_name})
+        others = sorted(set(self._own_adapters) - {adapter_name})
         if self.active_adapters == [adapter_name] and others:
             warnings.warn(
                 f"Adapter {adapter_name} was active which is now deleted. Setting active adapter to {others[0]}.",
@@ -193,7 +184,7 @@ class HoulsbyModel(BaseTuner):
             raise ValueError(f"An average must have a name of its own; there already is an adapter {adapter_name!r}.")
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
-        check_alike(self.model, self.peft_config, adapters)  # type: ignore[arg-type]
+        check_alike(self.model, self._own_adapters, adapters)
         self.peft_config[adapter_name] = replace(self.peft_config[adapters[0]])
         self.inject_adapter(self.model, adapter_name)
         average(self.model, adapters, weights, adapter_name)
@@ -228,23 +219,17 @@ class HoulsbyModel(BaseTuner):
         if names is None:
             yield
             return
-        self._mixed_forward.check(names, self.peft_config, args, kwargs)
+        self._mixed_forward.check(names, self._own_adapters, args, kwargs)
         with self._mixed_forward.adapters_of_rows(names):
             yield
 
 
-def _wrap(target: nn.Module, place: Place, reference: nn.Module) -> HoulsbyTunerLayer:
-    if place.is_norm:
-        return HoulsbyLayerNorm(target)
-    base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-    spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
-    return HoulsbyLayer(target, -1 - spatial, reference)
-
-
-def _like(reference: nn.Module, bottleneck: Bottleneck) -> Bottleneck:
-    """The bottleneck on the device of a module and, unless that is quantized, in its dtype."""
-    weight = next(reference.parameters(), None)
-    if weight is None or any(parameter.is_meta for parameter in bottleneck.parameters()):
-        return bottleneck
-    dtype = weight.dtype if weight.is_floating_point() else None
-    return bottleneck.to(device=device_of(reference), dtype=dtype)
+def _check_name(model: nn.Module, adapter_name: str) -> None:
+    """Refuse the name of an adapter of another method: PEFT keeps configurations and weights by name."""
+    others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
+    for module in others:
+        if adapter_name in module._get_available_adapters():
+            raise ValueError(
+                f"Adapters of all methods must have names of their own; {adapter_name!r} is one of "
+                f"{type(module).__module__} in this model. Give another adapter_name."
+            )

@@ -12,9 +12,16 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
-from .layer import HoulsbyLayerNorm, HoulsbyTunerLayer
+from .layer import HoulsbyLayer, HoulsbyLayerNorm
+from .loading import FILE_PREFIX, check_file, check_shapes
+from .offloading import check_weights_are_at_hand, device_of
 from .places import Place, find_places, output_width
 from .sharing import find_owners
+from .tuner_layer import HoulsbyTunerLayer
+
+
+# Convolutions have their channels before this many spatial dimensions.
+_SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
 
 class Plan:
@@ -48,13 +55,46 @@ class Plan:
         module = self._references[place.projection]
         return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
 
+    def new_layer(self, target: nn.Module, place: Place) -> HoulsbyTunerLayer:
+        """The tuner layer that wraps a module, without any adapter yet."""
+        if place.is_norm:
+            return HoulsbyLayerNorm(target)
+        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+        spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
+        return HoulsbyLayer(target, channel_dim=-1 - spatial, reference=self.reference(place))
+
     def new_bottleneck(self, place: Place) -> Bottleneck:
-        """A freshly initialized bottleneck for a place that owns one, in float32 on the default device."""
+        """A fresh bottleneck for a place that owns one, on the device of the base and, unless quantized, in its dtype.
+
+        On the meta device if that is the default device, as it is while PEFT adds an adapter to be loaded.
+        """
         config = self.config
         r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
-        return Bottleneck(
+        bottleneck = Bottleneck(
             self.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
         )
+        reference = self.reference(place)
+        weight = next(reference.parameters(), None)
+        if weight is None or any(parameter.is_meta for parameter in bottleneck.parameters()):
+            return bottleneck
+        return bottleneck.to(device=device_of(reference), dtype=weight.dtype if weight.is_floating_point() else None)
+
+    def check_weights(self, model: nn.Module, state_dict: dict[str, torch.Tensor] | None) -> None:
+        """Check what is going to be loaded: the file that the configuration came with, or the given weights.
+
+        Raises:
+            ValueError: it does not fit this configuration and this model.
+        """
+        file = self.config.weights_file
+        if file is None and state_dict is None:
+            return
+        expected = {FILE_PREFIX + key: shape for key, shape in self.saved_shapes(model).items()}
+        if file is not None:
+            check_weights_are_at_hand(model)
+            check_file(file, expected)
+        if state_dict is not None:
+            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
+            check_shapes(expected, found, "the given state_dict")
 
     def saved_shapes(self, model: nn.Module) -> dict[str, torch.Size]:
         """Names and shapes of the tensors in a file of this configuration, without PEFT's prefix.
