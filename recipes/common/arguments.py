@@ -33,6 +33,9 @@ class DataArguments(EncoderArguments):
         "name of a data set on the Hub."
     )
     data_config: str | None = HfArg(default=None, help="Configuration of the data set on the Hub, if it has several.")
+    text_columns: list[str] | None = HfArg(  # noqa: RUF009, which takes the type for a mutable default
+        default=None, help="Column of the text, or two for pairs; default: found."
+    )
     max_train_samples: int | None = HfArg(default=None, help="Train on this many examples only, drawn at random.")
 
 

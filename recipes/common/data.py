@@ -21,6 +21,11 @@ SPLITS = ("train", "validation", "test")
 _CHARACTERS_PER_TOKEN = 100
 
 
+def _read_lines(path: Path) -> pd.DataFrame:
+    """A text per line, without the empty ones, as the column `text`."""
+    return pd.DataFrame({"text": [line for line in path.read_text("utf-8").split("\n") if line.strip()]})
+
+
 # Words such as "None" or "NA" are text here, not missing values, and "007" keeps its zeros.
 _as_text = {"dtype": str, "keep_default_na": False}
 READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
@@ -29,6 +34,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
     # Tab-separated values have no quoting (as in GLUE's own files): a quotation mark is a character of the text.
     ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
     ".jsonl": partial(pd.read_json, lines=True, dtype=False),
+    ".txt": _read_lines,
 }
 
 
@@ -93,12 +99,15 @@ def read_file(path: Path) -> Dataset:
     return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)
 
 
-def check_columns(data: Dataset, name: str, text_columns: Sequence[str]) -> None:
-    """Raises RecipeError unless `data`, called `name`, has the text columns, all of strings, and `label`."""
-    missing = [column for column in (*text_columns, "label") if column not in data.column_names]
+def check_columns(
+    data: Dataset, name: str, text_columns: Sequence[str], label_columns: Sequence[str] = ("label",)
+) -> None:
+    """Raises RecipeError unless `data`, called `name`, has the text columns, all of strings, and the labels'."""
+    needed = (*text_columns, *label_columns)
+    missing = [column for column in needed if column not in data.column_names]
     if missing:
         raise RecipeError(
-            f"{name} lacks the column {missing[0]!r}: it needs {', '.join(text_columns)} and label, "
+            f"{name} lacks the column {missing[0]!r}: it needs {', '.join(needed)} "
             f"and has {', '.join(data.column_names)}. Rename the columns of the file."
         )
     for column in text_columns:

@@ -1,0 +1,176 @@
+"""Trains an adapter on a task's own text before it sees a label: masked language modelling (Han et al. 2021).
+
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir runs/rte-text
+    accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
+
+The data are those of any other recipe, whose labels are not read, or a .txt file with a text per line. The encoder is
+frozen, and so is its head for masked words if its checkpoint has one. Where there is none, as in MiniLM's, the head's
+output weights are the input embeddings (tied) and the rest of it is trained, saved beside the adapter, not in it.
+"""
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from common.columns import find_text_columns, leave_out_empty
+from common.data import check_columns, load_splits, tokenize
+from common.errors import RecipeError
+from common.model import add_adapter, load_model
+from common.results import write_results
+from common.split import draw, with_validation
+from common.trainer import RecipeTrainer
+from datasets import Dataset
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
+
+
+HEAD_FILE = "mlm_head.safetensors"
+
+
+def main() -> None:
+    """Reads the command line, trains, keeps the epoch of the lowest validation loss, saves the adapter and results."""
+    start = time.perf_counter()
+    groups = (DataArguments, AdapterArguments, RecipeTrainingArguments)
+    arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
+    config = adapter.config()
+    training.output_dir = training.output_dir.replace("{task}", "mlm")
+    training.choose_by("loss")
+    training.prediction_loss_only = True  # a whole vocabulary of logits per token is too much to keep
+
+    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    with training.main_process_first():
+        splits = with_validation(load_splits(arguments.data, arguments.data_config))
+    splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
+    model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name)
+    if tokenizer.mask_token is None:
+        raise RecipeError(f"Masked language modelling needs a token for masks; {arguments.model_name} has none.")
+    # "all" norms are those of the encoder: a norm of the head would have no place in the models of other recipes.
+    config.exclude_modules = rf"(?!{model.base_model_prefix}\.).*"
+    model = add_adapter(model, config, adapter.init_adapter)
+    head = train_missing_head(model, missing)
+    trainable, total = model.get_nb_trainable_parameters()
+    if training.should_log:
+        print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
+        print(describe(head))
+        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
+
+    data = {name: tokens(splits[name], name, tokenizer, arguments) for name in ("train", "validation")}
+    trainer = MlmTrainer(
+        head,
+        model=model,
+        args=training,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorForLanguageModeling(tokenizer),
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model(f"{training.output_dir}/adapter")
+    best = trainer.state.best_metric
+    if training.should_log and best is not None:
+        print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(best):,.1f} after")
+    write_results(
+        trainer,
+        (arguments, adapter, training),
+        task="mlm",
+        model=arguments.model_name,
+        loss_before=before,
+        trained_head=sorted(head),
+        trainable_parameters=trainable,
+        total_parameters=total,
+        seconds=round(time.perf_counter() - start, 1),
+    )
+
+
+def train_missing_head(model: PeftModel, missing: set[str]) -> dict[str, nn.Parameter]:
+    """Makes those weights trainable that the checkpoint lacks, and returns them by name.
+
+    The output weights are never among them: they are tied to the input embeddings, which every checkpoint has.
+    """
+    weights = {name: weight for name, weight in model.get_base_model().named_parameters() if name in missing}
+    for weight in weights.values():
+        weight.requires_grad = True
+    return weights
+
+
+def describe(head: dict[str, nn.Parameter]) -> str:
+    """What is done about the head, for the log."""
+    if not head:
+        return "head for masked words: the checkpoint's, frozen"
+    size = sum(weight.numel() for weight in head.values())
+    return (
+        f"head for masked words: not in the checkpoint; tied to the embeddings, its other {size:,} weights are trained"
+    )
+
+
+def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Dataset:
+    """The tokens of the texts, pairs as one, and nothing else."""
+    text_columns = find_text_columns(data, arguments.text_columns)
+    check_columns(data, name, text_columns, label_columns=())
+    texts = leave_out_empty(data, name, text_columns).select_columns(list(text_columns))
+    return tokenize(texts, tokenizer, text_columns, arguments.max_length).remove_columns(list(text_columns))
+
+
+class MlmTrainer(RecipeTrainer):
+    """A trainer that computes logits for the masked tokens only, and keeps the trained head in its checkpoints.
+
+    Args:
+        head: What is trained of the head, by name; saved in a file beside the adapter's.
+        kwargs: As for a Trainer.
+    """
+
+    def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.head = head
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        """The mean cross-entropy of the masked tokens; 0 where a batch has none.
+
+        The head is as large as the encoder's layers together, and six tokens of seven are not masked.
+        """
+        labels = inputs.pop("labels")
+        masked = labels != -100
+
+        def select(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            output.last_hidden_state = output.last_hidden_state[masked].unsqueeze(0)
+            return output
+
+        with self.model.get_base_model().base_model.register_forward_hook(select):
+            outputs = model(**inputs)
+        loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(1, int(masked.sum()))
+        return (loss, outputs) if return_outputs else loss
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.head and self.args.should_save:
+            save_file({name: weight.detach() for name, weight in self.head.items()}, self._file(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_head(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_head(self.state.best_model_checkpoint)
+
+    def _load_head(self, folder: str) -> None:
+        if self.head:
+            for name, value in load_file(self._file(folder)).items():
+                self.head[name].data.copy_(value)
+
+    def _file(self, folder: str | None) -> Path:
+        return Path(folder or self.args.output_dir, HEAD_FILE)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
