@@ -97,6 +97,9 @@ class RecipeTrainingArguments(TrainingArguments):
     save_total_limit: int | None = HfArg(default=1, help="Checkpoints to keep besides the best.")
     # Pinned memory without an accelerator is a warning in every run.
     dataloader_pin_memory: bool = HfArg(default=torch.accelerator.is_available(), help="Pin batches in memory.")
+    # All that an adapter trains is used in every step, and a frozen encoder's buffers stay as they are.
+    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Let DDP search for unused parameters.")
+    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="Let DDP send the buffers before every step.")
     logging_steps: float = HfArg(default=50, help="Steps between two reports of the loss.")
     load_best_model_at_end: bool = HfArg(default=True, help="End with the best epoch's weights, not the last's.")
     metric_for_best_model: str = HfArg(

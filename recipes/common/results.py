@@ -40,18 +40,16 @@ def strategy(accelerator: Accelerator) -> dict[str, str | int]:
     elif accelerator.distributed_type is DistributedType.FSDP:
         kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
     else:
-        kind = "DDP" if accelerator.num_processes > 1 else "one process"
+        kind = "none" if accelerator.distributed_type is DistributedType.NO else "DDP"
     return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
 
 
-def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) -> None:
+def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
     """Writes results.json into the output folder, and prints the best score; the main process only.
 
     Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the arguments
-    (dataclasses, merged) and the versions of Python and the libraries.
+    (dataclasses, merged) and the versions of Python and the libraries. All of it is returned.
     """
-    if not trainer.is_world_process_zero():
-        return
     training, state = trainer.args, trainer.state
     merged: dict[str, Any] = {}
     for group in arguments:
@@ -68,6 +66,9 @@ def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) ->
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "arguments": merged,
     }
+    if not trainer.is_world_process_zero():
+        return content
     output = Path(training.output_dir)
     (output / "results.json").write_text(json.dumps(content, indent=2) + "\n")
     print(f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}")
+    return content
