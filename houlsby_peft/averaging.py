@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
@@ -12,7 +13,7 @@ from .config import HoulsbyConfig
 from .tuner_layer import HoulsbyTunerLayer
 
 
-def check_alike(model: nn.Module, configs: dict[str, HoulsbyConfig], adapters: Sequence[str]) -> None:
+def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters: Sequence[str]) -> None:
     """Check that adapters can be averaged: the same bottlenecks, norms and heads, with the same activation.
 
     Args:
@@ -31,14 +32,14 @@ def check_alike(model: nn.Module, configs: dict[str, HoulsbyConfig], adapters: S
         )
     first = adapters[0]
     for other in adapters[1:]:
-        if configs[first].activation != configs[other].activation:
-            raise _unlike(first, other, f"activations {configs[first].activation!r}, {configs[other].activation!r}")
-        for key, modules in _modules_by_adapter(model):
-            shapes = [_shapes(modules[name]) if name in modules else {} for name in (first, other)]
-            for tensor in shapes[0] | shapes[1]:
-                pair = [shape.get(tensor, "none") for shape in shapes]
-                if pair[0] != pair[1]:
-                    raise _unlike(first, other, f"{key}.{tensor} has the shapes {pair[0]} and {pair[1]}")
+        for field in ("activation", "trainable_token_indices"):
+            if getattr(configs[first], field) != getattr(configs[other], field):
+                raise _unlike(first, other, f"{field} {getattr(configs[first], field)!r}, not the other's")
+        for key, container in _containers(model):
+            a, b = ({k: tuple(t.shape) for k, t in _tensors(container, name).items()} for name in (first, other))
+            for tensor in a | b:
+                if a.get(tensor) != b.get(tensor):
+                    raise _unlike(first, other, f"{key} {tensor} has the shapes {a.get(tensor)} and {b.get(tensor)}")
 
 
 def average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float], adapter_name: str) -> None:
@@ -48,33 +49,33 @@ def average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float],
         model: the base model with the adapters, which are alike.
         adapters: names of the adapters to sum.
         weights: their coefficients; any numbers, which need not sum to 1.
-        adapter_name: the adapter to fill.
+        adapter_name: the adapter to fill, of the same shapes.
     """
     with torch.no_grad():
-        for _, modules in _modules_by_adapter(model):
-            if adapters[0] not in modules:
-                continue
-            like = next(modules[adapters[0]].parameters())
-            modules[adapter_name].to(device=like.device, dtype=like.dtype)
-            sources = [modules[name].state_dict() for name in adapters]
-            for key, target in modules[adapter_name].state_dict().items():
+        for _, container in _containers(model):
+            sources = [_tensors(container, name) for name in adapters]
+            if sources[0] and isinstance(container, nn.ModuleDict):
+                like = next(container[adapters[0]].parameters())
+                container[adapter_name].to(device=like.device, dtype=like.dtype)
+            for key, target in _tensors(container, adapter_name).items():
                 # Sums in half precision would lose more than the adapters differ by.
                 terms = [weight * source[key].float() for weight, source in zip(weights, sources, strict=True)]
                 target.copy_(sum(terms[1:], terms[0]) if target.is_floating_point() else sources[0][key])
 
 
-def _modules_by_adapter(model: nn.Module) -> Iterator[tuple[str, nn.ModuleDict]]:
-    """What adapters have at each place and in each head, by adapter name."""
+def _containers(model: nn.Module) -> Iterator[tuple[str, nn.ModuleDict | nn.ParameterDict]]:
+    """Where tuner layers and heads keep what adapters have, by adapter name; with the name of the layer."""
     for key, module in model.named_modules():
         if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
             for name in module.adapter_layer_names:
-                container = getattr(module, name, None)
-                if isinstance(container, nn.ModuleDict):
-                    yield key, container
+                yield key, attrgetter(name)(module)
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
+def _tensors(container: nn.ModuleDict | nn.ParameterDict, adapter_name: str) -> dict[str, torch.Tensor]:
+    if adapter_name not in container:
+        return {}
+    value = container[adapter_name]
+    return dict(value.state_dict()) if isinstance(value, nn.Module) else {"": value}
 
 
 def _unlike(first: str, other: str, difference: str) -> ValueError:

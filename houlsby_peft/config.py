@@ -44,6 +44,8 @@ class HoulsbyConfig(PeftConfig):
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the place.
         modules_to_save: Further modules to train and save. A task head that the base checkpoint does not have is
             found and added by itself; an empty list prevents that.
+        trainable_token_indices: Tokens whose embeddings to train and save, such as ones added to the vocabulary, as a
+            list, or as a dict from names of embedding modules to lists. See PEFT's `LoraConfig`.
         base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when
             it is loaded. Not for users to set.
         id2label: Names of the classes by number, from 0 on. None: recorded from the model when the adapter is pushed
@@ -82,6 +84,9 @@ class HoulsbyConfig(PeftConfig):
     )
     modules_to_save: list[str] | None = field(
         default=None, metadata={"help": "Further modules to train and save; the task head is found by itself."}
+    )
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = field(
+        default=None, metadata={"help": "Tokens whose embeddings are trained too."}
     )
     base_fingerprint: dict[str, Any] | None = field(
         default=None, metadata={"help": "What tells the base model from others; recorded by itself."}
@@ -125,6 +130,16 @@ class HoulsbyConfig(PeftConfig):
         config.weights_file = file if file.is_file() else None
         return config  # type: ignore[no-any-return]
 
+    def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
+        """Save the configuration beside the adapter's weights, which PEFT has written.
+
+        Raises:
+            ValueError: the weights were pickled (`safe_serialization=False`), so that they could not be loaded again.
+        """
+        if Path(save_directory).is_dir():
+            refuse_pickle(save_directory)
+        super().save_pretrained(save_directory, **kwargs)
+
     def _check_bottleneck(self) -> None:
         _require(
             _is_int(self.r) and self.r >= 1, "r", self.r, "a whole number of at least 1", "The paper uses 8 to 256"
@@ -155,6 +170,11 @@ class HoulsbyConfig(PeftConfig):
         _require(
             bool(self.positions) and set(self.positions) <= set(POSITIONS), "positions", self.positions,
             f"one or more of {POSITIONS}", "The paper uses ('attention', 'feed_forward')",
+        )  # fmt: skip
+        _require(
+            self.target_modules != "all-linear", "target_modules", self.target_modules,
+            "a list of name suffixes or a regular expression",
+            "An adapter goes after a sub-layer, not after each of its linear layers; None finds the places",
         )  # fmt: skip
         _require(
             all(_is_int(size) and size >= 1 for size in self.rank_pattern.values()), "rank_pattern", self.rank_pattern,

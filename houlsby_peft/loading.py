@@ -24,8 +24,14 @@ FILE_PREFIX = "base_model.model."
 _LISTED = 3
 
 
-def refuse_pickle(name_or_path: str, subfolder: str | None, revision: str | None, token: Any) -> None:
+def refuse_pickle(
+    name_or_path: str, subfolder: str | None = None, revision: str | None = None, token: Any = None
+) -> None:
     """Refuse an adapter whose weights are in a pickled file only; PEFT would load that.
+
+    Args:
+        name_or_path: the adapter's folder, or its repository on the Hub.
+        subfolder, revision, token: as for `huggingface_hub.hf_hub_download`.
 
     Raises:
         ValueError: the folder, or the repository on the Hub, has `adapter_model.bin` and no safetensors file.
@@ -41,8 +47,8 @@ def refuse_pickle(name_or_path: str, subfolder: str | None, revision: str | None
     if not has(SAFETENSORS_WEIGHTS_NAME) and has(WEIGHTS_NAME):
         raise ValueError(
             f"An adapter's weights must be in {SAFETENSORS_WEIGHTS_NAME}; {folder} has {WEIGHTS_NAME} only, a pickled "
-            "file, which can run any code when it is loaded. Ask its author to save the adapter again, or convert it "
-            "where you trust it: safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
+            "file, which can run any code when it is loaded. Save the adapter again without safe_serialization=False, "
+            "or convert a file that you trust: safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
         )
 
 
