@@ -16,7 +16,7 @@ To add an architecture, read its layer's `forward`, write a row here and one in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Architecture:
 
     Args:
         name: the architecture as its users call it.
-        stacks: its lists of layers. A model may have some of them only (an encoder without the decoder), and a row
-            may hold the names of several versions of transformers.
+        stacks: its lists of layers, of which a model may have some only (an encoder without the decoder).
         note: what a user must know, for the printed list.
         frozen_norms: norms that never train, because what they normalize belongs to no row of the batch, so that the
             rows of a mixed batch could not choose among the norms of their adapters.
@@ -121,10 +120,7 @@ _MIXTURE = (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward
 _CLIP = (Stack("encoder.layers", attention=SubLayer("self_attn.out_proj"), feed_forward=SubLayer("mlp.fc2")),)
 
 # One dropout of the layer serves both sub-layers.
-_VIT = (
-    Stack("layers", attention=SubLayer("attention.o_proj"), feed_forward=SubLayer("mlp.fc2")),
-    *_BERT,
-)
+_VIT = (Stack("layers", attention=SubLayer("attention.o_proj"), feed_forward=SubLayer("mlp.fc2")),)
 
 _WAV2VEC2 = (
     Stack(
@@ -134,7 +130,7 @@ _WAV2VEC2 = (
     ),
 )
 
-_MIXTURE_NOTE = "mixture of experts: the adapter follows the whole block"
+_MIXTURE_NOTE = "the adapter follows the whole mixture of experts"
 
 # Keys are the `model_type` of transformers' configurations.
 ARCHITECTURES: dict[str, Architecture] = {
@@ -147,18 +143,18 @@ ARCHITECTURES: dict[str, Architecture] = {
                 feed_forward=SubLayer("ffn_output"),
             ),
         ),
-        "one physical layer: all layers share its bottlenecks and norms, as they share its weights",
+        "one physical layer; all layers share its bottlenecks and norms, as they share its weights",
     ),
     "bart": Architecture("BART", _BART),
-    "beit": Architecture("BEiT", _VIT, "before the layer scale"),
+    "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale"),
     "bert": Architecture("BERT", _BERT),
     "bert-generation": Architecture("BERT Generation", _BERT),
     "big_bird": Architecture("BigBird", _BERT),
     "bloom": Architecture("BLOOM", _BLOOM),
     "camembert": Architecture("CamemBERT", _BERT),
-    "clip": Architecture("CLIP", _CLIP, "both towers"),
-    "clip_text_model": Architecture("CLIP, text tower", _CLIP),
-    "clip_vision_model": Architecture("CLIP, vision tower", _CLIP),
+    "clip": Architecture("CLIP", _CLIP, "both towers are adapted"),
+    "clip_text_model": Architecture("CLIP", _CLIP, "both towers are adapted"),
+    "clip_vision_model": Architecture("CLIP", _CLIP, "both towers are adapted"),
     "deberta": Architecture("DeBERTa", _BERT, frozen_norms=("encoder.LayerNorm",)),
     # The encoder's norm is applied to the table of relative positions.
     "deberta-v2": Architecture("DeBERTa-v2, DeBERTa-v3", _BERT, frozen_norms=("encoder.LayerNorm",)),
@@ -166,7 +162,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "dinov2": Architecture(
         "DINOv2",
         (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),),
-        "after the layer scale",
+        "the adapter comes after the layer scale",
     ),
     "distilbert": Architecture(
         "DistilBERT",
@@ -181,10 +177,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "electra": Architecture("ELECTRA", _BERT),
     "ernie": Architecture("ERNIE", _BERT),
     "esm": Architecture("ESM", _BERT),
-    "falcon": Architecture("Falcon", _BLOOM, "attention and feed-forward may be parallel"),
+    "falcon": Architecture("Falcon", _BLOOM, "attention and feed-forward may be parallel, and each has its adapter"),
     "gemma": Architecture("Gemma", _LLAMA),
-    "gemma2": Architecture("Gemma 2", _LLAMA, "before the norm that follows each sub-layer"),
-    "gemma3_text": Architecture("Gemma 3", _LLAMA, "before the norm that follows each sub-layer"),
+    "gemma2": Architecture("Gemma 2", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
+    "gemma3_text": Architecture("Gemma 3", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
     "gpt2": Architecture("GPT-2", _GPT2),
     "gpt_bigcode": Architecture("GPT-BigCode, StarCoder", _GPT2),
     "gpt_neo": Architecture(
@@ -206,7 +202,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 feed_forward=SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
             ),
         ),
-        "attention and feed-forward may be parallel",
+        "attention and feed-forward may be parallel, and each has its adapter",
     ),
     "gptj": Architecture(
         "GPT-J",
@@ -217,7 +213,7 @@ ARCHITECTURES: dict[str, Architecture] = {
                 feed_forward=SubLayer("mlp.dropout", "mlp.fc_out"),
             ),
         ),
-        "attention and feed-forward are parallel",
+        "attention and feed-forward are parallel, and each has its adapter",
     ),
     "hubert": Architecture("HuBERT", _WAV2VEC2),
     "llama": Architecture("Llama", _LLAMA),
@@ -256,13 +252,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
     ),
     "mt5": Architecture("mT5", _T5),
-    "olmo2": Architecture("OLMo 2", _LLAMA, "before the norm that follows each sub-layer"),
-    "opt": Architecture("OPT", (_BART_DECODER,)),
+    "olmo2": Architecture("OLMo 2", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
+    "opt": Architecture("OPT", (replace(_BART_DECODER, cross_attention=None),)),
     "pegasus": Architecture("Pegasus", _BART),
     "phi": Architecture(
         "Phi",
         (Stack("layers", attention=SubLayer("self_attn.dense"), feed_forward=SubLayer("mlp.fc2")),),
-        "attention and feed-forward are parallel",
+        "attention and feed-forward are parallel, and each has its adapter",
     ),
     "phi3": Architecture(
         "Phi-3",
@@ -282,9 +278,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rembert": Architecture("RemBERT", _BERT),
     "roberta": Architecture("RoBERTa", _BERT),
     "roberta-prelayernorm": Architecture("RoBERTa-PreLayerNorm", _BERT),
-    "siglip": Architecture("SigLIP", _CLIP, "both towers"),
-    "siglip_text_model": Architecture("SigLIP, text tower", _CLIP),
-    "siglip_vision_model": Architecture("SigLIP, vision tower", _CLIP),
+    "siglip": Architecture("SigLIP", _CLIP, "both towers are adapted"),
+    "siglip_text_model": Architecture("SigLIP", _CLIP, "both towers are adapted"),
+    "siglip_vision_model": Architecture("SigLIP", _CLIP, "both towers are adapted"),
     "starcoder2": Architecture(
         "StarCoder 2",
         (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp.c_proj")),),

@@ -115,10 +115,10 @@ class _Layer:
             own_name = name.rpartition(".")[2]
             named_so = _ATTENTION.search(own_name) or re.search("attention|attn", type(module).__name__, re.IGNORECASE)
             if named_so and not (outermost and is_inside(name, outermost)):
-                ends = [inner for inner in self.modules if is_inside(inner, name) and self._may_end_attention(inner)]
-                if ends:
+                inside = [inner for inner in self.modules if is_inside(inner, name)]
+                if any(inner in self.projections for inner in inside):
                     outermost = name
-                    yield name, ends
+                    yield name, [inner for inner in inside if self._may_end_attention(inner)]
 
     def _may_end_attention(self, name: str) -> bool:
         if self._is_torch_attention(name):

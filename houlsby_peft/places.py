@@ -105,7 +105,7 @@ def output_width(key: str, module: nn.Module) -> int:
         if isinstance(width, int):
             return width
     if is_norm(module):
-        return int(module.weight.shape[-1])
+        return module.get_parameter("weight").shape[-1]
     raise ValueError(
         f"A bottleneck needs the width of the output it is applied to; {key!r} is a {type(module).__name__}, which "
         "does not tell. Name a module with weights in target_modules, such as the projection before it."

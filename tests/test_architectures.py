@@ -10,6 +10,7 @@ import transformers
 from architecture_rows import ROWS
 from conftest import perturb
 from peft import PeftModel, get_peft_model
+from transformers.models.auto import modeling_auto
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.architectures import ARCHITECTURES
@@ -213,33 +214,31 @@ def test_mixed_batch(row):
 def task_models():
     """Row, class and PEFT's name of the task, for every class of transformers with a new head on a row's model."""
     tasks = {
-        "AutoModelForSequenceClassification": "SEQ_CLS",
-        "AutoModelForTokenClassification": "TOKEN_CLS",
-        "AutoModelForQuestionAnswering": "QUESTION_ANS",
-        "AutoModelForMultipleChoice": None,
-        "AutoModelForImageClassification": None,
-        "AutoModelForSemanticSegmentation": None,
-        "AutoModelForAudioClassification": None,
-        "AutoModelForAudioFrameClassification": None,
-        "AutoModelForCTC": None,
+        "SEQUENCE_CLASSIFICATION": "SEQ_CLS",
+        "TOKEN_CLASSIFICATION": "TOKEN_CLS",
+        "QUESTION_ANSWERING": "QUESTION_ANS",
+        "MULTIPLE_CHOICE": None,
+        "IMAGE_CLASSIFICATION": None,
+        "SEMANTIC_SEGMENTATION": None,
+        "AUDIO_CLASSIFICATION": None,
+        "AUDIO_FRAME_CLASSIFICATION": None,
+        "CTC": None,
     }
-    for auto_class, task in tasks.items():
-        mapping = getattr(transformers, auto_class)._model_mapping
-        for name, row in ROWS.items():
-            config_class = getattr(transformers, row.model_class).config_class
-            classes = mapping.get(config_class, ())
-            for model_class in classes if isinstance(classes, tuple) else [classes]:
-                if ":" not in name:
-                    yield pytest.param(row, model_class, task, id=model_class.__name__)
+    for name, task in tasks.items():
+        mapping = getattr(modeling_auto, f"MODEL_FOR_{name}_MAPPING_NAMES")
+        for model_type in sorted(ROWS.keys() & mapping.keys()):
+            classes = mapping[model_type]
+            for model_class in [classes] if isinstance(classes, str) else classes:
+                yield pytest.param(ROWS[model_type], model_class, task, id=model_class)
 
 
 @pytest.mark.parametrize(("row", "model_class", "task"), list(task_models()))
 def test_head(row, model_class, task, tmp_path):
     """What a checkpoint of the bare model lacks is exactly what trains beside bottlenecks and norms."""
-    changes = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} if "Segmentation" in model_class.__name__ else {}
+    changes = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} if "Segmentation" in model_class else {}
     row.model(**changes).save_pretrained(tmp_path)
     for task_type in {None, task}:
-        base, loading = model_class.from_pretrained(tmp_path, output_loading_info=True)
+        base, loading = getattr(transformers, model_class).from_pretrained(tmp_path, output_loading_info=True)
         weights = {name for name, _ in base.requires_grad_(True).named_parameters()}
         model = get_peft_model(base, HoulsbyConfig(r=4, task_type=task_type))
         trained = {
@@ -253,7 +252,7 @@ def test_head(row, model_class, task, tmp_path):
 
 def test_head_that_cannot_be_told_apart():
     base = transformers.Wav2Vec2ForXVector(ROWS["wav2vec2"].model().config)
-    with pytest.raises(ValueError, match="'wav2vec2.feature_extractor' ends like 'feature_extractor'"):
+    with pytest.raises(ValueError, match=r"'wav2vec2\.feature_extractor' ends like 'feature_extractor'"):
         get_peft_model(base, HoulsbyConfig(r=4))
     model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=[]))
     assert all("houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad)

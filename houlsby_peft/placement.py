@@ -1,0 +1,139 @@
+"""Prints where the adapters of a configuration go in a model, and which architectures are known.
+
+As a command, from the model's configuration alone; no weights are needed:
+
+    python -m houlsby_peft.placement bert-base-uncased --r 64 --model_class AutoModelForSequenceClassification
+    python -m houlsby_peft.placement --architectures
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+from torch import nn
+
+from .architectures import ARCHITECTURES, UNSUPPORTED
+from .config import HoulsbyConfig
+from .head import find_head
+from .inferred_layers import fold_indices
+from .places import Place, output_width
+from .plan import Plan, modules_to_save
+
+
+def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
+    """A readable map of where the adapters of a configuration go in a model, and what they cost.
+
+    One line for each kind of place, with the layers folded, the name of the module, and the width of its output; then
+    the numbers of parameters that train. The model is not changed, and may be on the meta device.
+
+    Args:
+        model: the base model.
+        config: the configuration; default: `HoulsbyConfig()`.
+
+    Raises:
+        ValueError: the places cannot be found; see `find_places`.
+    """
+    config = config or HoulsbyConfig()
+    plan = Plan(model, config)
+    layers: dict[tuple[str, ...], list[int]] = {}
+    for key, place in plan.places.items():
+        width = output_width(key, plan.reference(place))
+        layers.setdefault((place.stack, place.position, _name_in_layer(place), f"{width:,}"), []).append(
+            -1 if place.layer is None else place.layer
+        )
+    rows = [
+        (f"{stack}.{fold_indices(indices)}".lstrip(".") if indices[0] >= 0 else "", position, name, width)
+        for (stack, position, name, width), indices in layers.items()
+    ]
+    return "\n".join([type(model).__name__, "", *_columns(rows), "", *_columns(_totals(model, plan))])
+
+
+def architectures_list() -> str:
+    """The known architectures in Markdown: all names, then what a user must know of some; README.md shows it."""
+    names_of: dict[str, list[str]] = {}
+    for architecture in ARCHITECTURES.values():
+        names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))
+    names = sorted({name for names in names_of.values() for name in names}, key=str.lower)
+    notes = [f"- {', '.join(dict.fromkeys(names))}: {note}." for note, names in names_of.items() if note]
+    return "\n".join(
+        [", ".join(names) + ".", "", *notes, *(f"- Not supported: {why}" for why in UNSUPPORTED.values())]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m houlsby_peft.placement", description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "model", nargs="?", help="a model on the Hub or a local folder; only its configuration is read"
+    )
+    parser.add_argument("--model_class", help="class in transformers; default: the one that the configuration names")
+    parser.add_argument("--architectures", action="store_true", help="print the known architectures, in Markdown")
+    defaults = HoulsbyConfig()
+    parser.add_argument("--r", type=int, default=defaults.r)
+    parser.add_argument("--share_layers", type=int, default=defaults.share_layers)
+    parser.add_argument("--train_layer_norm", choices=("true", "false", "all"), default="true")
+    parser.add_argument("--positions", nargs="+", default=defaults.positions, metavar="POSITION")
+    parser.add_argument("--target_modules", nargs="+", metavar="NAME")
+    parser.add_argument("--layers_to_transform", nargs="+", type=int, metavar="INDEX")
+    options = vars(parser.parse_args(arguments))
+    name, model_class, architectures = (options.pop(key) for key in ("model", "model_class", "architectures"))
+    if architectures:
+        print(architectures_list())
+        return
+    if name is None:
+        parser.error("name a model, or use --architectures")
+    options["train_layer_norm"] = {"true": True, "false": False, "all": "all"}[options["train_layer_norm"]]
+    try:
+        print(placement_map(_model_without_weights(name, model_class), HoulsbyConfig(**options)))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _model_without_weights(name: str, model_class: str | None) -> nn.Module:
+    """The model on the meta device, from its configuration; code from the Hub is not run."""
+    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    class_name = model_class or next(iter(config.architectures or []), "AutoModel")
+    if not hasattr(transformers, class_name):
+        raise ValueError(f"--model_class must be a class in transformers; got {class_name!r}.")
+    cls = getattr(transformers, class_name)
+    with torch.device("meta"):
+        model: nn.Module = cls.from_config(config) if class_name.startswith("Auto") else cls(config)
+    return model
+
+
+def _name_in_layer(place: Place) -> str:
+    return place.key if place.layer is None else place.key[len(f"{place.stack}.{place.layer}.".lstrip(".")) :]
+
+
+def _totals(model: nn.Module, plan: Plan) -> list[tuple[str, ...]]:
+    """What trains, with numbers of parameters; a place on a tuner layer counts as the module that it wraps."""
+    config = plan.config
+    with torch.device("meta"):
+        owned = [plan.new_bottleneck(place) for key, place in plan.bottlenecks.items() if plan.owners[key] == key]
+    norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
+    heads = [] if config.modules_to_save == [] else find_head(model, plan.bottlenecks)
+    saved = modules_to_save(model, replace(config, modules_to_save=[*(config.modules_to_save or []), *heads]))
+    bottlenecks = f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={config.r})"
+    rows = [(bottlenecks, _size(owned)), (f"{len(norms)} norms", _size(norms))]
+    rows += [(f"module to save: {key}", _size([model.get_submodule(key)])) for key in saved]
+    total, base = sum(size for _, size in rows), _size([model])
+    rows.append((f"trainable ({total / base:.2%} of the base model's {base:,})", total))
+    return [(what, f"{size:,}") for what, size in rows]
+
+
+def _size(modules: Iterable[nn.Module]) -> int:
+    return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines with aligned columns, the last one, of numbers, to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows]
+
+
+if __name__ == "__main__":
+    main()
