@@ -14,12 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import demo
-import numpy as np
 from common.arguments import AdapterArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from common.data import tokenize
 from common.errors import RecipeError
 from common.model import add_adapter, describe_head, load_classifier
 from common.results import write_results
+from common.scores import check_finite
 from common.trainer import RecipeTrainer
 from glue_metric import GlueMetric
 from glue_tasks import MINIMAL_PAIRS, Task, find_task, load_splits
@@ -107,8 +107,7 @@ def scorer(task: Task) -> Callable[[EvalPrediction], dict[str, float]]:
 
     def score(evaluation: EvalPrediction) -> dict[str, float]:
         outputs = evaluation.predictions
-        if not np.isfinite(outputs).all():
-            raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
+        check_finite(outputs)
         predictions = outputs.argmax(-1) if len(task.labels) > 1 else outputs.squeeze(-1)
         return metric.compute(predictions=predictions, references=evaluation.label_ids)
 

@@ -232,6 +232,10 @@ class TestSplit:
         assert set(splits["validation"]["label"]) == {"common"}
         assert set(splits["train"]["label"]) == set(labels)
 
+    def test_nothing_to_take(self):
+        with pytest.raises(RecipeError, match="No validation split can be made of 2 training examples"):
+            with_validation({"train": Dataset.from_dict({"label": ["a", "b"]})}, ["a", "b"])
+
     def test_draw(self):
         data = Dataset.from_dict({"row": range(20)})
         assert draw(data, None, 0) is data

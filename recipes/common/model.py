@@ -42,20 +42,20 @@ def find_model(name: str) -> str:
     return name
 
 
-def describe_head(labels: Sequence[str]) -> dict[str, Any]:
-    """What the configurations of model and adapter say of a head with these outputs; a single one is a regression."""
-    return {
-        "id2label": dict(enumerate(labels)),
-        "problem_type": "regression" if len(labels) == 1 else "single_label_classification",
-    }
+def describe_head(labels: Sequence[str], problem_type: str | None = None) -> dict[str, Any]:
+    """What the configurations of model and adapter say of a head with these outputs; for None a single one is a
+    regression and several are classes."""
+    default = "regression" if len(labels) == 1 else "single_label_classification"
+    return {"id2label": dict(enumerate(labels)), "problem_type": problem_type or default}
 
 
-def load_classifier(name: str, labels: Sequence[str]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_classifier(
+    name: str, labels: Sequence[str], problem_type: str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads the encoder with a new head for these labels, as in describe_head, and its tokenizer."""
+    head = describe_head(labels, problem_type)
     label2id = {label: number for number, label in enumerate(labels)}
-    model, tokenizer, _ = load_model(
-        AutoModelForSequenceClassification, name, label2id=label2id, **describe_head(labels)
-    )
+    model, tokenizer, _ = load_model(AutoModelForSequenceClassification, name, label2id=label2id, **head)
     return model, tokenizer
 
 
@@ -91,29 +91,36 @@ def load_model(
     return model, tokenizer, loading["missing_keys"]
 
 
-def add_adapter(model: PreTrainedModel, config: HoulsbyConfig, init_adapter: str | None = None) -> PeftModel:
-    """Freezes the model and gives it the adapter.
+def add_adapter(
+    model: PreTrainedModel | PeftModel, config: HoulsbyConfig, init_adapter: str | None = None, name: str = "default"
+) -> PeftModel:
+    """Freezes the model and gives it the adapter, or one more, which alone is then active and trained.
 
     Args:
-        model: The model with its head.
+        model: The model with its head, or with other adapters.
         config: The adapter's options.
         init_adapter: Folder, or name on the Hub, of an adapter of the same options on the same encoder, whose
             bottlenecks and norms this one starts from; whatever head it has is left out.
+        name: The adapter's name.
 
     Raises:
         RecipeError: If the model has no place for an adapter, or `init_adapter` is missing or another one.
     """
     try:
-        adapted = get_peft_model(model, config)
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, config)
+            model.set_adapter(name)
+        else:
+            model = get_peft_model(model, config, adapter_name=name)
         if init_adapter is not None:
-            _start_from(adapted, init_adapter)
+            _start_from(model, init_adapter, name)
     except (OSError, ValueError) as error:
         raise RecipeError(str(error)) from error
-    return adapted
+    return model
 
 
-def _start_from(model: PeftModel, path: str) -> None:
-    config, source = model.active_peft_config, HoulsbyConfig.from_pretrained(path)
+def _start_from(model: PeftModel, path: str, name: str) -> None:
+    config, source = model.peft_config[name], HoulsbyConfig.from_pretrained(path)
     for option in ("r", "share_layers", "train_layer_norm", "activation", "positions"):
         here, there = getattr(config, option), getattr(source, option)
         if here != there:
@@ -128,4 +135,4 @@ def _start_from(model: PeftModel, path: str) -> None:
             f"{', '.join(reasons)}. Give that one as --model_name."
         )
     own = {key: value for key, value in load_peft_weights(path, device="cpu").items() if ".houlsby_" in key}
-    set_peft_model_state_dict(model, get_peft_model_state_dict(model) | own)
+    set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=name) | own, adapter_name=name)

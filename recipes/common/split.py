@@ -5,6 +5,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from datasets import Dataset
 
+from common.errors import RecipeError
+
 
 VALIDATION_SHARE = 0.1
 
@@ -18,6 +20,9 @@ def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | Non
         splits: With a split "train" of two rows at least, if there is no "validation".
         labels: The label of each row of train. One row of each stays in train, so that a label that is seen once is
             never one that is only scored.
+
+    Raises:
+        RecipeError: If that leaves no row to take.
     """
     if "validation" in splits:
         return splits
@@ -32,6 +37,11 @@ def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | Non
             free.append(row)
         seen.add(label)
     chosen = free[:wanted]
+    if not chosen:
+        raise RecipeError(
+            f"No validation split can be made of {len(train):,} training examples, as one of each label must stay in "
+            "training. Give one, as validation.csv."
+        )
     print(f"no validation split: {len(chosen):,} of the {len(train):,} training examples are taken for it")
     kept = np.setdiff1d(np.arange(len(train)), chosen)
     return {**splits, "train": train.select(kept), "validation": train.select(sorted(chosen))}

@@ -1,0 +1,123 @@
+"""Trains a Houlsby adapter to classify texts, or pairs of texts, of your own or of any data set on the Hub.
+
+    accelerate launch recipes/text_classification.py --data reviews.csv
+    accelerate launch recipes/text_classification.py --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
+    accelerate launch recipes/text_classification.py --data folder --text_columns title body --label_columns topic
+    accelerate launch recipes/text_classification.py --data folder --sweep_r 2 4 8 16 32 64 \
+        --sweep_learning_rate 1e-5 3e-5 1e-4 3e-3            # the grid of Houlsby et al. 2019
+
+Labels may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores. Without a
+validation split a tenth of the training examples is taken, always the same; one of each label stays in training. A
+test split, if there is one, is scored with the best epoch's weights, never to choose anything. Training examples
+without text are left out, texts are cut to --max_length, and a label that the training examples lack is an error.
+"""
+
+import copy
+import itertools
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
+from common.errors import RecipeError
+from common.model import add_adapter, load_classifier
+from common.results import write_results
+from common.scores import MAIN_SCORE
+from common.trainer import RecipeTrainer
+from transformers import set_seed
+from transformers.hf_argparser import HfArg
+
+
+@dataclass
+class SweepArguments:
+    """A run for each combination of what is listed; validation chooses among them."""
+
+    _argument_group_name = "sweep"
+
+    sweep_r: list[int] | None = HfArg(default=None, help="Widths of the bottleneck.")  # noqa: RUF009
+    sweep_learning_rate: list[float] | None = HfArg(default=None, help="Learning rates.")  # noqa: RUF009
+
+
+def main() -> None:
+    """Reads the command line and runs."""
+    groups = (ClassificationArguments, SweepArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
+    run(*parser.parse())
+
+
+def run(
+    arguments: ClassificationArguments,
+    sweep: SweepArguments,
+    adapter: AdapterArguments,
+    training: RecipeTrainingArguments,
+) -> dict[str, Any]:
+    """Trains for each point of the sweep, keeps the best epoch of each, and returns the results of the best point."""
+    adapter.config()  # checks the options before anything is loaded
+    task = load_task(arguments, training)
+    training.output_dir = training.output_dir.replace("{task}", task.name)
+    training.choose_by(MAIN_SCORE[task.labels.problem_type])
+    points = [train(task, arguments, *point) for point in sweep_points(sweep, adapter, training)]
+    best = max(points, key=lambda results: results["best_score"] or 0)
+    if len(points) > 1 and training.should_log:
+        rows = [{name: point[name] for name in ("r", "learning_rate", "best_score", "test")} for point in points]
+        for row in rows:
+            print(f"r {row['r']:>4}  learning rate {row['learning_rate']:g}  {best['chosen_by']} {row['best_score']}")
+        print(f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}")
+        Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    return best
+
+
+def sweep_points(
+    sweep: SweepArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
+) -> Iterator[tuple[AdapterArguments, RecipeTrainingArguments]]:
+    """The options of each run, with an output folder of its own if there are several."""
+    sizes, rates = sweep.sweep_r or [adapter.r], sweep.sweep_learning_rate or [training.learning_rate]
+    for r, rate in itertools.product(sizes, rates):
+        point = copy.copy(training)
+        point.learning_rate = rate
+        if len(sizes) * len(rates) > 1:
+            point.output_dir = f"{training.output_dir}/r{r}-lr{rate:g}"
+        yield replace(adapter, r=r), point
+
+
+def train(
+    task: Task, arguments: ClassificationArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
+) -> dict[str, Any]:
+    """One run: trains, keeps the best epoch, saves the adapter and results.json, and scores the test split."""
+    start = time.perf_counter()
+    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
+    model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
+    trainable, total = model.get_nb_trainable_parameters()
+    if training.should_log:
+        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
+    task = task.tokenized(tokenizer, arguments.max_length)
+    trainer = RecipeTrainer(model=model, args=training, **trainer_arguments(task, tokenizer))
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
+    return write_results(
+        trainer,
+        (arguments, adapter, training),
+        task=task.name,
+        model=arguments.model_name,
+        labels=task.labels.names,
+        r=adapter.r,
+        learning_rate=training.learning_rate,
+        test=test,
+        trainable_parameters=trainable,
+        total_parameters=total,
+        seconds=round(time.perf_counter() - start, 1),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
