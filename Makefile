@@ -1,7 +1,7 @@
 # Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
-PROJECT ?= -e '.[recipes,demo,test,dev]'
+PROJECT ?= -e '.[recipes,deepspeed,demo,test,dev]'
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')

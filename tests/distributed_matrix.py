@@ -1,0 +1,102 @@
+"""Prints the matrix: every strategy, every way to share bottlenecks, every check.
+
+python tests/distributed_matrix.py                                    # all of it, about half an hour on two cores
+python tests/distributed_matrix.py --strategies zero3 --variants 3-shared
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
+
+import pytest
+from distributed_checks import CHECKS, TOLERANCE
+from distributed_runs import STEPS, STRATEGIES, Run, Strategy, make_inputs, run
+
+
+VARIANTS = {
+    "not shared": ("--share_layers", "0"),
+    "shared in each layer": ("--share_layers", "1"),
+    "3-shared": ("--share_layers", "3"),
+}
+Outcome = dict[str, str]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    args = parser.parse_args()
+    table: dict[tuple[str, str], Outcome] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_inputs(folder / "inputs")
+        for variant in args.variants:
+            one = run(folder / "inputs", folder / "one" / variant, None, *VARIANTS[variant])
+            for strategy in args.strategies:
+                table[strategy, variant] = outcomes(folder, STRATEGIES[strategy], variant, one)
+                shutil.rmtree(folder / strategy, ignore_errors=True)
+    print_table(table)
+    sys.exit(any(text != "ok" for outcome in table.values() for text in outcome.values()))
+
+
+def outcomes(folder: Path, strategy: Strategy, variant: str, one: Run) -> Outcome:
+    """What came of each check: "ok" or "FAILED"."""
+    inputs, flags = folder / "inputs", VARIANTS[variant]
+    path = folder / strategy.config
+
+    def attempt(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except Exception:
+            traceback.print_exc()
+            return "FAILED"
+        return "ok"
+
+    result = {"trains": attempt(lambda: run(inputs, path, strategy.config, *flags))}
+    two = Run(path)
+    for check in CHECKS:
+        result[check.__name__] = attempt(lambda check=check: check(two, one, strategy, inputs))
+    result["resume"] = attempt(lambda: check_resume(inputs, path, strategy, flags))
+    result["bf16"] = attempt(lambda: check_bf16(inputs, path / "bf16", strategy, flags, one))
+    return result
+
+
+def check_resume(inputs: Path, path: Path, strategy: Strategy, flags: tuple[str, ...]) -> None:
+    """From the middle of an epoch on, the losses are those of the run without a break."""
+    whole, middle = Run(path), path / "resumed" / "output" / "checkpoint-10"
+    shutil.copytree(whole.output / "checkpoint-10", middle)
+    resumed = run(
+        inputs, path / "resumed", strategy.config, *flags, "--resume_from_checkpoint", "last"
+    )  # fmt: skip
+    assert resumed.records[0]["steps"] == list(range(1, STEPS + 1))
+    assert resumed.records[0]["losses"] == pytest.approx(whole.records[0]["losses"], abs=1e-6)
+
+
+def check_bf16(inputs: Path, path: Path, strategy: Strategy, flags: tuple[str, ...], one: Run) -> None:
+    """Half precision rounds to three digits, so its losses are near those of float32 only at first."""
+    half = run(inputs, path, strategy.config, *flags, "--bf16")
+    assert half.results["strategy"]["mixed_precision"] == "bf16"
+    assert half.records[0]["losses"][:5] == pytest.approx(one.records[0]["losses"][:5], rel=0.05)
+
+
+def print_table(table: dict[tuple[str, str], Outcome]) -> None:
+    checks = list(next(iter(table.values())))
+    strategies, variants = list(dict.fromkeys(s for s, _ in table)), list(dict.fromkeys(v for _, v in table))
+    print(f"\nTwo processes against one, {STEPS} steps, tolerance {TOLERANCE:g}")
+    for variant in variants:
+        print(f"\n| {variant} | {' | '.join(strategies)} |\n|---{'|---' * len(strategies)}|")
+        for check in checks:
+            print(f"| {check.replace('_', ' ')} | {' | '.join(table[s, variant][check] for s in strategies)} |")
+
+
+if __name__ == "__main__":
+    main()
