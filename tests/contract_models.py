@@ -1,0 +1,260 @@
+"""The table of the contract: models, configurations, and a forward pass written from an adapter's file alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.pytorch_utils import Conv1D
+
+
+FILE_PREFIX = "base_model.model."
+ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh}
+VOCABULARY = 60
+WIDE = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+class Plain(nn.Module):
+    """Two modules with a non-linearity between them; any model that is not one of transformers'."""
+
+    def __init__(self, first: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.lin0 = first
+        self.norm = nn.LayerNorm(last.in_features)
+        self.lin1 = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.lin0(x)
+        return self.lin1(self.norm(F.relu(x.flatten(1))))
+
+
+class Attention(nn.Module):
+    """Self-attention of PyTorch, whose output is a tuple."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(8, 2, **kwargs)
+        self.lin1 = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lin1(x + self.mha(x, x, x)[0])
+
+
+def bert() -> nn.Module:
+    return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
+
+
+def roberta() -> nn.Module:
+    return RobertaForSequenceClassification(RobertaConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
+
+
+def gpt2() -> nn.Module:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY, n_embd=16, n_layer=4, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2
+        )
+    )
+
+
+def llama() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **WIDE))
+
+
+def t5() -> nn.Module:
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=8, num_layers=2, num_heads=2, decoder_start_token_id=0
+        )
+    )
+
+
+IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
+FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+BERT_PLACES = [f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")]
+BERT = [f"bert.{place}" for place in BERT_PLACES]
+ROBERTA = [f"roberta.{place}" for place in BERT_PLACES]
+GPT2 = [f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_dropout", "mlp.dropout")]
+LLAMA = [f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
+T5 = [f"encoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1)] + [
+    f"decoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1, 2)
+]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table.
+
+    Args:
+        name: what the row is for.
+        build: makes the base model.
+        places: names of all modules that any of the row's adapters has a bottleneck at, in the model's order.
+        first, second: fields of the configurations of two adapters that differ.
+        inputs: what the model is called with.
+        channel_dim: the dimension of a place's output that the bottleneck transforms.
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    places: list[str]
+    first: dict[str, Any] = field(default_factory=dict)
+    second: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, torch.Tensor] = field(default_factory=lambda: {"input_ids": IDS})
+    channel_dim: int = -1
+
+    def base(self) -> nn.Module:
+        """The base model in eval mode, always with the same weights, far enough from zero to tell models apart."""
+        with torch.random.fork_rng(), torch.no_grad():
+            torch.manual_seed(0)
+            model = self.build().eval()
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn(parameter.shape)
+            return model
+
+
+OTHER = {"r": 3, "activation": "relu", "layers_to_transform": [1, 2]}
+PLAIN = {"target_modules": ["lin0"]}
+WITH_DECODER = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)}
+EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
+ROWS = [
+    Row("bert", bert, BERT, {"r": 4}, OTHER),
+    Row("bert, shared in a layer", bert, BERT, {"r": 4, "share_layers": 1}, {"r": 4, "share_layers": 3}),
+    Row("bert, 3-shared", bert, BERT, {"r": 4, "share_layers": 3}, {**OTHER, "train_layer_norm": "all"}),
+    Row("bert, all norms", bert, BERT, {"r": 4, "train_layer_norm": "all"}, {"r": 4, "train_layer_norm": False}),
+    Row(
+        "bert, no norms", bert, BERT, {"r": 4, "train_layer_norm": False},
+        {"r": 4, "positions": ("attention",), "share_layers": 2},
+    ),
+    Row("bert, one module trained whole", bert, BERT, {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER),
+    Row("bert, sizes by place", bert, BERT, {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER),
+    Row("roberta", roberta, ROBERTA, {"r": 4}, OTHER),
+    Row("roberta, no norms", roberta, ROBERTA, {"r": 4, "share_layers": 2, "train_layer_norm": False}, OTHER),
+    Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
+    Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
+    Row(
+        "t5", t5, T5, {"r": 4, "positions": EVERY_POSITION}, {"r": 2, "share_layers": 2, "train_layer_norm": "all"},
+        WITH_DECODER,
+    ),
+    Row(
+        "linear", lambda: Plain(nn.Linear(8, 8), nn.Linear(8, 3)), ["lin0", "lin1"], {**PLAIN, "r": 2},
+        {"target_modules": ["lin0", "lin1"], "train_layer_norm": "all"}, {"x": FLOATS},
+    ),
+    Row(
+        "transformers' Conv1D", lambda: Plain(Conv1D(8, 8), nn.Linear(8, 3)), ["lin0"], {**PLAIN, "r": 2},
+        {**PLAIN, "train_layer_norm": "all"}, {"x": FLOATS},
+    ),
+    Row(
+        "embedding", lambda: Plain(nn.Embedding(VOCABULARY, 4), nn.Linear(20, 3)), ["lin0"], {**PLAIN, "r": 2},
+        {**PLAIN, "modules_to_save": ["lin1"]}, {"x": IDS},
+    ),
+    Row(
+        "convolution in 1d", lambda: Plain(nn.Conv1d(2, 5, 2), nn.Linear(15, 3)), ["lin0"], {**PLAIN, "r": 2},
+        {**PLAIN, "r": 3}, {"x": FLOATS.view(6, 2, 4)}, channel_dim=-2,
+    ),
+    Row(
+        "convolution in 2d", lambda: Plain(nn.Conv2d(2, 5, 2), nn.Linear(5, 3)), ["lin0"], {**PLAIN, "r": 2},
+        {**PLAIN, "r": 3}, {"x": FLOATS.view(6, 2, 2, 2)}, channel_dim=-3,
+    ),
+    Row(
+        "attention", lambda: Attention(batch_first=True), ["mha"], {"target_modules": ["mha"], "r": 2},
+        {"target_modules": ["mha"], "r": 2, "activation": "relu"}, {"x": FLOATS.view(6, 1, 8).repeat(1, 4, 1)},
+    ),
+]  # fmt: skip
+
+
+def output(model: nn.Module, row: Row, **kwargs: Any) -> torch.Tensor:
+    """What a model gives for a row's inputs."""
+    with torch.no_grad():
+        return output_with_gradient(model, row, **kwargs)
+
+
+def output_with_gradient(model: nn.Module, row: Row, **kwargs: Any) -> torch.Tensor:
+    """The same, so that it can be trained on."""
+    result = model(**row.inputs, **kwargs)
+    return result if isinstance(result, torch.Tensor) else result.logits
+
+
+def reference(
+    row: Row,
+    adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]],
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """What the base model must give with adapters one after the other, from their files' tensors alone.
+
+    Args:
+        row: the row of the table.
+        adapters: the tensors of each adapter's file, and the fields of its configuration.
+        dtype: of the base model.
+    """
+    base = row.base().to(dtype)
+    modules = dict(base.named_modules())
+    with torch.no_grad():
+        for weights, _ in adapters:
+            for key, tensor in weights.items():
+                # Norms and heads replace the base's own; of several adapters the last one's are used.
+                name, _, parameter = key.removeprefix(FILE_PREFIX).replace(".houlsby_norm", "").rpartition(".")
+                if "houlsby_adapter" not in key:
+                    getattr(modules[name], parameter).copy_(tensor)
+    for place in row.places:
+        modules[place].register_forward_hook(_after(place, row, adapters))
+    return output(base, row)
+
+
+def _after(place: str, row: Row, adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]]) -> Callable:
+    def hook(module: nn.Module, args: Any, result: Any) -> Any:
+        hidden = (result[0] if isinstance(result, tuple) else result).movedim(row.channel_dim, -1)
+        for weights, fields in adapters:
+            owner = f"{FILE_PREFIX}{_owner(place, row.places, fields)}.houlsby_adapter."
+            if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
+                continue
+            inner = hidden.float() @ weights[f"{owner}down_proj.weight"].T + weights[f"{owner}down_proj.bias"]
+            inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
+            inner = inner @ weights[f"{owner}up_proj.weight"].T + weights[f"{owner}up_proj.bias"]
+            hidden = hidden + inner.to(hidden.dtype)
+        hidden = hidden.movedim(-1, row.channel_dim)
+        return (hidden, *result[1:]) if isinstance(result, tuple) else hidden
+
+    return hook
+
+
+def _layer(place: str) -> tuple[str, int]:
+    found = re.match(r"(.*?)\.(\d+)\.", place)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def _is_adapted(place: str, fields: dict[str, Any]) -> bool:
+    cross = ".layer.1.dropout" in place and place.startswith("decoder")
+    positions = fields.get("positions", ("attention", "feed_forward"))
+    return (
+        _layer(place)[1] in fields.get("layers_to_transform", range(99))
+        and (not cross or "cross_attention" in positions)
+        and ("attention" in place or positions != ("attention",))
+    )
+
+
+def _owner(place: str, places: list[str], fields: dict[str, Any]) -> str:
+    share = fields.get("share_layers", 0)
+    if not share:
+        return place
+    stack, layer = _layer(place)
+    return next(
+        other
+        for other in places
+        if _is_adapted(other, fields) and (_layer(other)[0], _layer(other)[1] // share) == (stack, layer // share)
+    )

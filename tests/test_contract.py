@@ -1,0 +1,347 @@
+"""What users of PEFT expect of an adapter, for every row of a table of models and configurations.
+
+Nearly everything is compared with `reference`, which applies the tensors of an adapter's file to the base model by
+written-out formulas, so that a mistake in adding, sharing, naming, saving or choosing adapters shows.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from contract_models import FILE_PREFIX, ROWS, Row, output, output_with_gradient, reference
+from peft import (
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    load_peft_weights,
+    set_peft_model_state_dict,
+)
+from safetensors.torch import load_file
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft.head import HoulsbyHead
+
+
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+FIRST, SECOND = "first", "second"
+
+
+def perturb(model, adapter_name, seed):
+    """Move an adapter's weights away from their initial values, which hardly change the base model."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if f".{adapter_name}." in name:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+
+
+def with_two_adapters(row: Row) -> PeftModel:
+    model = get_peft_model(row.base(), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
+    model.add_adapter(SECOND, HoulsbyConfig(**row.second))
+    perturb(model, FIRST, seed=1)
+    perturb(model, SECOND, seed=2)
+    return model
+
+
+def file_of(model, adapter_name) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in get_peft_model_state_dict(model, adapter_name=adapter_name).items()}
+
+
+def expected_with(model, row, *names):
+    fields = {FIRST: row.first, SECOND: row.second}
+    return reference(row, [(file_of(model, name), fields[name]) for name in names])
+
+
+@every_row
+def test_an_adapter_does_what_its_file_says(row):
+    model = with_two_adapters(row)
+    base = output(row.base(), row)
+    for name in (FIRST, SECOND):
+        model.set_adapter(name)
+        torch.testing.assert_close(output(model, row), expected_with(model, row, name), **TOLERANCE)
+        assert (output(model, row) - base).abs().max() > 1e-2, "the adapter must change something for this to tell"
+
+
+@every_row
+def test_disabled_adapters_are_the_base_model_bit_for_bit(row):
+    model, expected = with_two_adapters(row), output(row.base(), row)
+    with model.disable_adapter():
+        assert torch.equal(output(model, row), expected)
+        with model.disable_adapter():
+            assert torch.equal(output(model, row), expected)
+        assert torch.equal(output(model, row), expected)
+        assert torch.equal(output(model, row, adapter_names=[FIRST] * 6), expected)
+    torch.testing.assert_close(output(model, row), expected_with(model, row, FIRST), **TOLERANCE)
+    model.base_model.disable_adapter_layers()
+    assert torch.equal(output(model, row), expected)
+    model.base_model.enable_adapter_layers()
+    torch.testing.assert_close(output(model, row), expected_with(model, row, FIRST), **TOLERANCE)
+    model.base_model.set_adapter([])
+    assert torch.equal(output(model, row), expected)
+    assert torch.equal(output(model.unload(), row), expected)
+
+
+@every_row
+def test_several_active_adapters_run_one_after_the_other(row):
+    model = with_two_adapters(row)
+    for names in ([FIRST, SECOND], [SECOND, FIRST]):
+        model.base_model.set_adapter(names)
+        assert model.active_adapters == names
+        torch.testing.assert_close(output(model, row), expected_with(model, row, *names), **TOLERANCE)
+
+
+@every_row
+def test_rows_of_different_adapters_equal_the_rows_one_by_one(row):
+    model = with_two_adapters(row)
+    base, alone = output(row.base(), row), {}
+    for name in (FIRST, SECOND):
+        model.set_adapter(name)
+        alone[name] = output(model, row)
+    # Interleaved, in blocks, of one adapter only, of the base only; each twice, as the second time nothing is stacked.
+    for order in ("fsb" * 2, "ffssbb", "bfffsf", "ffffff", "ssssss", "bbbbbb"):
+        names = [{"f": FIRST, "s": SECOND, "b": "__base__"}[letter] for letter in order]
+        expected = torch.stack([{**alone, "__base__": base}[name][i] for i, name in enumerate(names)])
+        for _ in range(2):
+            torch.testing.assert_close(output(model, row, adapter_names=names), expected, **TOLERANCE)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@every_row
+def test_an_average_is_the_average_of_the_files_by_hand(row):
+    model = get_peft_model(row.base(), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
+    model.add_adapter(SECOND, HoulsbyConfig(**row.first))
+    perturb(model, FIRST, seed=1)
+    perturb(model, SECOND, seed=2)
+    for weights in ([0.5, 0.5], [1.5, -0.25], [1.0, 0.0]):
+        model.add_weighted_adapter([FIRST, SECOND], weights, "mean")
+        one, two, mean = (file_of(model, name) for name in (FIRST, SECOND, "mean"))
+        assert mean.keys() == one.keys()
+        for key, tensor in mean.items():
+            torch.testing.assert_close(tensor, weights[0] * one[key] + weights[1] * two[key], **TOLERANCE)
+        assert model.active_adapters == [FIRST]
+        model.set_adapter("mean")
+        torch.testing.assert_close(output(model, row), reference(row, [(mean, row.first)]), **TOLERANCE)
+        model.set_adapter(FIRST)
+        model.delete_adapter("mean")
+
+
+@every_row
+def test_saved_adapters_load_as_they_were(row, tmp_path):
+    model = with_two_adapters(row)
+    model.save_pretrained(tmp_path, selected_adapters=[SECOND])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", SECOND]
+    assert (tmp_path / SECOND / "adapter_model.safetensors").is_file()
+    model.set_adapter(SECOND)
+    expected = output(model, row)
+    for loaded in (
+        PeftModel.from_pretrained(row.base(), tmp_path / SECOND, adapter_name="renamed"),
+        PeftModel.from_pretrained(row.base(), tmp_path, subfolder=SECOND),
+        PeftModel.from_pretrained(row.base(), tmp_path / SECOND, low_cpu_mem_usage=True),
+    ):
+        assert torch.equal(output(loaded, row), expected)
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+    # Into a running model, and over an adapter that is there.
+    model.load_adapter(tmp_path / SECOND, "third")
+    model.set_adapter("third")
+    assert torch.equal(output(model, row), expected)
+    perturb(model, "third", seed=3)
+    assert not torch.equal(output(model, row), expected)
+    model.load_adapter(tmp_path / SECOND, "third")
+    assert torch.equal(output(model, row), expected)
+
+
+@every_row
+def test_a_loaded_adapter_trains_if_asked_to(row, tmp_path):
+    model = with_two_adapters(row)
+    model.save_pretrained(tmp_path)
+    trained = {name.replace(f".{FIRST}.", ".default.") for name, p in model.named_parameters() if p.requires_grad}
+    loaded = PeftModel.from_pretrained(row.base(), tmp_path / FIRST, is_trainable=True)
+    assert {name for name, parameter in loaded.named_parameters() if parameter.requires_grad} == trained
+
+
+@every_row
+def test_injected_adapters_give_and_take_the_same_tensors(row):
+    source = with_two_adapters(row)
+    weights = {key.removeprefix(FILE_PREFIX): value for key, value in file_of(source, FIRST).items()}
+    for state_dict in (None, weights):
+        model = inject_adapter_in_model(HoulsbyConfig(**row.first), row.base(), "mine", state_dict=state_dict)
+        set_peft_model_state_dict(model, weights, adapter_name="mine")
+        assert torch.equal(output(model.eval(), row), output(source, row))
+        again = get_peft_model_state_dict(model, adapter_name="mine")
+        assert again.keys() == weights.keys()
+        assert all(torch.equal(again[key], weights[key]) for key in weights)
+
+
+@every_row
+def test_deleting_leaves_the_others_as_they_were(row):
+    model = with_two_adapters(row)
+    model.set_adapter(SECOND)
+    expected = {SECOND: output(model, row), FIRST: expected_with(model, row, FIRST)}
+    model.delete_adapter(FIRST)
+    assert torch.equal(output(model, row), expected[SECOND])
+    assert not any(f".{FIRST}." in name for name in model.state_dict())
+    # Under the same name as before, with other weights: nothing of the old adapter may be left anywhere.
+    model.add_adapter(FIRST, HoulsbyConfig(**row.first))
+    perturb(model, FIRST, seed=5)
+    names = [FIRST, SECOND] * 3
+    now = expected_with(model, row, FIRST)
+    mixed = output(model, row, adapter_names=names)
+    torch.testing.assert_close(mixed[::2], now[::2], **TOLERANCE)
+    assert not torch.allclose(now, expected[FIRST], **TOLERANCE)
+    with pytest.warns(
+        UserWarning, match=f"{SECOND} was active which is now deleted. Setting active adapter to {FIRST}"
+    ):
+        model.delete_adapter(SECOND)
+    assert model.active_adapters == [FIRST]
+    torch.testing.assert_close(output(model, row), now, **TOLERANCE)
+    with pytest.raises(ValueError, match="does not exist"):
+        model.delete_adapter("unknown")
+
+
+@every_row
+def test_weights_that_change_are_stacked_anew(row):
+    """Whatever changes weights between two mixed batches: writes in place, loaded or moved weights, other modules."""
+    model, names = with_two_adapters(row), [SECOND, FIRST, "__base__"] * 2
+
+    def changes():
+        perturb(model, FIRST, seed=6)
+        yield
+        set_peft_model_state_dict(model, file_of(model, SECOND) | noisy, adapter_name=SECOND)
+        yield
+        model.double().float()
+        yield
+        model.delete_adapter(SECOND)
+        model.add_adapter(SECOND, HoulsbyConfig(**row.second))
+        perturb(model, SECOND, seed=8)
+        yield
+        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+        perturb(model, SECOND, seed=9)
+        yield
+
+    noisy = {key: value + 0.1 for key, value in file_of(model, SECOND).items()}
+    before = output(model, row, adapter_names=names)
+    for i, _ in enumerate(changes()):
+        mixed = output(model, row, adapter_names=names)
+        torch.testing.assert_close(mixed[0::3], expected_with(model, row, SECOND)[0::3], **TOLERANCE)
+        torch.testing.assert_close(mixed[1::3], expected_with(model, row, FIRST)[1::3], **TOLERANCE)
+        torch.testing.assert_close(mixed[2::3], before[2::3], **TOLERANCE)
+        assert i == 2 or not torch.allclose(mixed, before, **TOLERANCE)
+        before = mixed
+
+
+@every_row
+def test_the_reported_status_is_the_models(row, capsys):
+    model = with_two_adapters(row)
+    layers = [m for m in model.modules() if isinstance(m, (HoulsbyLayer, HoulsbyLayerNorm, HoulsbyHead))]
+    # PEFT says so where an adapter that is not active trains a module that the active one leaves alone.
+    active = "irregular" if "modules_to_save" in row.second else [FIRST]
+    status = model.get_model_status()
+    assert (status.adapter_model_type, status.num_adapter_layers) == ("HoulsbyModel", len(layers))
+    assert (status.enabled, status.active_adapters, status.merged_adapters) == (True, active, [])
+    assert status.available_adapters == [FIRST, SECOND]
+    assert status.peft_types == {FIRST: "HOULSBY", SECOND: "HOULSBY"}
+    assert status.requires_grad == {FIRST: True, SECOND: False}
+    size = sum(value.numel() for value in file_of(model, FIRST).values())
+    assert status.trainable_params == size
+    assert model.get_nb_trainable_parameters() == (size, sum(p.numel() for p in model.parameters()))
+    model.print_trainable_parameters()
+    assert f"trainable params: {size:,} ||" in capsys.readouterr().out
+    for layer in model.get_layer_status():
+        assert layer.module_type in ("HoulsbyLayer", "HoulsbyLayerNorm", "HoulsbyHead")
+        assert layer.active_adapters == [FIRST] or layer.available_adapters == [SECOND]
+        assert set(layer.available_adapters) <= {FIRST, SECOND}
+    with model.disable_adapter():
+        assert model.get_model_status().enabled is False
+
+
+@every_row
+def test_gradients_follow_the_active_adapter_and_can_be_set(row):
+    model = with_two_adapters(row)
+
+    def trained():
+        found = {name: [] for name in (FIRST, SECOND)}
+        for key, parameter in model.named_parameters():
+            owner = next((name for name in found if f".{name}." in key), None)
+            if owner:
+                found[owner].append(parameter.requires_grad)
+            else:
+                assert not parameter.requires_grad, key
+        return {name: all(flags) if any(flags) == all(flags) else "some" for name, flags in found.items()}
+
+    assert trained() == {FIRST: True, SECOND: False}
+    model.set_adapter(SECOND)
+    assert trained() == {FIRST: False, SECOND: True}
+    model.set_adapter(FIRST, inference_mode=True)
+    assert trained() == {FIRST: False, SECOND: False}
+    model.set_requires_grad([FIRST, SECOND])
+    assert trained() == {FIRST: True, SECOND: True}
+    model.set_requires_grad(FIRST, requires_grad=False)
+    assert trained() == {FIRST: False, SECOND: True}
+
+
+@every_row
+def test_copies_are_independent_and_equal(row):
+    model, names = with_two_adapters(row), [FIRST, SECOND, "__base__"] * 2
+    expected, mixed = output(model, row), output(model, row, adapter_names=names)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(output(copied, row), expected)
+        assert torch.equal(output(copied, row, adapter_names=names), mixed)
+        perturb(copied, FIRST, seed=4)
+        torch.testing.assert_close(output(copied, row), expected_with(copied, row, FIRST), **TOLERANCE)
+        assert torch.equal(output(model, row), expected)
+
+
+@every_row
+def test_the_file_holds_each_tensor_once_without_adapter_names(row, tmp_path):
+    model = with_two_adapters(row)
+    model.save_pretrained(tmp_path)
+    for name in (FIRST, SECOND):
+        saved = load_file(tmp_path / name / "adapter_model.safetensors")
+        assert not any(name in key for key in saved)
+        parameters = [p for key, p in model.named_parameters() if f".{name}." in key]
+        assert sum(tensor.numel() for tensor in saved.values()) == sum(p.numel() for p in parameters)
+        assert saved.keys() == load_peft_weights(tmp_path / name, device="cpu").keys()
+
+
+@every_row
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_a_base_in_half_precision_with_adapters_in_full(row, dtype):
+    model = get_peft_model(row.base().to(dtype), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
+    model.add_adapter(SECOND, HoulsbyConfig(**row.second))
+    assert {p.dtype for name, p in model.named_parameters() if ".houlsby_" in name} == {torch.float32}
+    perturb(model, FIRST, seed=1)
+    perturb(model, SECOND, seed=2)
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in row.inputs.items()}
+    row = replace(row, inputs=inputs)
+    expected = reference(row, [(file_of(model, FIRST), row.first)], dtype)
+    assert output(model, row).dtype == dtype
+    assert distance(output(model, row), expected) < 0.03
+    assert distance(output(model, row, adapter_names=[FIRST, SECOND] * 3)[::2], expected[::2]) < 0.03
+    model.train()
+    output_with_gradient(model, row).float().square().mean().backward()
+    own = [p for name, p in model.named_parameters() if f".{FIRST}." in name]
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in own)
+    everything = model.to(dtype).eval()
+    assert {parameter.dtype for parameter in everything.parameters()} == {dtype}
+    assert distance(output(everything, row), expected) < 0.03
+
+
+def distance(a, b):
+    return (a.float() - b.float()).norm() / b.float().norm()
+
+
+@every_row
+def test_heads_are_found_wrapped_and_given_back(row):
+    base = row.base()
+    names = {name for name, _ in base.named_modules()}
+    model = get_peft_model(base, HoulsbyConfig(**row.first))
+    heads = [name for name, module in base.named_modules() if isinstance(module, HoulsbyHead)]
+    expected = {"bert": ["classifier"], "roberta": ["classifier"]}.get(row.name.split(",")[0], [])
+    assert sorted(heads) == sorted(expected + row.first.get("modules_to_save", []))
+    assert {name for name, _ in model.unload().named_modules()} == names
