@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterable
 
 
 _MARK = re.compile(r"\n<!-- generated ([0-9a-f]{8}) -->\n")
@@ -20,7 +21,7 @@ _PLACEHOLDER = "[More Information Needed]"
 
 def mark(body: str) -> str:
     """Put its checksum under the heading of each section of a generated body, so that `update` knows it again."""
-    return "".join(map(_marked, split(body)))
+    return _join(map(_marked, split(body)))
 
 
 def update(new: str, old: str) -> str:
@@ -48,7 +49,7 @@ def update(new: str, old: str) -> str:
             result.insert(place, section)
             free.insert(place, None)
             place += 1
-    return "\n\n".join(section.strip("\n") for section in result) + "\n"
+    return _join(result)
 
 
 def is_template(text: str) -> bool:
@@ -75,7 +76,11 @@ def split(body: str) -> list[str]:
 def _marked(section: str) -> str:
     heading, _, text = section.partition("\n")
     text = text.strip("\n")
-    return f"{heading}\n\n<!-- generated {_checksum(heading, text)} -->\n\n{text}\n\n"
+    return f"{heading}\n\n<!-- generated {_checksum(heading, text)} -->\n\n{text}"
+
+
+def _join(sections: Iterable[str]) -> str:
+    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
 def _is_untouched(section: str) -> bool:

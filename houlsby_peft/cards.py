@@ -63,7 +63,7 @@ def make_card(
             repo_id=repo_id,
             base_model=base,
             summary=summary(config, own),
-            example=example,
+            example=None if example is None else repr(example),
             answer=answer,
             auto_class=task.auto_class,
             num_labels=len(config.id2label or {}),
@@ -96,7 +96,7 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         AdapterError: The metadata of an old card are not YAML.
     """
     data: CardData = card.data
-    body = card.text
+    body = card.text.lstrip("\n")
     for path in old:
         text = path.read_text(encoding="utf-8")
         if is_template(text):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, constants, hf_hub_download
+from huggingface_hub import CommitOperationAdd, HfApi, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils._validators import validate_repo_id
@@ -114,7 +114,7 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
     name, config = _active(model)
     base = model.get_base_model()
     record_head(config, base)
-    config.revision = config.revision or getattr(base.config, "_commit_hash", None)
+    config.revision = _revision_in_cache(str(base.name_or_path), config.revision)
     folder = Path(tempfile.mkdtemp(prefix="houlsby_peft-"))
     model.save_pretrained(str(folder), selected_adapters=[name])
     if name != "default":  # PEFT saves others one folder deeper
@@ -123,6 +123,15 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
+
+
+def _revision_in_cache(name: str, revision: str | None) -> str | None:
+    """The commit of a base model that was loaded from the Hub; as it was given for one that was not."""
+    try:
+        path = try_to_load_from_cache(name, "config.json", revision=revision)
+    except HFValidationError:  # a folder
+        path = None
+    return Path(path).parent.name if isinstance(path, str) else revision
 
 
 def _active(model: PeftModel) -> tuple[str, HoulsbyConfig]:

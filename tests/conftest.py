@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from local_hub import LocalHub
 from transformers import BertConfig, BertForSequenceClassification
 
 
@@ -38,3 +41,10 @@ def perturb(model: torch.nn.Module, seed: int = 1, scale: float = 0.2) -> None:
 def token_ids() -> torch.Tensor:
     """A batch of 5 sentences of 7 tokens."""
     return torch.randint(0, 99, (5, 7), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    """A Hugging Face Hub of its own for the tests of a file."""
+    with LocalHub() as hub:
+        yield hub

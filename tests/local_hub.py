@@ -1,0 +1,162 @@
+"""A Hugging Face Hub on a free loopback port, that real clients push to and pull from, each in a process of its own.
+
+with LocalHub() as hub:
+    hub.add("org/base", folder)
+    hub.call(client_function, "argument", home=tmp_path)
+    hub.faults.append(Fault("PUT", "/lfs/", "close"))  # breaks the next upload of a large file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import uvicorn
+from hub_protocol import Repo, Store, application
+from starlette.requests import Request
+from starlette.responses import Response
+
+
+TESTS = Path(__file__).parent
+CALL = """
+import importlib, json, sys
+module, function, arguments = json.load(sys.stdin)
+print("\\n" + json.dumps(getattr(importlib.import_module(module), function)(*arguments)))
+"""
+
+
+@dataclass
+class Fault:
+    """Breaks the next `times` requests of a method to a path (a regular expression).
+
+    `how` is the status of the answer, "close" to break the connection off in the middle of the answer, "down" to take
+    the server down as well, or "overtaken" to let someone else commit to the repository first. With `late`, the
+    request is carried out first and only its answer is lost.
+    """
+
+    method: str
+    path: str
+    how: int | Literal["close", "down", "overtaken"]
+    times: int = 1
+    late: bool = False
+
+
+class LocalHub:
+    """The server, in a thread of this process, with what it stores."""
+
+    def __init__(self) -> None:
+        self.store = Store()
+        self.faults: list[Fault] = []
+        self.requests: list[str] = []
+        self._app = application(self.store)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> LocalHub:
+        self.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start, or start again with all that was stored."""
+        config = uvicorn.Config(self, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server could not start"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop; open connections are closed."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join(timeout=10)
+        assert not self._thread.is_alive()
+
+    def restart_when_down(self, seconds: float) -> None:
+        """Start again, in the background, some time after a fault has taken the server down."""
+        thread = self._thread
+
+        def restart() -> None:
+            thread.join()
+            time.sleep(seconds)
+            self.start()
+
+        threading.Thread(target=restart, daemon=True).start()
+
+    def add(self, name: str, files: dict[str, bytes] | Path, private: bool = False) -> Repo:
+        """Store a repository, of given files or of those in a folder, without a client."""
+        if isinstance(files, Path):
+            files = {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
+        repo = self.store.repos.setdefault(name, Repo(name, private))
+        repo.commit("add", dict(files))
+        return repo
+
+    def environment(self, home: Path, token: str | None = "hf_write", **changes: str) -> dict[str, str]:
+        """The environment of a client of this hub, with its own cache, and large files by LFS."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        return {**inherited, **own, **quiet, **({"HF_TOKEN": token} if token else {}), **changes}
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
+        """Call a function of a module in this folder in a client process; arguments and result travel as JSON."""
+        run = subprocess.run(
+            [sys.executable, "-c", CALL],
+            input=json.dumps([function.__module__, function.__name__, arguments]),
+            capture_output=True,
+            text=True,
+            cwd=TESTS,
+            env=self.environment(**environment),
+        )
+        assert run.returncode == 0, run.stdout + run.stderr
+        return json.loads(run.stdout.splitlines()[-1])
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI application: the protocol, and the faults before it."""
+        request = Request(scope, receive)
+        self.requests.append(f"{request.method} {request.url.path}")
+        fault = next((fault for fault in self.faults if fault.times and _hits(fault, request)), None)
+        if fault is None:
+            await self._app(scope, receive, send)
+            return
+        fault.times -= 1
+        if fault.how == "overtaken":
+            name = "/".join(request.url.path.split("/")[3:5])
+            self.store.repos[name].commit("someone else's", {"notes.md": b"Mind the gap."})
+            await self._app(scope, receive, send)
+            return
+        if fault.late:
+            await self._app(scope, receive, _nowhere)
+        if isinstance(fault.how, int):
+            await Response("broken", fault.how)(scope, receive, send)
+            return
+        if fault.how == "down":
+            self._server.should_exit = self._server.force_exit = True
+            await asyncio.sleep(60)  # cancelled when the server closes its connections
+        # An answer that is shorter than announced makes uvicorn close the connection.
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
+        await send({"type": "http.response.body", "body": b"half"})
+
+
+def _hits(fault: Fault, request: Request) -> bool:
+    return fault.method == request.method and bool(re.search(fault.path, request.url.path))
+
+
+async def _nowhere(message: object) -> None:
+    """Takes the place of the client that never gets an answer."""

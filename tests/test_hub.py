@@ -1,0 +1,139 @@
+"""Push and pull over a local Hub, with the real client: each side in a process and a cache of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hub_models import BASE, LABELS, TEXTS, make_base
+from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
+from safetensors.torch import load
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig
+
+
+NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]
+RESULTS = {
+    "seed": 1,
+    "dataset": {"id": "org/messages", "name": "Messages", "config": "short", "split": "test", "revision": "abc123"},
+    "epochs": [{"epoch": 1.0, "step": 20, "accuracy": 0.75}],
+}
+
+
+def train_and_push():
+    """Client: train on a base model from the Hub, push, and tell what the model gives."""
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, id2label=dict(enumerate(LABELS)))
+    model = get_peft_model(base, HoulsbyConfig(r=8, share_layers=1), adapter_name="messages")
+    batch = tokenizer([text for text, _ in TEXTS], padding=True, return_tensors="pt")
+    labels = torch.tensor([label for _, label in TEXTS])
+    optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = model(**batch, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    metadata = {"license": "mit", "language": "en", "tags": ["customers"]}
+    url = houlsby_peft.push_to_hub(
+        model, "messages", tokenizer=tokenizer, results=RESULTS, example=NEW_TEXTS[0], metadata=metadata, private=True
+    )
+    still_training = model.training
+    with torch.no_grad():
+        logits = model.eval()(**tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")).logits
+    return {"url": url, "losses": losses, "logits": logits.tolist(), "still_training": still_training}
+
+
+def pull(name, revision):
+    """Client: load in every way that users load; logits by way, and what the predictor says."""
+    adapter = houlsby_peft.load(name, revision=revision)
+    batch = adapter.tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")
+    base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3)
+    ways = {
+        "load": adapter.model,
+        "PeftModel": PeftModel.from_pretrained(base, name, revision=revision),
+        "AutoModel": AutoModelForSequenceClassification.from_pretrained(name, num_labels=3),
+        "AutoPeftModel": AutoPeftModelForSequenceClassification.from_pretrained(name, num_labels=3),
+    }
+    with torch.no_grad():
+        logits = {way: model.eval()(**batch).logits.tolist() for way, model in ways.items()}
+    ours = adapter.pipeline(top_k=None)(NEW_TEXTS)[0]
+    theirs = pipeline("text-classification", model=adapter.pipeline().model, tokenizer=adapter.tokenizer, device=-1)
+    return {
+        "logits": logits,
+        "labels": adapter.labels,
+        "predicted": adapter.predict(NEW_TEXTS),
+        "pipeline": theirs(NEW_TEXTS),
+        "all_labels": ours,
+        "revision": adapter.config.revision,
+    }
+
+
+def load_offline(name):
+    return houlsby_peft.load(name).predict(NEW_TEXTS)
+
+
+@pytest.fixture(scope="module")
+def pushed(hub, tmp_path_factory):
+    hub.add(BASE, make_base(tmp_path_factory.mktemp("base")))
+    hub.add("org/messages-data", {"README.md": b""})
+    return hub.call(train_and_push, home=tmp_path_factory.mktemp("home"))
+
+
+def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, pushed, tmp_path):
+    assert pushed["losses"][-1] < 0.5 * pushed["losses"][0]
+    revision = hub.store.repos["user/messages"].head.oid
+    pulled = hub.call(pull, "user/messages", revision, home=tmp_path)
+    for way, logits in pulled["logits"].items():
+        assert logits == pushed["logits"], way
+    assert pulled["labels"] == list(LABELS)
+    expected = torch.tensor(pushed["logits"]).softmax(-1)
+    assert [found["label"] for found in pulled["predicted"]] == [LABELS[i] for i in expected.argmax(-1)]
+    assert [found["score"] for found in pulled["predicted"]] == pytest.approx(expected.amax(-1).tolist(), rel=1e-5)
+    assert [found["label"] for found in pulled["pipeline"]] == [found["label"] for found in pulled["predicted"]]
+    assert {found["label"] for found in pulled["all_labels"]} == set(LABELS)
+    assert pulled["revision"] == hub.store.repos[BASE].head.oid
+
+    offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
+    assert offline == pulled["predicted"]
+
+
+def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
+    repo = hub.store.repos["user/messages"]
+    assert [commit.message for commit in repo.commits] == ["initial commit", "Upload Houlsby adapter"]
+    own = {"adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json"}
+    assert set(repo.head.files) == {".gitattributes", *own}
+    assert repo.private
+    assert pushed["url"] == f"{hub.url}/user/messages/commit/{repo.head.oid}"
+    assert pushed["still_training"]
+    weights = load(repo.head.files["adapter_model.safetensors"])
+    assert {tuple(weights[key].shape) for key in weights if key.endswith("down_proj.weight")} == {(8, 32)}
+    text = b"".join(content for path, content in repo.head.files.items() if not path.endswith("safetensors"))
+    assert str(Path.home()).encode() not in text
+    assert b"/tmp/" not in text
+
+
+def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
+    card = hub.store.repos["user/messages"].head.files["README.md"].decode()
+    data = yaml.safe_load(card.split("---\n")[1])
+    assert data["base_model"] == BASE
+    assert data["base_model_relation"] == "adapter"
+    assert data["pipeline_tag"] == "text-classification"
+    assert data["tags"] == ["adapter", "customers", "houlsby", "peft"]
+    (result,) = data["model-index"][0]["results"]
+    assert result["dataset"] == {
+        "name": "Messages", "type": "org/messages", "config": "short", "split": "test", "revision": "abc123"
+    }  # fmt: skip
+    assert result["metrics"] == [{"type": "accuracy", "value": 0.75, "name": "accuracy"}]
+    best = torch.tensor(pushed["logits"][0]).softmax(-1)
+    assert f"adapter.predict('{NEW_TEXTS[0]}')" in card
+    shown = card.split("```text\n")[1].split("\n```")[0]
+    assert json.loads(shown.replace("'", '"')) == [
+        {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
+    ]

@@ -1,0 +1,177 @@
+"""What goes wrong on the way to the Hub and back: each time one clear line, nothing half uploaded, nothing lost."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+
+import huggingface_hub.utils._http
+import pytest
+from hub_models import BASE, make_adapter, make_base
+from local_hub import Fault
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HubError
+
+
+def _attempt(function, *arguments, **options):
+    """The result, or the error's class and message."""
+    try:
+        return ["ok", str(function(*arguments, **options))]
+    except (AdapterError, HubError, ValueError) as error:
+        return [type(error).__name__, str(error)]
+
+
+def push_and_load_wrongly(folder, other_base):
+    """Client without a token of its own: the outcome of each wrong request."""
+    push, load = houlsby_peft.push_to_hub, houlsby_peft.load
+    return {
+        "no token": _attempt(push, folder, "user/a"),
+        "wrong token": _attempt(push, folder, "user/a", token="hf_wrong"),
+        "token that may only read": _attempt(push, folder, "user/a", token="hf_read"),
+        "no right to create": _attempt(push, folder, "other/new", token="hf_write"),
+        "no right to write": _attempt(push, folder, "other/theirs", token="hf_write"),
+        "impossible name": _attempt(push, folder, "user/a b", token="hf_write"),
+        "reserved name": _attempt(push, folder, "user/admin", token="hf_write"),
+        "private to public": _attempt(push, folder, "user/public", token="hf_write", private=True),
+        "whole model": _attempt(push, folder, BASE, token="hf_write"),
+        "local base": _attempt(push, folder, "user/a", token="hf_write", base_model=other_base),
+        "wrong license": _attempt(push, folder, "user/a", token="hf_write", metadata={"license": "Apache 2"}),
+        "license that the Hub does not know": _attempt(
+            push, folder, "user/license", token="hf_write", metadata={"license": "wtf"}
+        ),
+        "no repository": _attempt(load, "user/nothing"),
+        "private": _attempt(load, "other/private", token="hf_write"),
+        "private, without token": _attempt(load, "other/private"),
+        "no revision": _attempt(load, "user/public", revision="v9"),
+        "no folder": _attempt(load, "./nothing"),
+        "other base": _attempt(load, "user/public", base_model=other_base),
+        "no base on the Hub": _attempt(load, "user/baseless"),
+        "right after all that": _attempt(load, "user/public"),
+    }
+
+
+EXPECTED = {
+    "no token": "HubError: user/a: there is no token; log in with `hf auth login` or set HF_TOKEN",
+    "wrong token": "HubError: user/a: the token is wrong or has expired; log in",
+    "token that may only read": "HubError: user/a: the token may only read; make one that may write",
+    "no right to create": "HubError: other/new: the token has no right to do it.*Nothing was uploaded; all is in",
+    "no right to write": "HubError: other/theirs: the token has no right to do it",
+    "impossible name": "HubError: user/a b: the Hub takes no such name",
+    "reserved name": "HubError: user/admin: the Hub refuses .*reserved",
+    "private to public": "HubError: user/public exists and is public",
+    "whole model": "HubError: org/tiny-bert holds a whole model",
+    "local base": "AdapterError: The base model must be on the Hub",
+    "wrong license": "ValueError: The card's license must be an identifier such as apache-2.0; got 'Apache 2'",
+    "license that the Hub does not know": "HubError: user/license: the Hub refuses the card .*license",
+    "no repository": "HubError: user/nothing: there is no such repository, or it is private",
+    "private": "HubError: other/private: there is no such repository, or it is private",
+    "private, without token": "HubError: other/private: there is no such repository, or it is private",
+    "no revision": "HubError: user/public: it has no such revision",
+    "no folder": "AdapterError: An adapter must be a folder, or a name on the Hub .* ./nothing is neither",
+    "other base": "AdapterError: Adapter 'default' was trained on the base model 'org/tiny-bert' and is loaded on",
+    "no base on the Hub": "HubError: The base model org/no-such-model: there is no such repository",
+    "right after all that": "ok: ",
+}
+
+
+@pytest.fixture(scope="module")
+def base(hub, tmp_path_factory):
+    folder = make_base(tmp_path_factory.mktemp("base"))
+    hub.add(BASE, folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(base, tmp_path):
+    return make_adapter(tmp_path / "adapter", base)
+
+
+def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
+    hub.add("user/public", adapter)
+    hub.add("other/theirs", adapter)
+    hub.add("other/private", adapter, private=True)
+    hub.add("user/baseless", make_adapter(tmp_path / "baseless", base, "org/no-such-model"))
+    other = make_base(tmp_path / "other", seed=9)
+    outcomes = hub.call(push_and_load_wrongly, str(adapter), str(other), home=tmp_path / "home", token=None)
+    for case, (kind, message) in outcomes.items():
+        assert re.match(EXPECTED[case], f"{kind}: {message}"), f"{case}: {kind}: {message}"
+        assert "\n" not in message, case
+    assert set(outcomes) == set(EXPECTED)
+    assert "user/a" not in hub.store.repos
+    assert len(hub.store.repos["other/theirs"].commits) == 1
+    assert {path.name for path in adapter.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+
+
+FAULTS = {
+    # The first, as who one is has no repository in its path.
+    "the Hub does not answer who one is": Fault("GET", "/whoami", "close"),
+    "500 twice for a file": Fault("PUT", "/lfs/{repo}/", 500, times=2),
+    "500 twice before": Fault("POST", "{repo}/preupload/", 500, times=2),
+    "500 twice for the commit": Fault("POST", "{repo}/commit/", 500, times=2),
+    "a file breaks off": Fault("PUT", "/lfs/{repo}/", "close", times=9),
+    "the commit breaks off": Fault("POST", "{repo}/commit/", "close"),
+    "the answer to the commit is lost": Fault("POST", "{repo}/commit/", "close", late=True),
+    "someone else commits meanwhile": Fault("POST", "{repo}/commit/", "overtaken"),
+}
+# These end well without another call, as the client tries again by itself.
+REPAIRED = ("500 twice for a file", "500 twice before")
+
+
+def push_again_and_again(folders):
+    """Client: two or three attempts to push each folder to a repository of its own; the outcomes."""
+    # The client waits up to 23 seconds between its attempts; the waiting itself is not what is tested.
+    huggingface_hub.utils._http.time.sleep = lambda seconds: None
+    outcomes = []
+    for number, folder in enumerate(folders):
+        attempts = []
+        while len(attempts) < 3 and (not attempts or attempts[-1][0] != "ok"):
+            attempts.append(_attempt(houlsby_peft.push_to_hub, folder, f"user/fault-{number}"))
+        outcomes.append(attempts)
+    return outcomes
+
+
+def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, tmp_path):
+    folders = [make_adapter(tmp_path / str(n), base, seed=n) for n in range(len(FAULTS))]
+    for number, fault in enumerate(FAULTS.values()):
+        hub.faults.append(replace(fault, path=fault.path.format(repo=f"user/fault-{number}")))
+    outcomes = hub.call(push_again_and_again, [str(folder) for folder in folders], home=tmp_path / "home")
+    for number, (case, attempts) in enumerate(zip(FAULTS, outcomes, strict=True)):
+        repo = hub.store.repos[f"user/fault-{number}"]
+        assert attempts[-1][0] == "ok", (case, attempts)
+        assert (len(attempts) == 1) == (case in REPAIRED), (case, attempts)
+        for kind, message in attempts[:-1]:
+            assert kind == "HubError", (case, message)
+            assert f"houlsby-peft push {folders[number]} user/fault-{number}" in message or number == 0, message
+        messages = [commit.message for commit in repo.commits if commit.message != "someone else's"]
+        assert messages == ["initial commit", "Upload Houlsby adapter"], case
+        assert (
+            repo.head.files["adapter_model.safetensors"]
+            == (folders[number] / "adapter_model.safetensors").read_bytes()
+        )
+
+
+def push_until_the_server_is_back(folder):
+    """Client: how the first attempt ends, and how the first one after a minute at most that does not fail."""
+    wait, huggingface_hub.utils._http.time.sleep = time.sleep, lambda seconds: None
+    first = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
+    for _ in range(120):
+        last = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
+        if last[0] == "ok":
+            break
+        wait(0.5)
+    return [first, last]
+
+
+def test_a_server_that_dies_halfway_can_be_pushed_to_when_it_is_back(hub, base, tmp_path):
+    adapter = make_adapter(tmp_path / "adapter", base, seed=99)
+    hub.faults.append(Fault("PUT", "survivor", "down"))
+    hub.restart_when_down(seconds=3)
+    (kind, message), last = hub.call(push_until_the_server_is_back, str(adapter), home=tmp_path)
+    assert kind == "HubError"
+    assert re.search(
+        rf"user/survivor: {hub.url} cannot be reached .*Nothing was uploaded; all is in {adapter}", message
+    )
+    assert last[0] == "ok", last
+    assert [commit.message for commit in hub.store.repos["user/survivor"].commits][1:] == ["Upload Houlsby adapter"]
