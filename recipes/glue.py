@@ -9,7 +9,6 @@ validation_mismatched); .csv, .tsv (no quoting) and .jsonl do as well, with the 
 """
 
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +41,6 @@ class GlueArguments(EncoderArguments):
 
 def main() -> None:
     """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
-    start = time.perf_counter()
     arguments, adapter, training = parse_arguments()
     task = find_task(arguments.task)
     config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels))
@@ -57,10 +55,8 @@ def main() -> None:
         name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
     }
     model = add_adapter(model, config, adapter.init_adapter)
-    trainable, total = model.get_nb_trainable_parameters()
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
-        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
 
     validation = {name.removeprefix("validation_"): splits[name] for name in task.validation_splits}
     trainer = RecipeTrainer(
@@ -77,16 +73,13 @@ def main() -> None:
     trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
     test_scores = demo.compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
     if test_scores and trainer.is_world_process_zero():
-        print(demo.explain(test_scores, splits, trainable))
+        print(demo.explain(test_scores, splits, trainer.trainable))
     write_results(
         trainer,
         (arguments, adapter, training),
         task=task.name,
         model=arguments.model_name,
         test=test_scores,
-        trainable_parameters=trainable,
-        total_parameters=total,
-        seconds=round(time.perf_counter() - start, 1),
     )
 
 

@@ -10,7 +10,6 @@ output weights are the input embeddings (tied) and the rest of it is trained, sa
 
 import math
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ HEAD_FILE = "mlm_head.safetensors"
 
 def main() -> None:
     """Reads the command line, trains, keeps the epoch of the lowest validation loss, saves the adapter and results."""
-    start = time.perf_counter()
     groups = (DataArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
     config = adapter.config()
@@ -54,11 +52,9 @@ def main() -> None:
     config.exclude_modules = rf"(?!{model.base_model_prefix}\.).*"
     model = add_adapter(model, config, adapter.init_adapter)
     head = train_missing_head(model, missing)
-    trainable, total = model.get_nb_trainable_parameters()
     if training.should_log:
         print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
         print(describe(head))
-        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
 
     data = {name: tokens(splits[name], name, tokenizer, arguments) for name in ("train", "validation")}
     trainer = MlmTrainer(
@@ -83,9 +79,6 @@ def main() -> None:
         model=arguments.model_name,
         loss_before=before,
         trained_head=sorted(head),
-        trainable_parameters=trainable,
-        total_parameters=total,
-        seconds=round(time.perf_counter() - start, 1),
     )
 
 

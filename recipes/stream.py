@@ -66,9 +66,8 @@ def main() -> None:
         own.choose_by(MAIN_SCORE[task.labels.problem_type])
         trainer = RecipeTrainer(model=model, args=own, **trainer_arguments(task, tokenizer))
         trainer.train()
-        trainable, total = model.get_nb_trainable_parameters()
         learned[name] = Learned(task, trainer, trainer.predict(task.splits["validation"]).predictions)
-        rows.append({"task": name, "trained": trainable, "total": total, **run_again(model, learned)})
+        rows.append({"task": name, "trained": trainer.trainable, "total": trainer.total, **run_again(model, learned)})
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         write_results(trainer, (arguments, adapter, own), model=arguments.model_name, **rows[-1])

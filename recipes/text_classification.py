@@ -16,7 +16,6 @@ import copy
 import itertools
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,13 +88,9 @@ def train(
     task: Task, arguments: ClassificationArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
     """One run: trains, keeps the best epoch, saves the adapter and results.json, and scores the test split."""
-    start = time.perf_counter()
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
     model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
-    trainable, total = model.get_nb_trainable_parameters()
-    if training.should_log:
-        print(f"trainable parameters: {trainable:,} of {total:,} ({trainable / total:.2%})")
     task = task.tokenized(tokenizer, arguments.max_length)
     trainer = RecipeTrainer(model=model, args=training, **trainer_arguments(task, tokenizer))
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
@@ -110,9 +105,6 @@ def train(
         r=adapter.r,
         learning_rate=training.learning_rate,
         test=test,
-        trainable_parameters=trainable,
-        total_parameters=total,
-        seconds=round(time.perf_counter() - start, 1),
     )
 
 

@@ -29,11 +29,13 @@ import glue
 from common.arguments import RecipeTrainingArguments
 from common.data import tokenize
 from common.errors import RecipeError
-from common.model import find_model, load_classifier
+from common.model import add_adapter, find_model, load_classifier
 from common.results import scores_per_epoch
 from common.trainer import RecipeTrainer
 from conftest import tiny_bert
 from minimal_pairs import minimal_pairs
+
+from houlsby_peft import HoulsbyConfig
 
 
 ROOT = Path(__file__).parents[1]
@@ -290,6 +292,7 @@ class TestRuns:
         """Length grouping, the default, would shuffle them."""
         data = minimal_pairs()["test"].shuffle(seed=0)
         model, tokenizer = load_classifier(str(tiny_model), ("no", "yes"))
+        model = add_adapter(model, HoulsbyConfig())
         tokens = tokenize(data, tokenizer, ["sentence"], 32)
         training = RecipeTrainingArguments(
             output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False

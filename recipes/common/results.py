@@ -2,6 +2,7 @@
 
 import json
 import platform
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator, DistributedType
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
+
+from common.trainer import RecipeTrainer
 
 
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
@@ -44,11 +47,12 @@ def strategy(accelerator: Accelerator) -> dict[str, str | int]:
     return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
 
 
-def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
+def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
     """Writes results.json into the output folder, and prints the best score; the main process only.
 
-    Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the arguments
-    (dataclasses, merged) and the versions of Python and the libraries. All of it is returned.
+    Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the sizes, the
+    seconds since the trainer was made, the arguments (dataclasses, merged) and the versions of Python and the
+    libraries. All of it is returned.
     """
     training, state = trainer.args, trainer.state
     merged: dict[str, Any] = {}
@@ -63,6 +67,9 @@ def write_results(trainer: Trainer, arguments: Iterable[Any], **results: Any) ->
         "chosen_by": training.metric_for_best_model,
         "best_epoch": best_epoch(state),
         "best_score": state.best_metric,
+        "trainable_parameters": trainer.trainable,
+        "total_parameters": trainer.total,
+        "seconds": round(time.perf_counter() - trainer.start, 1),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         "arguments": merged,
     }

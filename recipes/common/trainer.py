@@ -1,5 +1,6 @@
 """transformers' Trainer, with some of its surprises taken out."""
 
+import time
 from typing import Any
 
 from transformers import Trainer
@@ -10,10 +11,21 @@ from common.checkpoints import LAST, last_checkpoint
 
 class RecipeTrainer(Trainer):
     """A Trainer whose loss is the model's, whose predictions are in the order of the rows, and whose checkpoints tell
-    whether they are whole."""
+    whether they are whole.
+
+    Attributes:
+        start: When it was made, by time.perf_counter().
+        trainable, total: Parameters of the model, as PEFT counts them.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.start = time.perf_counter()
+        # Counted before anything is sharded.
+        self.trainable, self.total = self.model.get_nb_trainable_parameters()
+        if self.args.should_log:
+            share = self.trainable / self.total
+            print(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
         # items in the batch. It does not, and the loss would be multiplied by the processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
