@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,13 @@ from .errors import AdapterError, HubError
 from .hub_errors import explained
 from .predictor import label_arguments
 from .tasks import task_of_config
+
+
+# transformers' advice is to lift these rules.
+_RULES = {
+    "trust_remote_code": "it needs code from its repository, which is never run here",
+    "use_safetensors": "it has no safetensors file, and others are never read here; load it yourself, for base_model",
+}
 
 
 def load_base(
@@ -42,7 +50,7 @@ def load_base(
     """
     found = name or _base_name(folder, config)
     auto_class = getattr(transformers, task_of_config(config).auto_class)
-    with _loading(f"The base model {found}"), _quiet():
+    with _loading(f"The base model {found}"), _as_it_is():
         return auto_class.from_pretrained(  # type: ignore[no-any-return]
             found,
             revision=None if name else config.revision,
@@ -96,15 +104,23 @@ def _loading(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # transformers and tokenizers raise whatever a malformed file leads them to
         reason = " ".join(str(error).split()) or type(error).__name__
+        for word, rule in _RULES.items():
+            reason = rule if word in reason else reason
         raise AdapterError(f"{what} cannot be loaded: {shortened(reason)}") from error
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' advice to train a head that the adapter brings along."""
-    verbosity = transformers.logging.get_verbosity()
+def _as_it_is() -> Iterator[None]:
+    """Without transformers' advice to train a head that the adapter brings along, and without its request to a server,
+    which gets the user's token, to convert weights that are pickled."""
+    verbosity, name = transformers.logging.get_verbosity(), "DISABLE_SAFETENSORS_CONVERSION"
+    before = os.environ.get(name)
     transformers.logging.set_verbosity_error()
+    os.environ[name] = "1"
     try:
         yield
     finally:
         transformers.logging.set_verbosity(verbosity)
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before

@@ -145,8 +145,8 @@ class HoulsbyConfig(PeftConfig):
             _is_int(self.r) and self.r >= 1, "r", self.r, "a whole number of at least 1", "The paper uses 8 to 256"
         )
         _require(
-            self.activation in ACT2FN, "activation", self.activation, "a key of transformers' ACT2FN",
-            f"Choose one of {', '.join(sorted(ACT2FN))}",
+            isinstance(self.activation, str) and self.activation in ACT2FN, "activation", self.activation,
+            "a key of transformers' ACT2FN", f"Choose one of {', '.join(sorted(ACT2FN))}",
         )  # fmt: skip
         _require(
             _is_number(self.dropout) and 0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)",

@@ -44,7 +44,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised from: upload threads and transformers wrap those of the Hub in their own."""
     while error is not None:
         yield error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
 
 
 def _reason(error: BaseException | None) -> str | None:

@@ -137,7 +137,8 @@ def _messages_name(name: str | os.PathLike[str], folder: Path) -> Iterator[None]
     try:
         yield
     except AdapterError as error:
-        raise AdapterError(str(error).replace(str(folder), str(name))) from error
+        message = str(error).replace(str(folder), str(name))
+        raise AdapterError(message if str(name) in message else f"{name}: {message}") from error
 
 
 @contextmanager
