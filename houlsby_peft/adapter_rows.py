@@ -11,8 +11,6 @@ from torch import nn
 
 # PEFT's name for rows that use the base model alone.
 BASE = "__base__"
-# What a place keeps by adapter name.
-Container = nn.ModuleDict | dict[str, Any]
 
 
 class AdapterRows(tuple[str, ...]):
@@ -33,37 +31,32 @@ class RowsCache:
     def clear(self) -> None:
         """Forget the last rows, so that all weights are stacked anew."""
         self._rows = AdapterRows()
-        self._places: list[tuple[dict[str, Any], str, object]] = []
         self._weights: list[tuple[dict[str, Any], str, torch.Tensor, int, int]] = []
 
-    def get(self, names: Sequence[str], containers: Iterable[Container]) -> AdapterRows:
+    def get(self, names: Sequence[str], containers: Iterable[nn.ModuleDict]) -> AdapterRows:
         """The rows of these names.
 
         Args:
             names: the adapter of each row, or "__base__".
-            containers: what all places keep by adapter name: modules, whose weights are watched, or references.
+            containers: what all places have, by adapter name.
         """
         if self._rows != tuple(names) or not self._are_unchanged():
-            self.clear()
             self._rows = AdapterRows(names)
-            for container in containers:
-                for name in dict.fromkeys(names):
-                    self._watch(container, name)
+            self._weights = [
+                (module._parameters, key, weight, weight.data_ptr(), _version(weight))
+                for container in containers
+                for name in dict.fromkeys(names)
+                if name in container
+                for module in container[name].modules()
+                for key, weight in module._parameters.items()
+                if weight is not None
+            ]
         return self._rows
 
-    def _watch(self, container: Container, name: str) -> None:
-        entries = container._modules if isinstance(container, nn.ModuleDict) else container
-        self._places.append((entries, name, entries.get(name)))
-        if isinstance(container, nn.ModuleDict) and name in container:
-            for module in container[name].modules():
-                for key, weight in module._parameters.items():
-                    if weight is not None:
-                        self._weights.append((module._parameters, key, weight, weight.data_ptr(), _version(weight)))
-
     def _are_unchanged(self) -> bool:
-        return all(entries.get(name) is value for entries, name, value in self._places) and all(
-            entries.get(key) is weight and weight.data_ptr() == pointer and _version(weight) == version
-            for entries, key, weight, pointer, version in self._weights
+        return all(
+            parameters.get(key) is weight and weight.data_ptr() == pointer and _version(weight) == version
+            for parameters, key, weight, pointer, version in self._weights
         )
 
     def __getstate__(self) -> dict[str, Any]:

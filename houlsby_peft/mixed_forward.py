@@ -11,7 +11,7 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
-from .adapter_rows import BASE, AdapterRows, Container, RowsCache, row_names
+from .adapter_rows import BASE, AdapterRows, RowsCache, row_names
 from .tuner_layer import HoulsbyTunerLayer
 
 
@@ -81,13 +81,9 @@ class MixedForward:
         return [m for m in self._model.modules() if isinstance(m, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))]
 
     @cached_property
-    def _containers(self) -> list[Container]:
-        return [
-            getattr(layer, name)
-            for layer in self._layers
-            if isinstance(layer, HoulsbyTunerLayer)
-            for name in layer.adapter_layer_names + layer.other_param_names
-        ]
+    def _containers(self) -> list[nn.ModuleDict]:
+        layers = [layer for layer in self._layers if isinstance(layer, HoulsbyTunerLayer)]
+        return [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
 
     @cached_property
     def _is_batch_first(self) -> bool:
