@@ -40,6 +40,19 @@ def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, 
     return found
 
 
+def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: str) -> str:
+    """The column named by the flag, else the first of the usual names that there is.
+
+    Raises:
+        RecipeError: If there is none.
+    """
+    found = next((column for column in ([named] if named else usual) if column in data.column_names), None)
+    if found is None:
+        wanted = repr(named) if named else f"named {' or '.join(usual)}"
+        raise RecipeError(f"There is no column {wanted}, only {', '.join(data.column_names)}. Name it with {flag}.")
+    return found
+
+
 def leave_out_empty(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:
     """The rows with any text in them, saying how many have none; blanks are no text.
 

@@ -18,12 +18,31 @@ from common.names import looks_like_a_path
 
 SPLITS = ("train", "validation", "test")
 # Far more than tokens have on average, so that what is cut off before tokenizing would be cut off after it.
-_CHARACTERS_PER_TOKEN = 100
+CHARACTERS_PER_TOKEN = 100
 
 
 def _read_lines(path: Path) -> pd.DataFrame:
     """A text per line, without the empty ones, as the column `text`."""
     return pd.DataFrame({"text": [line for line in path.read_text("utf-8").split("\n") if line.strip()]})
+
+
+def _read_conll(path: Path) -> pd.DataFrame:
+    """Words and tags of the sentences of a CoNLL file: its first and its last column; marks of documents are left out.
+
+    Raises:
+        ValueError: If a line has a word without a tag.
+    """
+    sentences: list[tuple[list[str], list[str]]] = [([], [])]
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+        columns = line.split()
+        if not columns or columns[0] == "-DOCSTART-":
+            sentences.append(([], []))
+        elif len(columns) == 1:
+            raise ValueError(f"line {number} must have a word and a tag, got {line[:50]!r}")
+        else:
+            sentences[-1][0].append(columns[0])
+            sentences[-1][1].append(columns[-1])
+    return pd.DataFrame([sentence for sentence in sentences if sentence[0]], columns=["tokens", "tags"])
 
 
 # Words such as "None" or "NA" are text here, not missing values, and "007" keeps its zeros.
@@ -35,6 +54,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
     ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
     ".jsonl": partial(pd.read_json, lines=True, dtype=False),
     ".txt": _read_lines,
+    ".conll": _read_conll,
 }
 
 
@@ -152,7 +172,7 @@ def tokenize(
     A text of any size costs little: it is cut to 100 characters per token before it is tokenized.
     """
     max_length = min(max_length, tokenizer.model_max_length)
-    characters = max_length * _CHARACTERS_PER_TOKEN
+    characters = max_length * CHARACTERS_PER_TOKEN
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
         texts = [[text[:characters] for text in rows[column]] for column in text_columns]

@@ -1,0 +1,88 @@
+"""Trains a Houlsby adapter to tag words: named entities, parts of speech.
+
+    accelerate launch recipes/token_classification.py --data conll_folder             # train.conll, validation.conll
+    accelerate launch recipes/token_classification.py --data tner/wnut2017 --learning_rate 1e-3
+
+Data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the first
+and the last of its columns), an empty line after each sentence. Tags such as B-PER are scored by entities, others by
+words. Each word's tag is on its first word piece; a sentence longer than --max_length is read in several parts.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from common.data import load_splits
+from common.errors import RecipeError
+from common.model import add_adapter, load_model
+from common.results import write_results
+from common.split import draw, with_validation
+from common.trainer import RecipeTrainer
+from tagging import find_tags, tokenize_words
+from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, EvalPrediction, set_seed
+from transformers.hf_argparser import HfArg
+
+
+@dataclass(kw_only=True)
+class TaggingArguments(DataArguments):
+    """What to learn, and from which columns."""
+
+    _argument_group_name = "task"
+
+    word_column: str | None = HfArg(default=None, help="Column of the words; default: tokens or words.")
+    tag_column: str | None = HfArg(default=None, help="Column of the tags; default: tags, ner_tags, pos_tags, ...")
+
+
+def main() -> None:
+    """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
+    groups = (TaggingArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
+    arguments, adapter, training = parser.parse()
+    adapter.config()  # checks the options before anything is loaded
+    training.output_dir = training.output_dir.replace("{task}", "tagging")
+
+    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    with training.main_process_first():
+        splits = load_splits(arguments.data, arguments.data_config)
+    tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
+    splits = with_validation(splits)
+    training.choose_by(tags.main_score)
+    splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
+    sentences = {name: tags.read(split, name) for name, split in splits.items()}
+    id2label = dict(enumerate(tags.names))
+    model, tokenizer, _ = load_model(
+        AutoModelForTokenClassification,
+        arguments.model_name,
+        id2label=id2label,
+        label2id={tag: number for number, tag in id2label.items()},
+    )
+    model = add_adapter(model, adapter.config(task_type="TOKEN_CLS", id2label=id2label), adapter.init_adapter)
+    if training.should_log:
+        print(f"{len(sentences['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
+    data = {name: tokenize_words(split, tokenizer, arguments.max_length) for name, split in sentences.items()}
+
+    def score(evaluation: EvalPrediction) -> dict[str, float]:
+        return tags.score(evaluation.predictions, evaluation.label_ids)
+
+    trainer = RecipeTrainer(
+        model=model,
+        args=training,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        compute_metrics=score,
+    )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    test = score(trainer.predict(data["test"])) if "test" in data else None
+    write_results(
+        trainer, (arguments, adapter, training), task="tagging", model=arguments.model_name, tags=tags.names, test=test
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
