@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
 from .adapter_rows import BASE, row_names
+from .base_modules import base_modules
 from .offloading import copy_of
 
 
@@ -24,7 +26,9 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
 
     These are the children of a model for classification, question answering, multiple choice, segmentation or speech
     recognition that have parameters of their own and hold none of the adapted modules: BERT's `classifier`,
-    DistilBERT's `pre_classifier` and `classifier`, BART's `classification_head`. Other models have no such head.
+    DistilBERT's `pre_classifier` and `classifier`, BART's `classification_head`. Other models have no such head. What
+    is new in a model joined from a pretrained encoder and a pretrained decoder, its cross-attention, cannot be told
+    from the model: train it with `modules_to_save=["crossattention"]`.
 
     Args:
         model: the base model.
@@ -47,14 +51,19 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
         and own.isdisjoint(pretrained)
     ]
     _check_names(model, heads)
+    weights = [name for name, _ in model.named_parameters(recurse=False)]
+    if weights:
+        warnings.warn(
+            f"Only modules can be trained and saved beside an adapter; {', '.join(weights)} of {type(model).__name__} "
+            "stays as it was initialized. For speech models, leave use_weighted_layer_sum=False.",
+            stacklevel=1,
+        )
     return heads
 
 
 def _check_names(model: nn.Module, heads: list[str]) -> None:
     inside = tuple(f"{head}." for head in heads)
-    others = [
-        name for name, _ in model.named_modules() if not f"{name}.".startswith(inside) and "houlsby_" not in name
-    ]
+    others = [name for name, _ in base_modules(model) if not f"{name}.".startswith(inside)]
     for head in heads:
         other = next((name for name in others if name.endswith(head)), None)
         if other is not None:

@@ -4,8 +4,8 @@ The rules use what transformers have in common:
 
 - The layers are the innermost list of equal modules with attention in each.
 - The width of a layer is the most common input size of its linear modules (queries, keys, values, feed-forward).
-- A sub-layer ends in the one linear module of that output size that is no query, key or value: inside the module whose
-  name or class speaks of attention, and outside it for the feed-forward.
+- A sub-layer ends in the one linear module of that output size that is no query, key, value or gate: inside the
+  module whose name or class speaks of attention, and outside it for the feed-forward.
 - PyTorch's own multi-head attention and a mixture of experts end in themselves; PyTorch's own layers end in dropouts.
 
 They find projections, never dropouts: a module tree does not tell which dropout follows which projection. In training
@@ -24,13 +24,14 @@ from functools import cache
 from torch import nn
 
 from .architectures import SubLayer
+from .base_modules import is_inside
 
 
 logger = logging.getLogger(__name__)
 
 _ATTENTION = re.compile(r"attention|attn|^(att|[sc]a|mh?s?a)$", re.IGNORECASE)
 _CROSS_ATTENTION = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn|^ca ", re.IGNORECASE)
-_QUERY_KEY_VALUE = re.compile(r"(^|_)(w?[qkv]{1,3}|query|key|value|pos)(_|$|\d)|^c_attn$", re.IGNORECASE)
+_ATTENTION_INPUT = re.compile(r"(^|_)(w?[qkv]{1,3}|query|key|value|pos|gate|in)(_|$|\d)|^c_attn$", re.IGNORECASE)
 
 # What PyTorch's own layers call last before each skip connection.
 _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
@@ -77,11 +78,6 @@ def fold_indices(indices: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
-def is_inside(name: str, outer: str) -> bool:
-    """Whether a module is another one, or in it, by their names."""
-    return f"{name}.".startswith(f"{outer}.")
-
-
 class _Layer:
     """One layer: the ends of its attentions and of its feed-forward, of which there should be one each."""
 
@@ -118,15 +114,15 @@ class _Layer:
                 inside = [inner for inner in self.modules if is_inside(inner, name)]
                 if any(inner in self.projections for inner in inside):
                     outermost = name
-                    yield name, [inner for inner in inside if self._may_end_attention(inner)]
+                    yield name, [inner for inner in inside if self._may_end_attention(inner, name.count("."))]
 
-    def _may_end_attention(self, name: str) -> bool:
+    def _may_end_attention(self, name: str, depth: int) -> bool:
         if self._is_torch_attention(name):
             return True
         parent, _, own_name = name.rpartition(".")
         return (
             name in self.projections
-            and not _QUERY_KEY_VALUE.search(own_name)
+            and not any(_ATTENTION_INPUT.search(part) for part in name.split(".")[depth:])
             and not self._is_torch_attention(parent)
             and not (parent and _is_read_not_called(self.modules[parent], own_name))
         )
@@ -146,7 +142,7 @@ class _Layer:
         return bool(_CROSS_ATTENTION.search(f"{name.rpartition('.')[2]} {type(self.modules[name]).__name__}"))
 
     def _ambiguous(self, position: str, ends: list[str]) -> str:
-        example = [found[-1] for other in ("attention", "feed_forward") if (found := self._ends(other))]
+        example = [found[0] for other in ("attention", "feed_forward") if (found := self._ends(other))]
         return (
             "In an architecture that is not in the table, each sub-layer of a layer must end in one module that can "
             f"be told from the others; for the {position} of {self.key} there are {len(ends)} candidates"

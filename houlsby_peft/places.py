@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
 
+from .base_modules import base_modules, is_inside
 from .config import HoulsbyConfig
 from .head import find_head
-from .inferred_layers import is_inside
 from .stacks import find_layers, frozen_norms
 
 
@@ -62,7 +62,7 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     _check_not_nested(model, bottlenecks)
     heads = [] if config.modules_to_save == [] else find_head(model, bottlenecks)
     others = [*bottlenecks, *heads]
-    frozen = tuple(f".{name}" for name in frozen_norms(model))
+    frozen = tuple(f".{name}" for name in frozen_norms(model, modules))
     norms = {
         key: module
         for key, module in modules.items()
@@ -70,21 +70,6 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     }
     places = bottlenecks | {place.key: place for place in _norm_places(norms, config, bottlenecks)}
     return {key: places[key] for key in modules if key in places}
-
-
-def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the base model, as before anything was wrapped, without what tuner layers add."""
-    inside: str | None = None
-    for key, module in model.named_modules():
-        if inside is not None and key.startswith(inside):
-            continue
-        inside = None
-        if isinstance(module, BaseTunerLayer):
-            inside = key + "."
-            for inner_key, inner in module.get_base_layer().named_modules():
-                yield f"{key}.{inner_key}".rstrip("."), inner
-        elif key:
-            yield key, module
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -120,14 +105,13 @@ def _architecture_places(model: nn.Module, modules: dict[str, nn.Module], config
 
 
 def _check_not_nested(model: nn.Module, bottlenecks: dict[str, Place]) -> None:
-    wrapped = {key for key, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
     for key in bottlenecks:
-        outer = next((outer for outer in wrapped | bottlenecks.keys() if outer != key and is_inside(key, outer)), None)
-        if outer is not None:
-            raise ValueError(
-                f"A bottleneck cannot be on a module inside another wrapped module; {key!r} is inside {outer!r}. "
-                "Leave one of the two out of target_modules, or name it in exclude_modules."
-            )
+        for outer in (key[: dot.start()] for dot in re.finditer(r"\.", key)):
+            if outer in bottlenecks or isinstance(model.get_submodule(outer), BaseTunerLayer):
+                raise ValueError(
+                    f"A bottleneck cannot be on a module inside another wrapped module; {key!r} is inside {outer!r}. "
+                    "Leave one of the two out of target_modules, or name it in exclude_modules."
+                )
 
 
 def _target_places(modules: dict[str, nn.Module], config: HoulsbyConfig) -> list[Place]:

@@ -8,7 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from .architectures import ARCHITECTURES, UNSUPPORTED, Stack, SubLayer
-from .inferred_layers import infer_layers, is_inside
+from .base_modules import is_inside
+from .inferred_layers import infer_layers
 
 
 def find_layers(
@@ -31,7 +32,7 @@ def find_layers(
         ValueError: the architecture is not supported, has no layers, no such sub-layers, or cannot be inferred; with
             the reason and the remedy.
     """
-    types = _model_types(model)
+    types = _model_types(model, modules)
     refused = [UNSUPPORTED[model_type] for model_type in types.values() if model_type in UNSUPPORTED]
     if refused:
         raise ValueError(refused[0])
@@ -51,16 +52,18 @@ def find_layers(
     return layers
 
 
-def frozen_norms(model: nn.Module) -> list[str]:
+def frozen_norms(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
     """How the names of the norms end that never train, as the rows of the model and of its parts say."""
-    rows = [ARCHITECTURES[kind] for kind in set(_model_types(model).values()) if kind in ARCHITECTURES]
+    rows = [ARCHITECTURES[kind] for kind in set(_model_types(model, modules).values()) if kind in ARCHITECTURES]
     return [name for row in rows for name in row.frozen_norms]
 
 
-def _model_types(model: nn.Module) -> dict[str, str]:
+def _model_types(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """The type of each model of transformers in a model, by its name there."""
     return {
-        key: str(inner.config.model_type) for key, inner in model.named_modules() if isinstance(inner, PreTrainedModel)
+        key: str(inner.config.model_type)
+        for key, inner in {"": model, **modules}.items()
+        if isinstance(inner, PreTrainedModel)
     }
 
 

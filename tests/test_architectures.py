@@ -256,3 +256,9 @@ def test_head_that_cannot_be_told_apart():
         get_peft_model(base, HoulsbyConfig(r=4))
     model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=[]))
     assert all("houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad)
+
+
+def test_head_with_a_bare_weight():
+    base = transformers.Wav2Vec2ForSequenceClassification(ROWS["wav2vec2"].model(use_weighted_layer_sum=True).config)
+    with pytest.warns(UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification stays as it was"):
+        get_peft_model(base, HoulsbyConfig(r=4))

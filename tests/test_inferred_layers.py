@@ -12,9 +12,9 @@ from peft import get_peft_model
 from torch import nn
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.architectures import ARCHITECTURES
+from houlsby_peft.base_modules import base_modules
 from houlsby_peft.inferred_layers import fold_indices, infer_layers
-from houlsby_peft.places import base_modules, find_places
+from houlsby_peft.places import find_places
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
@@ -74,8 +74,7 @@ class TorchDecoder(nn.Module):
 
 @pytest.fixture
 def no_table(monkeypatch):
-    for model_type in list(ARCHITECTURES):
-        monkeypatch.delitem(ARCHITECTURES, model_type)
+    monkeypatch.setattr("houlsby_peft.stacks.ARCHITECTURES", {})
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -143,10 +142,10 @@ def test_the_choice_is_logged_once(caplog):
 def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
     with pytest.raises(ValueError, match=r"2 candidates: net0\.2, net1\.2") as error:
         get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
-    remedy = ["attention.to_out.0", "net1.2"]
+    remedy = ["attention.to_out.0", "net0.2"]
     assert f"target_modules={remedy}" in str(error.value)
-    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=remedy))
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 6
+    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=[*remedy, "net1.2"]))
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 9
     only_attention = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",)))
     assert sum(isinstance(module, HoulsbyLayer) for module in only_attention.modules()) == 3
 
