@@ -75,12 +75,12 @@ def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
 
 def data_rows(run: Run) -> Rows:
     """The data that a run was trained and evaluated on."""
-    dataset = run.get("dataset") or {}
+    dataset = run.get("dataset", {})
     name, link = dataset.get("name"), dataset.get("id")
     rows = [
         ("name", f"[{name or link}](https://huggingface.co/datasets/{link})" if link else str(name or "")),
-        *((key, str(dataset.get(key) or "")) for key in ("config", "split", "revision", "language")),
-        *((f"{split} examples", f"{count:,}") for split, count in (dataset.get("rows") or {}).items()),
+        *((key, str(dataset.get(key, ""))) for key in ("config", "split", "revision", "language")),
+        *((f"{split} examples", f"{count:,}") for split, count in dataset.get("rows", {}).items()),
     ]
     return _filled(rows)
 
@@ -92,9 +92,9 @@ def hyperparameter_rows(run: Run) -> Rows:
     """
     from transformers import TrainingArguments  # half a second of imports that only cards need
 
-    arguments = run.get("arguments") or {}
+    arguments = run.get("arguments", {})
     defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
-    defaults |= run.get("defaults") or {}
+    defaults |= run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if arguments.get(name) is not None]
     rows = [(f"`{name}`", str(arguments[name]), str(defaults[name]) if name in defaults else "") for name in known]
     return sorted(rows, key=lambda row: row[1] == row[2])
@@ -103,9 +103,9 @@ def hyperparameter_rows(run: Run) -> Rows:
 def environment_rows(run: Run) -> Rows:
     """Versions, hardware, time and emissions of a run."""
     seconds, emissions = run.get("seconds"), run.get("emissions")
-    versions = run.get("versions") or {}
+    versions = run.get("versions", {})
     rows = [
-        ("hardware", str(run.get("hardware") or "")),
+        ("hardware", str(run.get("hardware", ""))),
         ("time", _duration(seconds) if seconds is not None else ""),
         ("emissions", f"{1000 * emissions:.2f} g CO₂ (CodeCarbon)" if emissions is not None else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
@@ -118,7 +118,7 @@ def limits(config: HoulsbyConfig, runs: Sequence[Run]) -> list[str]:
     if not runs:
         return []
     run = runs[0]
-    dataset, arguments = run.get("dataset") or {}, run.get("arguments") or {}
+    dataset, arguments = run.get("dataset", {}), run.get("arguments", {})
     found = []
     if run.get("best_epoch") is not None:
         by = words(str(run.get("chosen_by"))) if run.get("chosen_by") else "the score"

@@ -14,7 +14,7 @@ from .tasks import Task
 
 
 _TAGS = ("adapter", "houlsby", "peft")
-_REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_REPO_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # The Hub's names for what evaluate computes; others keep their own.
 _METRICS = {"matthews_correlation", "accuracy", "f1", "pearson", "spearmanr", "exact_match", "recall", "precision"}
 

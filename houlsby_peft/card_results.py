@@ -36,12 +36,12 @@ def read_runs(results: Results | None) -> list[Run]:
     if results is None:
         return []
     several = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results
-    return [item if isinstance(item, Mapping) else _read(Path(item)) for item in several]
+    return [_known(item if isinstance(item, Mapping) else _read(Path(item))) for item in several]
 
 
 def scores(run: Run) -> dict[str, float]:
     """The scores of the kept epoch, or of the last one where none was chosen; without the loss."""
-    log = run.get("epochs") or []
+    log = run.get("epochs", [])
     kept = next((row for row in log if row.get("epoch") == run.get("best_epoch")), log[-1] if log else {})
     return {
         name: float(value)
@@ -52,13 +52,13 @@ def scores(run: Run) -> dict[str, float]:
 
 def of_method(runs: Iterable[Run], method: str) -> list[Run]:
     """The runs of one method; a run that does not say its method trained adapters."""
-    return [run for run in runs if (run.get("method") or "houlsby") == method]
+    return [run for run in runs if run.get("method", "houlsby") == method]
 
 
 def score_table(runs: Sequence[Run]) -> list[list[str]]:
     """Each score with its seeds, full fine-tuning and references, under a row of headings; empty without scores."""
     own, full = of_method(runs, "houlsby"), of_method(runs, "full")
-    references = [item for run in own[:1] for item in run.get("references") or []]
+    references = [item for run in own[:1] for item in run.get("references", [])]
     names = list(scores(own[0])) if own else []
     if not names:
         return []
@@ -72,13 +72,13 @@ def score_table(runs: Sequence[Run]) -> list[list[str]]:
         row = [words(name), mean_and_error(values)]
         row += [number(scores(run).get(name)) for run in own] if several else []
         row += [mean_and_error([scores(run)[name] for run in full if name in scores(run)])] if full else []
-        rows.append(row + [number((item.get("scores") or {}).get(name)) for item in references])
+        rows.append(row + [number(item.get("scores", {}).get(name)) for item in references])
     return rows
 
 
 def test_table(run: Run) -> list[list[str]]:
     """The test scores of a run, as rows under a row of headings; empty without any."""
-    test = run.get("test") or {}
+    test = run.get("test", {})
     flat = {name: value for name, value in test.items() if isinstance(value, (int, float))}
     if flat:
         return [["score", "value"], *([words(name), number(value)] for name, value in flat.items())]
@@ -89,7 +89,7 @@ def test_table(run: Run) -> list[list[str]]:
 
 def log_table(run: Run) -> list[list[str]]:
     """The training log, thinned out if it is long, the kept epoch marked; empty without a log."""
-    log = run.get("epochs") or []
+    log = run.get("epochs", [])
     best = run.get("best_epoch")
     step = math.ceil(len(log) / _LONGEST_LOG) if log else 1
     shown = [row for i, row in enumerate(log) if i % step == 0 or i == len(log) - 1 or row.get("epoch") == best]
@@ -126,6 +126,13 @@ def words(name: str) -> str:
     return {"f1": "F1", "spearmanr": "Spearman correlation", "pearson": "Pearson correlation"}.get(
         name, name.replace("_", " ").replace(" f1", " F1")
     )
+
+
+def _known(value: Any) -> Any:
+    """Without what is None, at any depth: a key that is there has a value."""
+    if isinstance(value, Mapping):
+        return {key: _known(item) for key, item in value.items() if item is not None}
+    return [_known(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
 def _read(path: Path) -> Run:

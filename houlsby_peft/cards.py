@@ -70,7 +70,7 @@ def make_card(
             adapter=adapter_rows(config, sizes, size, run.get("total_parameters")),
             base=base_rows(config, base),
             seeds=len(own),
-            split=(run.get("dataset") or {}).get("split"),
+            split=run.get("dataset", {}).get("split"),
             scores=score_table(runs),
             test=test_table(run),
             data=data_rows(run),
