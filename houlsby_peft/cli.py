@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="predict for texts; one JSON object per line")
     predict.add_argument("adapter", help="user/name on the Hub, or a folder")
-    predict.add_argument("texts", nargs="*", help="texts; default: the lines of standard input")
+    predict.add_argument("texts", nargs="+", help="texts, or - for the lines of standard input")
     predict.add_argument("--pairs", action="store_true", help="take two texts, or two columns (tab), as one input")
     predict.add_argument("--revision", help="branch, tag or commit")
     predict.add_argument("--base-model", help="folder or name of the base model, in place of the recorded one")
@@ -98,10 +98,11 @@ def _predict(options: argparse.Namespace) -> None:
 
 
 def _inputs(options: argparse.Namespace) -> list[Input]:
-    texts: list[str] = options.texts or [line.rstrip("\n") for line in sys.stdin]
+    from_stdin = options.texts == ["-"]
+    texts: list[str] = [line.rstrip("\n") for line in sys.stdin] if from_stdin else options.texts
     if not options.pairs:
         return list(texts)
-    flat = texts if options.texts else [part for line in texts for part in line.split("\t")]
+    flat = [part for line in texts for part in line.split("\t")] if from_stdin else texts
     if len(flat) % 2:
         raise ValueError(f"--pairs needs an even number of texts, got {len(flat)}.")
     return list(zip(flat[::2], flat[1::2], strict=True))

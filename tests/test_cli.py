@@ -1,0 +1,128 @@
+"""The command line: the library's functions, with errors in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
+from huggingface_hub import ModelCard
+
+import houlsby_peft
+from houlsby_peft.cli import main
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture
+def adapter(base, tmp_path):
+    return make_adapter(tmp_path / "adapter", base)
+
+
+def run(hub, home, *arguments):
+    """The installed command, as a client of the hub; what it printed."""
+    command = [sys.executable, "-m", "houlsby_peft.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(home=home), cwd=home)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapter, tmp_path):
+    hub.add(BASE, base)
+    options = ("--language", "en", "--example", "How late is the last train?", "--license", "mit")
+    status, printed, error = run(hub, tmp_path, "push", adapter, "messages", *options)
+    assert status == 0, error
+    repo = hub.store.repos["user/messages"]
+    first = repo.head
+    assert printed.strip() == f"{hub.url}/user/messages/commit/{first.oid}"
+    assert "adapter.predict('How late is the last train?')" in first.files["README.md"].decode()
+
+    edited = first.files["README.md"].decode().replace("## Adapter", "## Who made it\n\nWe did.\n\n## Adapter")
+    repo.commit("by hand", {"README.md": edited.replace("license: mit", "license: cc-by-4.0").encode()})
+    make_adapter(adapter, base, seed=2)
+    (adapter / "training_args.bin").write_bytes(b"pickled")
+    (adapter / "optimizer.pt").write_bytes(b"pickled")
+    (adapter / "loss.png").write_bytes(b"a picture")
+    (adapter / "trainer_state.json").write_text("{}")
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"epochs": [{"epoch": 1.0, "step": 9, "accuracy": 0.5}]}))
+    status, _, error = run(hub, tmp_path, "push", adapter, "user/messages", "--results", results)
+    assert status == 0, error
+    card = ModelCard(repo.head.files["README.md"].decode())
+    assert "## Who made it\n\nWe did.\n\n## Adapter" in card.text
+    assert "| accuracy | 0.500 |" in card.text
+    assert "last train" not in card.text
+    assert card.data.license == "cc-by-4.0"
+    assert repo.head.files["adapter_model.safetensors"] != first.files["adapter_model.safetensors"]
+    assert set(repo.head.files) - set(first.files) == {"loss.png"}
+    assert len(repo.commits) == 4
+
+
+def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_write"}
+    command = [sys.executable, "-m", "houlsby_peft.cli", "push", str(adapter), "user/messages"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: user/messages: http://127.0.0.1:9 cannot be reached")
+    assert "Traceback" not in done.stderr
+
+
+def test_card_writes_the_page_into_the_folder(base, tmp_path, capsys):
+    adapter = make_adapter(tmp_path, base, str(base))
+    main(["card", str(adapter), "user/messages", "--base-model", BASE, "--example", *(t for t, _ in TEXTS[:2])])
+    assert capsys.readouterr().out.strip() == str(adapter / "README.md")
+    card = ModelCard.load(adapter / "README.md")
+    assert card.data.base_model == BASE
+    answer = houlsby_peft.load(adapter).predict(tuple(t for t, _ in TEXTS[:2]))
+    assert f"```text\n{answer}\n```" in card.text
+
+
+def test_info_says_what_an_adapter_is(adapter, capsys):
+    main(["info", str(adapter)])
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    found = {name.strip(): value.strip() for name, value in lines.items()}
+    assert found["bottleneck size r"] == "4"
+    assert found["classes"] == ", ".join(LABELS)
+    assert found["base model: name"].startswith(f"[{BASE}]")
+    assert "hidden size 32" in found["base model: configuration"]
+
+
+def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch):
+    texts = [text for text, _ in TEXTS[:4]]
+    predictor = houlsby_peft.load(adapter, base_model=str(base))
+    command = ["predict", str(adapter), "--base-model", str(base)]
+
+    main([*command, *texts])
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(texts)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
+    main([*command, "-"])
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(texts)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{texts[2]}\t{texts[3]}\n"))
+    main([*command, "--pairs", "-"])
+    pairs = [(texts[0], texts[1]), (texts[2], texts[3])]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["info", "./nothing"], "error: An adapter must be a folder, or a name on the Hub"),
+        (["card", "{adapter}", "user/x", "--license", "My Own"], "error: The card's license must be an identifier"),
+        (["card", "{adapter}", "user/x", "--example", "a", "b", "c"], "error: --example takes one text or two, got 3"),
+        (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: --pairs needs an even number"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message, adapter, base):
+    with pytest.raises(SystemExit) as exit_:
+        main([argument.format(adapter=adapter, base=base) for argument in arguments])
+    assert str(exit_.value).startswith(message)
+    assert "\n" not in str(exit_.value)
