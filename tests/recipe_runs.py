@@ -12,14 +12,14 @@ from minimal_pairs import minimal_pairs
 from transformers import BertTokenizer
 
 
-def save_tiny_encoder(folder: Path, seed: int = 0, words: list[str] | None = None) -> Path:
+def save_tiny_encoder(folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object) -> Path:
     """Saves a tiny random BERT and a tokenizer with the given words, or those of the minimal pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     if words is None:
         sentences = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]]
         words = sorted({word for sentence in sentences for word in sentence.lower().rstrip(".").split()})
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
-    tiny_bert(seed, vocab_size=len(vocabulary), initializer_range=0.2).bert.save_pretrained(folder)
+    tiny_bert(seed, vocab_size=len(vocabulary), initializer_range=0.2, **changes).bert.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     return folder

@@ -1,0 +1,131 @@
+"""Trains a Houlsby adapter to find the answer to a question in a text: SQuAD 1.1 and 2.0.
+
+    accelerate launch recipes/squad.py                                          # SQuAD 1.1 and BERT-base from the Hub
+    accelerate launch recipes/squad.py --data rajpurkar/squad_v2                # with questions that have no answer
+    accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3  # train.parquet, validation.parquet
+
+Houlsby et al. 2019 take sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs. The columns
+are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that overlap. The answers of the
+best epoch go to predictions.json, in the form of the official scripts, whose scores are computed here too.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from common.data import load_splits
+from common.errors import RecipeError
+from common.model import add_adapter, load_model
+from common.results import write_results
+from common.split import draw
+from common.trainer import RecipeTrainer
+from datasets import Dataset
+from squad_metric import squad_scores
+from squad_windows import Windows, check_questions
+from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, set_seed
+from transformers.hf_argparser import HfArg
+
+
+@dataclass(kw_only=True)
+class SquadArguments(DataArguments):
+    """The questions, and how answers are found."""
+
+    _argument_group_name = "task"
+
+    data: str = HfArg(default="rajpurkar/squad", help="A folder with train and validation, or a name on the Hub.")
+    max_length: int = HfArg(default=384, help="Tokens of a window with its question.")
+    stride: int = HfArg(default=128, help="Tokens that two windows share.")
+    n_best: int = HfArg(default=20, help="Starts and ends that are tried in each window.")
+    max_answer_length: int = HfArg(default=30, help="Tokens of an answer.")
+    null_threshold: float = HfArg(
+        default=0.0, help="Give no answer if that scores higher than the best answer by more than this."
+    )
+    max_eval_samples: int | None = HfArg(default=None, help="Score this many questions only, drawn at random.")
+
+
+def main() -> None:
+    """Reads the command line, trains, keeps the best epoch, saves the adapter, the answers and results.json."""
+    groups = (SquadArguments, AdapterArguments, RecipeTrainingArguments)
+    arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]").parse()
+    config = adapter.config(task_type="QUESTION_ANS")
+    training.output_dir = training.output_dir.replace("{task}", "squad")
+    training.choose_by("f1")
+
+    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    with training.main_process_first():
+        splits = load_splits(arguments.data, arguments.data_config)
+    if "validation" not in splits:
+        raise RecipeError(f"{arguments.data} must have a split 'validation'; questions on one text would be in both.")
+    for name in ("train", "validation"):
+        check_questions(splits[name], name)
+    questions = draw(splits["validation"], arguments.max_eval_samples, 0)
+    model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
+    model = add_adapter(model, config, adapter.init_adapter)
+    windows = Windows(
+        tokenizer,
+        arguments.max_length,
+        arguments.stride,
+        arguments.n_best,
+        arguments.max_answer_length,
+        arguments.null_threshold,
+    )
+    train = windows.training(draw(splits["train"], arguments.max_train_samples, training.seed))
+    trainer = SquadTrainer(
+        windows,
+        questions,
+        model=model,
+        args=training,
+        train_dataset=train,
+        eval_dataset=windows.evaluation(questions),
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+    )
+    if training.should_log:
+        print(
+            f"{len(train):,} training windows; {len(trainer.eval_dataset):,} of {len(questions):,} questions to score"
+        )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    answers = trainer.answers()
+    if training.should_save:
+        Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
+    write_results(trainer, (arguments, adapter, training), task="squad", model=arguments.model_name)
+
+
+class SquadTrainer(RecipeTrainer):
+    """A trainer that scores answers, which take all windows of a question together.
+
+    Args:
+        windows: How the questions were cut.
+        questions: What eval_dataset was made of.
+        kwargs: As for a Trainer.
+    """
+
+    def __init__(self, windows: Windows, questions: Dataset, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.windows, self.questions = windows, questions
+
+    def answers(self) -> dict[str, str]:
+        """The answer to each question, by its id."""
+        start, end = self.predict(self.eval_dataset).predictions
+        return self.windows.answers(self.questions, self.eval_dataset, start, end)
+
+    def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
+        """SQuAD's scores of the questions."""
+        golds = dict(
+            zip(self.questions["id"], (answers["text"] for answers in self.questions["answers"]), strict=True)
+        )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in squad_scores(self.answers(), golds).items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
