@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,11 @@ import torch
 from distributed_runs import ROWS, STEPS, Run, Strategy
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+from memory import STRATEGIES, Sizes
 
 import houlsby_peft  # noqa: F401  (makes the method known to PEFT)
 
@@ -113,6 +119,15 @@ def exchange(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
             assert record["find_unused_parameters"] is False
 
 
+def memory(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
+    """What the processes hold on average is what benchmarks/memory.py computes; ZeRO fills up to equal parts."""
+    counts = Sizes(one.results["total_parameters"], one.results["trainable_parameters"], largest_unit=0)
+    computed = STRATEGIES[strategy.kind](counts, 2)
+    held = {name: sum(record[name] for record in run.records) / 2 for name in ("weights", "moments", "masters")}
+    assert held["weights"] == pytest.approx(computed.weights, rel=1e-3)
+    assert held["moments"] + held["masters"] == pytest.approx(computed.optimizer, rel=1e-3)
+
+
 CHECKS = (
     two_processes,
     losses,
@@ -123,4 +138,5 @@ CHECKS = (
     results_json,
     ungathered_save,
     exchange,
+    memory,
 )

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from accelerate.state import DistributedType, PartialState
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback, training_args
 
@@ -30,8 +32,8 @@ from common.trainer import RecipeTrainer
 
 
 RANK = int(os.environ.get("RANK", "0"))
-# What to do besides training: {"record": folder, "hang": step, "kill_in_save": step}; the last two happen to process 1
-# in the first life of the run.
+# Where to write: {"record": folder}; what to change: {"train_all": bool, "layers": list}; what happens to process 1 in
+# the first life of the run: {"hang": step, "kill_in_save": step}.
 ORDERS = json.loads(os.environ["WORKER_ORDERS"])
 
 
@@ -67,8 +69,10 @@ class Hang(TrainerCallback):
 class WatchedTrainer(RecipeTrainer):
     """Writes `rank0.json`, `rank1.json` and `predictions.npy` into the folder of records after training."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        if ORDERS.get("train_all"):
+            model = model.unload().requires_grad_(True)
+        super().__init__(model, *args, **kwargs)
         self.add_callback(Hang())
         self.add_callback(CountBytes(self))
 
@@ -89,6 +93,8 @@ class WatchedTrainer(RecipeTrainer):
 
     def record(self) -> dict[str, Any]:
         wrapped, log = self.model_wrapped, self.state.log_history
+        if isinstance(wrapped, FSDPModule):
+            wrapped.reshard()  # the outermost unit stays whole after a forward pass
         return {
             "processes": self.accelerator.num_processes,
             "type": self.accelerator.distributed_type.value,
@@ -97,6 +103,8 @@ class WatchedTrainer(RecipeTrainer):
             "steps": [entry["step"] for entry in log if "loss" in entry],
             "losses": [entry["loss"] for entry in log if "loss" in entry],
             "gradient_norms": [entry["grad_norm"] for entry in log if "loss" in entry],
+            "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
+            **optimizer_bytes(self.optimizer, self.model),
             "exchanged": CountBytes.exchanged,
             "ungathered": self.save_ungathered(),
         }
@@ -109,6 +117,23 @@ class WatchedTrainer(RecipeTrainer):
             except ValueError as error:
                 return str(error)
         return None
+
+
+def local_bytes(tensor: torch.Tensor) -> int:
+    """What this process holds of a tensor: all, FSDP2's shard or ZeRO-3's."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
+    return local.nbytes
+
+
+def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
+    """Of AdamW, inside of what accelerate and DeepSpeed put around it: its moments, and its own copies of weights."""
+    while not isinstance(optimizer, torch.optim.AdamW):
+        optimizer = optimizer.optimizer
+    values = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    return {
+        "moments": sum(map(local_bytes, values)),
+        "masters": sum(map(local_bytes, set(optimizer.state) - set(model.parameters()))),
+    }
 
 
 class CountBytes(TrainerCallback):
@@ -133,6 +158,9 @@ def main() -> None:
     os.umask(0o002 if RANK == 1 else 0o022)
     if "LOCAL_RANK" in os.environ:
         imitate_gpus()
+    if "layers" in ORDERS:
+        make_config = glue.AdapterArguments.config
+        glue.AdapterArguments.config = partialmethod(make_config, layers_to_transform=ORDERS["layers"])
     glue.RecipeTrainer = WatchedTrainer
     glue.main()
     if torch.distributed.is_initialized():

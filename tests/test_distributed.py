@@ -16,6 +16,7 @@ from common.checkpoints import last_checkpoint
 from distributed_checks import CHECKS
 from distributed_runs import STEPS, STRATEGIES, Run, make_inputs, run, start
 from filelock import FileLock
+from transformers import AutoModelForSequenceClassification
 
 
 SHARED = ("--share_layers", "3")
@@ -68,6 +69,27 @@ def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
 
 def test_two_processes_under_ddp_do_what_one_does(inputs, one, ddp):
     check_all(ddp, one, "ddp", inputs)
+
+
+def test_accumulated_steps_exchange_once(inputs, one, tmp_path):
+    batches = ("--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "2")
+    check_all(run(inputs, tmp_path, "ddp", *SHARED, *batches), one, "ddp", inputs)
+
+
+def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tmp_path):
+    two = run(inputs, tmp_path, "ddp", layers=[1, 2])
+    for record in two.records:
+        assert record["find_unused_parameters"] is False
+        assert sum(record["exchanged"]) == STEPS * 4 * two.results["trainable_parameters"]
+    assert {key.split("layer.")[1][0] for key in two.adapter if "houlsby" in key} == {"1", "2"}
+
+
+def test_full_fine_tuning_exchanges_everything(inputs, tmp_path):
+    """The measure beside the adapters': on this tiny model seven times as much, on BERT-large fifty times."""
+    flags = ("--load_best_model_at_end", "false", "--save_strategy", "no")
+    two = run(inputs, tmp_path, "ddp", *flags, train_all=True)
+    bert = AutoModelForSequenceClassification.from_pretrained(inputs / "model", num_labels=3)
+    assert sum(two.records[0]["exchanged"]) == STEPS * 4 * sum(weight.numel() for weight in bert.parameters())
 
 
 def assert_same_end(resumed: Run, whole: Run) -> None:

@@ -12,6 +12,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from common.errors import RecipeError
 from common.names import looks_like_a_path
@@ -106,12 +107,14 @@ def add_adapter(
     Raises:
         RecipeError: If the model has no place for an adapter, or `init_adapter` is missing or another one.
     """
+    # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all that trains, and has float32 copies of its own.
+    autocast = not is_deepspeed_zero3_enabled()
     try:
         if isinstance(model, PeftModel):
-            model.add_adapter(name, config)
+            model.add_adapter(name, config, autocast_adapter_dtype=autocast)
             model.set_adapter(name)
         else:
-            model = get_peft_model(model, config, adapter_name=name)
+            model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
         if init_adapter is not None:
             _start_from(model, init_adapter, name)
     except (OSError, ValueError) as error:

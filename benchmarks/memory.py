@@ -1,0 +1,169 @@
+"""Memory on each device, and traffic per step, of full fine-tuning and of adapters under each strategy.
+
+Nothing is allocated: sizes come from the shapes of the weights, and activations from a forward pass on fake tensors,
+which records what autograd would keep. Everything is float32 and trained with AdamW; with --bf16, activations are
+those of autocast. Not counted: the temporary tensors of single operations, cuDNN's and NCCL's workspaces, the
+allocator's fragments.
+
+    python benchmarks/memory.py --shape large --batch 8 --length 128 --processes 4
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from peft import get_peft_model
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import BertConfig, BertForSequenceClassification
+
+from houlsby_peft import HoulsbyConfig
+
+
+FLOAT = 4
+# AdamW keeps two moments.
+MOMENTS = 2
+SHAPES = {
+    "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512},
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of weights: of the whole model, of those that train, and of the largest unit that is gathered at once
+    (a layer, or the embeddings)."""
+
+    total: int
+    trained: int
+    largest_unit: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device, without activations.
+
+    Args:
+        weights, gradients, optimizer: what lasts from step to step.
+        buffers: DDP's copy of the gradients to send; two units (the one in use, the next one) that are gathered.
+        sent: what the device sends to others in a step, in rings.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    sent: float
+
+
+def whole(sizes: Sizes, n: int) -> Memory:
+    """One device, or DDP."""
+    trained = FLOAT * sizes.trained
+    copy = trained if n > 1 else 0
+    return Memory(FLOAT * sizes.total, trained, MOMENTS * trained, copy, 2 * (n - 1) / n * trained)
+
+
+def zero1(sizes: Sizes, n: int) -> Memory:
+    """DeepSpeed keeps a copy of the trained weights beside their moments, split as well."""
+    trained = FLOAT * sizes.trained
+    return Memory(FLOAT * sizes.total, trained, (MOMENTS + 1) * trained / n, 0, 2 * (n - 1) / n * trained)
+
+
+def zero2(sizes: Sizes, n: int) -> Memory:
+    trained = FLOAT * sizes.trained
+    return Memory(FLOAT * sizes.total, trained / n, (MOMENTS + 1) * trained / n, 0, 2 * (n - 1) / n * trained)
+
+
+def split(sizes: Sizes, n: int, copies: int) -> Memory:
+    """All is split; all weights, frozen ones as well, are gathered for the forward and for the backward pass."""
+    trained, total = FLOAT * sizes.trained, FLOAT * sizes.total
+    sent = (n - 1) / n * (2 * total + trained)
+    return Memory(total / n, trained / n, (MOMENTS + copies) * trained / n, 2 * FLOAT * sizes.largest_unit, sent)
+
+
+STRATEGIES: dict[str, Callable[[Sizes, int], Memory]] = {
+    "one device": lambda sizes, n: whole(sizes, 1),
+    "DDP": whole,
+    "ZeRO-1": zero1,
+    "ZeRO-2": zero2,
+    "ZeRO-3": lambda sizes, n: split(sizes, n, copies=1),
+    "FSDP2": lambda sizes, n: split(sizes, n, copies=0),
+}
+
+
+def build(shape: str, config: HoulsbyConfig | None) -> nn.Module:
+    """A BERT classifier in training mode, on the default device; without a configuration all of it trains."""
+    model = BertForSequenceClassification(BertConfig(**SHAPES[shape])).train()
+    return model if config is None else get_peft_model(model, config)
+
+
+def sizes(model: nn.Module) -> Sizes:
+    bert = model.get_submodule("base_model.model.bert" if hasattr(model, "peft_config") else "bert")
+    units = [bert.embeddings, *bert.encoder.layer]
+    return Sizes(
+        total=_count(model),
+        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        largest_unit=max(map(_count, units)),
+    )
+
+
+def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
+    """Bytes that autograd keeps from a forward pass of `batch` rows of `length` tokens."""
+    with torch.device("meta"):
+        model = build(shape, config)
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    # On fake CPU tensors and not on meta tensors, as these would take another implementation of attention.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        ids, labels = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, dtype=torch.long)
+        with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            model(ids, labels=labels)
+        own = [*model.parameters(), *model.buffers()]
+        for tensor in own:
+            kept.pop(tensor.untyped_storage()._cdata, None)
+        return sum(storage.nbytes() for storage in kept.values())
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="large", help="BERT's size")
+    parser.add_argument("--r", type=int, default=64, help="size of the bottlenecks")
+    parser.add_argument("--share_layers", type=int, default=0, help="see HoulsbyConfig")
+    parser.add_argument("--batch", type=int, default=8, help="rows on each device")
+    parser.add_argument("--length", type=int, default=128, help="tokens of each row")
+    parser.add_argument("--processes", type=int, default=4, help="devices")
+    parser.add_argument("--bf16", action="store_true", help="activations in bfloat16, by autocast")
+    args = parser.parse_args()
+    print(
+        f"BERT-{args.shape}, {args.batch} rows of {args.length} tokens on each of {args.processes} devices, MB (1e6)"
+    )
+    print("\n| | strategy | weights | gradients | optimizer | buffers | activations | sum | sent per step |")
+    print(f"|{'---|' * 9}")
+    for name, config in (("full", None), ("adapters", HoulsbyConfig(r=args.r, share_layers=args.share_layers))):
+        with torch.device("meta"):
+            found = sizes(build(args.shape, config))
+        kept = activations(args.shape, config, args.batch, args.length, args.bf16)
+        for strategy, compute in STRATEGIES.items():
+            m = compute(found, args.processes)
+            lasting = [m.weights, m.gradients, m.optimizer, m.buffers, kept]
+            row = " | ".join(f"{value / 1e6:,.1f}" for value in [*lasting, sum(lasting), m.sent])
+            print(f"| {name} | {strategy} | {row} |")
+
+
+if __name__ == "__main__":
+    main()
