@@ -90,9 +90,7 @@ def main() -> None:
         raise RecipeError(f"--tasks must be of {', '.join(PAPER)}, got {unknown[0]!r}.")
     missing = [name for name in tasks if not Path(arguments.data, name).is_dir()]
     if missing:
-        raise RecipeError(
-            f"There is no folder {Path(arguments.data, missing[0])}. Name the tasks at hand with --tasks."
-        )
+        raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks at hand with --tasks.")
 
     rows = []
     for name in tasks:
