@@ -13,7 +13,7 @@ from torch import nn
 
 from .adapter_rows import BASE, row_names
 from .base_modules import base_modules
-from .offloading import copy_of
+from .offloading import copy_of, device_of, dtype_of
 
 
 # Classes of transformers whose head is new, because no pretraining task has it. Heads of language models are part of
@@ -105,6 +105,12 @@ class HoulsbyHead(ModulesToSaveWrapper):
 
     def unload_and_optionally_merge_module(self, *args: Any, **kwargs: Any) -> nn.Module:
         return self.original_module  # type: ignore[no-any-return]
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str) -> None:
+        """Called by PEFT after weights have taken the place of ones on the meta device, in the dtype of the file."""
+        if adapter_name in self.modules_to_save:
+            head = self.original_module
+            self.modules_to_save[adapter_name].to(device=device_of(head), dtype=dtype_of(head))
 
     def _mixed_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], adapter_names: Sequence[str]) -> Any:
         # One head after the other, as heads may be any modules; this is once per forward, not once per layer.

@@ -134,6 +134,13 @@ class HoulsbyModel(BaseTuner):
     def _check_merge_allowed(self) -> None:
         raise ValueError(NO_MERGE)
 
+    def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
+        """To float32 or, if that is not wanted, to the base model's dtype; a file may have brought another one."""
+        super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
+        for module in self.model.modules():
+            if isinstance(module, HoulsbyTunerLayer) and not autocast_adapter_dtype:
+                module.cast_to_base(adapter_name)
+
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:
         """The Houlsby adapters; the model may have adapters of other methods too."""

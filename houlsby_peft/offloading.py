@@ -39,6 +39,12 @@ def device_of(module: nn.Module) -> torch.device | None:
     return None if device == torch.device("meta") else device
 
 
+def dtype_of(module: nn.Module) -> torch.dtype | None:
+    """The dtype of a module's weights; None if it has none, or if they are quantized."""
+    weight = next(module.parameters(), None)
+    return weight.dtype if weight is not None and weight.is_floating_point() else None
+
+
 def check_weights_are_at_hand(model: nn.Module) -> None:
     """Refuse to load an adapter through `PeftModel.from_pretrained` onto a base with layers on disk.
 

@@ -14,7 +14,7 @@ from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .loading import FILE_PREFIX, check_file, check_shapes
-from .offloading import check_weights_are_at_hand, device_of
+from .offloading import check_weights_are_at_hand, device_of, dtype_of
 from .places import Place, find_places, output_width
 from .sharing import find_owners
 from .tuner_layer import HoulsbyTunerLayer
@@ -74,10 +74,9 @@ class Plan:
             self.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
         )
         reference = self.reference(place)
-        weight = next(reference.parameters(), None)
-        if weight is None or any(parameter.is_meta for parameter in bottleneck.parameters()):
+        if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
-        return bottleneck.to(device=device_of(reference), dtype=weight.dtype if weight.is_floating_point() else None)
+        return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check_weights(self, model: nn.Module, state_dict: dict[str, torch.Tensor] | None) -> None:
         """Check what is going to be loaded: the file that the configuration came with, or the given weights.

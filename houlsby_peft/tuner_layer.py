@@ -11,7 +11,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .mixed_batch import StackedWeights
-from .offloading import device_of
+from .offloading import device_of, dtype_of
 
 
 NO_MERGE = (
@@ -88,6 +88,12 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     def unmerge(self) -> None:
         """Does nothing but warn, as for every PEFT layer that is not merged."""
         warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+
+    def cast_to_base(self, adapter_name: str) -> None:
+        """Give an adapter's weights the dtype of the base model here."""
+        for name in self.adapter_layer_names:
+            if adapter_name in getattr(self, name):
+                getattr(self, name)[adapter_name].to(dtype_of(self.reference[0]))
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
         """Moves after loading onto the meta device; keeps the adapter's dtype, which need not be the base's."""
