@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from common.columns import find_text_columns, leave_out_empty
 from common.data import check_columns, load_splits, tokenize
 from common.errors import RecipeError
@@ -34,7 +34,7 @@ HEAD_FILE = "mlm_head.safetensors"
 
 def main() -> None:
     """Reads the command line, trains, keeps the epoch of the lowest validation loss, saves the adapter and results."""
-    groups = (DataArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (TextArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
     config = adapter.config()
     training.output_dir = training.output_dir.replace("{task}", "mlm")
@@ -103,7 +103,7 @@ def describe(head: dict[str, nn.Parameter]) -> str:
     )
 
 
-def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, arguments: DataArguments) -> Dataset:
+def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Dataset:
     """The tokens of the texts, pairs as one, and nothing else."""
     text_columns = find_text_columns(data, arguments.text_columns)
     check_columns(data, name, text_columns, label_columns=())

@@ -63,6 +63,7 @@ def main() -> None:
         check_questions(splits[name], name)
     questions = draw(splits["validation"], arguments.max_eval_samples, 0)
     model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
+    tokenizer.padding_side = "right"  # so that a window's tokens are the first of its logits
     model = add_adapter(model, config, adapter.init_adapter)
     windows = Windows(
         tokenizer,

@@ -28,15 +28,23 @@ class EncoderArguments:
 class DataArguments(EncoderArguments):
     """A data set of the user's own, or one on the Hub, and the encoder."""
 
+    _argument_group_name = "data"
+
     data: str = HfArg(
         help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), one such file, or the "
         "name of a data set on the Hub."
     )
     data_config: str | None = HfArg(default=None, help="Configuration of the data set on the Hub, if it has several.")
+    max_train_samples: int | None = HfArg(default=None, help="Train on this many examples only, drawn at random.")
+
+
+@dataclass(kw_only=True)
+class TextArguments(DataArguments):
+    """A data set of texts or pairs of texts."""
+
     text_columns: list[str] | None = HfArg(  # noqa: RUF009, which takes the type for a mutable default
         default=None, help="Column of the text, or two for pairs; default: found."
     )
-    max_train_samples: int | None = HfArg(default=None, help="Train on this many examples only, drawn at random.")
 
 
 @dataclass

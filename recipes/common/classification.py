@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-from common.arguments import DataArguments, RecipeTrainingArguments
+from common.arguments import RecipeTrainingArguments, TextArguments
 from common.columns import find_text_columns, leave_out_empty
 from common.data import check_columns, load_splits, tokenize
 from common.labels import REGRESSION, Labels, describe_balance, find_labels, label_texts
@@ -19,7 +19,7 @@ from common.split import draw, with_validation
 
 
 @dataclass(kw_only=True)
-class ClassificationArguments(DataArguments):
+class ClassificationArguments(TextArguments):
     """What to learn, and from which columns."""
 
     _argument_group_name = "task"
