@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from .card_results import Run, number, scores, words
+from .card_results import Run, mean_and_error, number, scores, words
 from .config import HoulsbyConfig
 
 
@@ -45,7 +45,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
         ("bottleneck size `r`", str(config.r) + (f", but {config.rank_pattern}" if config.rank_pattern else "")),
         ("non-linearity", config.activation),
         ("bottlenecks", f"{bottlenecks}: {shared}"),
-        ("after", _joined(config.target_modules or [name.replace("_", "-") for name in config.positions])),
+        ("positions", _joined(config.target_modules or [name.replace("_", "-") for name in config.positions])),
         ("layers", "all" if config.layers_to_transform is None else _joined(config.layers_to_transform)),
         ("layer norms", norms[config.train_layer_norm]),
         ("trained parameters", f"{trained:,} ({', '.join(f'{kind} {size:,}' for kind, size in parts.items())})"),
@@ -85,8 +85,8 @@ def data_rows(run: Run) -> Rows:
     return _filled(rows)
 
 
-def hyperparameter_rows(run: Run) -> Rows:
-    """Name, value and default, those that differ from the default first.
+def hyperparameter_rows(run: Run) -> tuple[Rows, Rows]:
+    """Name, value and default of those that differ from the default; name and value of those that do not.
 
     The default is the recipe's where the run records it, else that of transformers or of `HoulsbyConfig`.
     """
@@ -95,17 +95,20 @@ def hyperparameter_rows(run: Run) -> Rows:
     arguments = run.get("arguments", {})
     defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
     defaults |= run.get("defaults", {})
-    known = [name for name in _HYPERPARAMETERS if arguments.get(name) is not None]
-    rows = [(f"`{name}`", str(arguments[name]), str(defaults[name]) if name in defaults else "") for name in known]
-    return sorted(rows, key=lambda row: row[1] == row[2])
+    known = [name for name in _HYPERPARAMETERS if name in arguments]
+    rows = [(f"`{name}`", str(arguments[name]), str(defaults.get(name, ""))) for name in known]
+    return [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]
 
 
 def environment_rows(run: Run) -> Rows:
     """Versions, hardware, time and emissions of a run."""
     seconds, emissions = run.get("seconds"), run.get("emissions")
-    versions = run.get("versions", {})
+    versions, spread = run.get("versions", {}), run.get("strategy", {})
+    processes = f"{spread.get('type', '')} on {spread.get('processes')} processes"
     rows = [
         ("hardware", str(run.get("hardware", ""))),
+        ("processes", processes if spread.get("processes", 1) > 1 else ""),
+        ("precision", spread.get("mixed_precision", "no").replace("no", "")),
         ("time", _duration(seconds) if seconds is not None else ""),
         ("emissions", f"{1000 * emissions:.2f} g CO₂ (CodeCarbon)" if emissions is not None else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
@@ -136,14 +139,21 @@ def limits(config: HoulsbyConfig, runs: Sequence[Run]) -> list[str]:
     return found
 
 
-def summary(config: HoulsbyConfig, runs: Sequence[Run]) -> str:
-    """What it was trained on and for, to follow "an adapter": " trained on GLUE MRPC to tell ... apart"."""
-    dataset = (runs[0].get("dataset") or {}) if runs else {}
-    text = f", trained on {dataset['name']}" if dataset.get("name") else ""
+def summary(config: HoulsbyConfig, sizes: Mapping[str, int], runs: Sequence[Run]) -> str:
+    """What it was trained on and for, how large it is and how good, to follow "an adapter for ..."."""
+    run: Run = runs[0] if runs else {}
+    dataset, total, trained = run.get("dataset", {}), run.get("total_parameters"), sum(sizes.values())
     labels = list((config.id2label or {}).values())
-    if 1 < len(labels) <= 6:
-        text += f", which tells {', '.join(labels[:-1])} and {labels[-1]} apart"
-    return text
+    main = next((name for name in scores(run) if name == run.get("chosen_by")), next(iter(scores(run)), None))
+    parts = [
+        f"trained on {dataset['name']}" if "name" in dataset else "",
+        f"to tell {', '.join(labels[:-1])} and {labels[-1]} apart" if 1 < len(labels) <= 6 else "",
+        f"with {trained / total:.1%} of the model's parameters" if total else f"with {trained:,} parameters",
+    ]
+    text = " ".join(part for part in parts if part)
+    if main is None:
+        return text
+    return f"{text}: {words(main)} {mean_and_error([scores(run)[main] for run in runs if main in scores(run)])}"
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from .card_facts import adapter_rows, base_rows, data_rows, environment_rows, hy
 from .card_metadata import card_metadata
 from .card_results import Results, Run, log_table, of_method, read_runs, score_table, test_table
 from .card_sections import is_template, mark, update
+from .config import HoulsbyConfig
 from .errors import AdapterError
+from .predictor import Input
 from .tasks import task_of_config
 
 
@@ -30,8 +32,8 @@ def make_card(
     base_model: str | None = None,
     results: Results | None = None,
     metadata: Mapping[str, Any] | None = None,
-    example: object | None = None,
-    answer: object | None = None,
+    example: Input | Sequence[Input] | None = None,
+    answer: Sequence[object] | None = None,
 ) -> ModelCard:
     """The card of the adapter in a folder.
 
@@ -41,8 +43,8 @@ def make_card(
         base_model: the base model's name on the Hub; default: the one that the adapter records.
         results: results.json of a run, or of a run per seed, as files or mappings.
         metadata: further metadata, such as `license`, `language` and `tags`.
-        example: an input, for the snippet.
-        answer: what the adapter gave for it.
+        example: an input or a list of them, for the snippet.
+        answer: what the adapter gave for each.
 
     Raises:
         AdapterError: The folder holds no usable adapter, or the results cannot be read.
@@ -52,37 +54,42 @@ def make_card(
     task, base = task_of_config(config), base_model or str(config.base_model_name_or_path)
     name = repo_id.rpartition("/")[2]
     data = card_metadata(name, base, task, runs, metadata)
-    sizes, size = check_weights(folder, config), (folder / WEIGHTS_FILE).stat().st_size
-    own = of_method(runs, "houlsby")
-    run: Run = own[0] if own else {}
-    body = (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            name=name,
-            repo_id=repo_id,
-            base_model=base,
-            summary=summary(config, own),
-            example=None if example is None else repr(example),
-            answer=answer,
-            auto_class=task.auto_class,
-            num_labels=len(config.id2label or {}),
-            adapter=adapter_rows(config, sizes, size, run.get("total_parameters")),
-            base=base_rows(config, base),
-            seeds=len(own),
-            split=run.get("dataset", {}).get("split"),
-            scores=score_table(runs),
-            test=test_table(run),
-            data=data_rows(run),
-            hyperparameters=hyperparameter_rows(run),
-            log=log_table(run),
-            environment=environment_rows(run),
-            figures=sorted(path.name for path in folder.glob("*.png")),
-            limits=limits(config, own),
-            command=run.get("command"),
-        )
+    body = _template().render(
+        name=name,
+        repo_id=repo_id,
+        base_model=base,
+        base=base_rows(config, base),
+        auto_class=task.auto_class,
+        num_labels=len(config.id2label or {}),
+        example=None if example is None else _in_code(example),
+        answer=answer,
+        figures=sorted(path.name for path in folder.glob("*.png")),
+        **_measured(folder, config, runs),
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{mark(body)}")
+
+
+def _measured(folder: Path, config: HoulsbyConfig, runs: Sequence[Run]) -> dict[str, Any]:
+    """The variables of the template that follow from the weights and from the runs."""
+    sizes, file_bytes = check_weights(folder, config), (folder / WEIGHTS_FILE).stat().st_size
+    own = of_method(runs, "houlsby")
+    run: Run = own[0] if own else {}
+    changed, unchanged = hyperparameter_rows(run)
+    return {
+        "summary": summary(config, sizes, own),
+        "adapter": adapter_rows(config, sizes, file_bytes, run.get("total_parameters")),
+        "seeds": [item.get("seed", number) for number, item in enumerate(own, 1)],
+        "split": run.get("dataset", {}).get("split"),
+        "scores": score_table(runs),
+        "test": test_table(run),
+        "data": data_rows(run),
+        "changed": changed,
+        "unchanged": unchanged,
+        "log": log_table(run),
+        "environment": environment_rows(run),
+        "limits": limits(config, own),
+        "command": run.get("command"),
+    }
 
 
 def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
@@ -110,17 +117,21 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
 
 
-def _environment() -> jinja2.Environment:
+def _in_code(example: Input | Sequence[Input]) -> str:
+    """An example as one would write it in a call."""
+    if isinstance(example, str):
+        return repr(example)
+    first, last = "()" if isinstance(example, tuple) else "[]"
+    return "\n".join([first, *(f"    {item!r}," for item in example), last])
+
+
+def _template() -> jinja2.Template:
     templates = files("houlsby_peft.hub_cards")
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: (templates / name).read_text(encoding="utf-8")),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["cell"] = lambda value: str(value).replace("|", "\\|").replace("\n", " ")
-    return environment
+    return environment.from_string((templates / _TEMPLATE).read_text(encoding="utf-8"))
 
 
 def _with_further(data: CardData, old: CardData) -> CardData:

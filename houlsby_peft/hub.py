@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def push_to_hub(
     tokenizer: PreTrainedTokenizerBase | None = None,
     base_model: str | None = None,
     results: Results | None = None,
-    example: Input | None = None,
+    example: Input | Sequence[Input] | None = None,
     metadata: Mapping[str, Any] | None = None,
     private: bool | None = None,
     token: str | None = None,
@@ -54,7 +54,7 @@ def push_to_hub(
         tokenizer: to be saved beside the adapter of a model.
         base_model: the base model's name on the Hub; needed where it was loaded from a folder.
         results: for the card: results.json of a run, or of a run per seed, as files or mappings.
-        example: for the card: an input, on which the adapter is run to show what it gives.
+        example: for the card: an input or a list of them, for which the adapter is run to show what it gives.
         metadata: for the card: `license`, `language`, `tags` and so on.
         private: whether a new repository is private. One that exists stays as it is, but what is to be private is not
             pushed to a public one.
@@ -146,7 +146,7 @@ def _answer(
     adapter: PeftModel | str | os.PathLike[str],
     folder: Path,
     tokenizer: PreTrainedTokenizerBase | None,
-    example: Input,
+    example: Input | Sequence[Input],
     token: str | None,
 ) -> list[Any]:
     """What the adapter gives for the example of the card; a model that is being trained is used as it is."""

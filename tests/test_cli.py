@@ -57,6 +57,7 @@ def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapte
     card = ModelCard(repo.head.files["README.md"].decode())
     assert "## Who made it\n\nWe did.\n\n## Adapter" in card.text
     assert "| accuracy | 0.500 |" in card.text
+    assert "](loss.png)" in card.text
     assert "last train" not in card.text
     assert card.data.license == "cc-by-4.0"
     assert repo.head.files["adapter_model.safetensors"] != first.files["adapter_model.safetensors"]
@@ -81,7 +82,7 @@ def test_card_writes_the_page_into_the_folder(base, tmp_path, capsys):
     card = ModelCard.load(adapter / "README.md")
     assert card.data.base_model == BASE
     answer = houlsby_peft.load(adapter).predict(tuple(t for t, _ in TEXTS[:2]))
-    assert f"```text\n{answer}\n```" in card.text
+    assert f"```text\n{answer[0]}\n```" in card.text
 
 
 def test_info_says_what_an_adapter_is(adapter, capsys):

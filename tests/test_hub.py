@@ -133,7 +133,5 @@ def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
     assert result["metrics"] == [{"type": "accuracy", "value": 0.75, "name": "accuracy"}]
     best = torch.tensor(pushed["logits"][0]).softmax(-1)
     assert f"adapter.predict('{NEW_TEXTS[0]}')" in card
-    shown = card.split("```text\n")[1].split("\n```")[0]
-    assert json.loads(shown.replace("'", '"')) == [
-        {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
-    ]
+    shown = json.loads(card.split("```text\n")[1].split("\n```")[0].replace("'", '"'))
+    assert shown == {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
