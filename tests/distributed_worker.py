@@ -69,10 +69,10 @@ class Hang(TrainerCallback):
 class WatchedTrainer(RecipeTrainer):
     """Writes `rank0.json`, `rank1.json` and `predictions.npy` into the folder of records after training."""
 
-    def __init__(self, model: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if ORDERS.get("train_all"):
-            model = model.unload().requires_grad_(True)
-        super().__init__(model, *args, **kwargs)
+            self.model = self.model_wrapped = self.model.unload().requires_grad_(True)
         self.add_callback(Hang())
         self.add_callback(CountBytes(self))
 
