@@ -123,9 +123,13 @@ def number(value: Any, like: float | None = None) -> str:
 
 def words(name: str) -> str:
     """The name of a score in words: "matched_accuracy" is "matched accuracy"."""
-    return {"f1": "F1", "spearmanr": "Spearman correlation", "pearson": "Pearson correlation"}.get(
-        name, name.replace("_", " ").replace(" f1", " F1")
-    )
+    known = {
+        "f1": "F1",
+        "matthews_correlation": "Matthews correlation",
+        "pearson": "Pearson correlation",
+        "spearmanr": "Spearman correlation",
+    }
+    return known.get(name, name.replace("_", " ").replace(" f1", " F1"))
 
 
 def _known(value: Any) -> Any:

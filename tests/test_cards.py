@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 from hub_models import LABELS, make_adapter, make_base
@@ -20,6 +21,7 @@ from houlsby_peft.card_sections import mark, split, update
 from houlsby_peft.cards import make_card, merge_cards
 
 
+ROOT = Path(__file__).parents[1]
 SEEDS = {1: 0.80, 2: 0.84, 3: 0.79}
 RUN = {
     "task": "messages",
@@ -285,3 +287,13 @@ def test_figures_of_the_folder_are_shown(base, tmp_path):
     card = make_card(folder, "user/messages")
     assert "## Figures" in card.text
     assert "![loss per step](loss_per_step.png)" in card.text
+
+
+def test_the_examples_are_cards_as_they_are_generated():
+    paths = sorted((ROOT / "hub_cards" / "examples").glob("*.md"))
+    assert len(paths) >= 2
+    for path in paths:
+        card = ModelCard.load(path)
+        check_metadata(card.data.to_dict())
+        assert set(headings(card)) <= {*SECTIONS, "Figures"}, path.name
+        assert update("# X\n", card.text) == "# X\n", f"{path.name}: a section is not as it was generated"
