@@ -37,8 +37,6 @@ ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     # gloo would look for an address of this machine in the network.
     "GLOO_SOCKET_IFNAME": "lo",
-    # Runs that go on at the same time must not meet on the launcher's usual port.
-    "PET_RDZV_ENDPOINT": "localhost:0",
     # A restarted run can hang on what the last one has left in a store that both share.
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
 }
@@ -67,6 +65,7 @@ STRATEGIES = {
     strategy.config: strategy
     for strategy in (
         Strategy("ddp", "MULTI_CPU", "DistributedDataParallel", "DDP"),
+        Strategy("several_nodes", "MULTI_CPU", "DistributedDataParallel", "DDP"),
         Strategy("zero1", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-1"),
         Strategy("zero2", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-2"),
         Strategy("zero3", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-3", splits_weights=True),
@@ -152,6 +151,9 @@ def start(
     command += [*FLAGS, "--model_name", str(inputs / "model"), "--data_dir", str(inputs / "data")]
     command += ["--output_dir", str(folder / "output"), "--per_device_train_batch_size", str(batch), *flags]
     environment = {**os.environ, **ENVIRONMENT, "WORKER_ORDERS": json.dumps({"record": str(folder), **orders})}
+    if config != "several_nodes":
+        # Runs that go on at the same time must not meet on the launcher's usual port.
+        environment["PET_RDZV_ENDPOINT"] = "localhost:0"
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -166,4 +168,4 @@ def _launch_flags(folder: Path, config: str) -> list[str]:
             settings["zero_optimization"][f"stage3_{size}"] = 0
         (folder / "deepspeed.json").write_text(json.dumps(settings))
         flags += ["--deepspeed_config_file", str(folder / "deepspeed.json")]
-    return [*flags, "--rdzv_backend", "c10d", "--main_process_port", "0"]
+    return flags if config == "several_nodes" else [*flags, "--rdzv_backend", "c10d", "--main_process_port", "0"]

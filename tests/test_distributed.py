@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from common.checkpoints import last_checkpoint
 from distributed_checks import CHECKS
-from distributed_runs import STEPS, STRATEGIES, Run, make_inputs, run, start
+from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
 from filelock import FileLock
 from transformers import AutoModelForSequenceClassification
 
@@ -69,6 +71,50 @@ def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
 
 def test_two_processes_under_ddp_do_what_one_does(inputs, one, ddp):
     check_all(ddp, one, "ddp", inputs)
+
+
+def test_two_launchers_make_one_run(inputs, one, tmp_path):
+    """As on two machines with a shared folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = ("--main_process_ip", "127.0.0.1", "--main_process_port", port)
+    machines = [
+        start(inputs, tmp_path, "several_nodes", *SHARED, launcher=("--machine_rank", rank, *address)) for rank in "01"
+    ]
+    for machine in machines:
+        output, _ = machine.communicate(timeout=300)
+        assert machine.returncode == 0, output[-6000:]
+    check_all(Run(tmp_path), one, "several_nodes", inputs)
+
+
+CONFIGURATIONS = {  # file: (type, processes, machines, ZeRO's stage)
+    "cpu": ("NO", 1, 1, None),
+    "one_gpu": ("NO", 1, 1, None),
+    "ddp": ("MULTI_GPU", 4, 1, None),
+    "several_nodes": ("MULTI_GPU", 8, 2, None),
+    "zero1": ("DEEPSPEED", 4, 1, 1),
+    "zero2": ("DEEPSPEED", 4, 1, 2),
+    "zero3": ("DEEPSPEED", 4, 1, 3),
+    "zero3_offload": ("DEEPSPEED", 4, 1, 3),
+    "fsdp2": ("FSDP", 4, 1, None),
+}
+
+
+def test_every_configuration_is_known():
+    assert {path.stem for path in CONFIGS.glob("*")} == set(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configurations(name):
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    kind, processes, machines, stage = CONFIGURATIONS[name]
+    assert (config.distributed_type.value, config.num_processes, config.num_machines) == (kind, processes, machines)
+    assert config.use_cpu is (name == "cpu")
+    if stage is not None:
+        settings = json.loads((ROOT / config.deepspeed_config["deepspeed_config_file"]).read_text())
+        assert settings["zero_optimization"]["stage"] == stage
+        assert ("offload_param" in settings["zero_optimization"]) is ("offload" in name)
 
 
 def test_accumulated_steps_exchange_once(inputs, one, tmp_path):
