@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,14 +87,12 @@ class Predictor:
             AdapterError: There is none for the task.
         """
         parts = {"model": self._view(), "tokenizer": self.tokenizer, "device": self.model.device}
-        match self.task.pipeline:
-            case "question-answering":
-                return QuestionAnswering(self._view(), self.tokenizer, **options)
-            case "token-classification":
-                return transformers.pipeline(
-                    self.task.pipeline, **parts, **{"aggregation_strategy": "simple", **options}
-                )
-            case "text-classification" | "text-generation":
+        if self.task.pipeline == "question-answering":
+            return QuestionAnswering(self._view(), self.tokenizer, **options)
+        if self.task.pipeline == "token-classification":
+            options.setdefault("aggregation_strategy", "simple")
+        if self.task.pipeline in ("text-classification", "token-classification", "text-generation"):
+            with _without_advice():
                 return transformers.pipeline(self.task.pipeline, **parts, **options)
         raise AdapterError(
             "Prediction is for text and token classification, question answering and text generation; this adapter's "
@@ -112,6 +111,17 @@ class Predictor:
             setattr(view.config, key, value)
         view.forward = partial(_forward, self.model, self.name)  # type: ignore[method-assign]
         return view
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Without the page that transformers logs about models of a class that it does not know, such as PeftModel."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
