@@ -45,6 +45,19 @@ class HoulsbyModel(BaseTuner):
     prefix = PREFIX
     tuner_layer_cls = HoulsbyTunerLayer
 
+    def __init__(
+        self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
+    ) -> None:
+        configs = getattr(model, "peft_config", {})
+        before = dict(configs)
+        try:
+            super().__init__(model, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
+        except Exception:
+            # PEFT has entered the configuration into those of the model, where it would stand for an adapter.
+            configs.clear()
+            configs.update(before)
+            raise
+
     def inject_adapter(
         self,
         model: nn.Module,
