@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -87,13 +88,15 @@ class Predictor:
             AdapterError: There is none for the task.
         """
         parts = {"model": self._view(), "tokenizer": self.tokenizer, "device": self.model.device}
-        if self.task.pipeline == "question-answering":
-            return QuestionAnswering(self._view(), self.tokenizer, **options)
-        if self.task.pipeline == "token-classification":
-            options.setdefault("aggregation_strategy", "simple")
-        if self.task.pipeline in ("text-classification", "token-classification", "text-generation"):
-            with _without_advice():
-                return transformers.pipeline(self.task.pipeline, **parts, **options)
+        with _without_advice():
+            match self.task.pipeline:
+                case "question-answering":
+                    return QuestionAnswering(self._view(), self.tokenizer, **options)
+                case "token-classification":
+                    options.setdefault("aggregation_strategy", "simple")
+                    return transformers.pipeline(self.task.pipeline, **parts, **options)
+                case "text-classification" | "text-generation":
+                    return transformers.pipeline(self.task.pipeline, **parts, **options)
         raise AdapterError(
             "Prediction is for text and token classification, question answering and text generation; this adapter's "
             f"task is {self.task.pipeline}. Use its model and tokenizer."
@@ -117,7 +120,7 @@ class Predictor:
 def _without_advice() -> Iterator[None]:
     """Without the page that transformers logs about models of a class that it does not know, such as PeftModel."""
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    transformers.logging.set_verbosity(logging.CRITICAL)
     try:
         yield
     finally:
