@@ -85,9 +85,7 @@ def main() -> None:
         data_collator=DataCollatorWithPadding(tokenizer),
     )
     if training.should_log:
-        print(
-            f"{len(train):,} training windows; {len(trainer.eval_dataset):,} of {len(questions):,} questions to score"
-        )
+        print(f"{len(train):,} training windows; {len(questions):,} questions to score")
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
     answers = trainer.answers()
