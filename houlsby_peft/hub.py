@@ -7,14 +7,13 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.hf_api import ModelInfo
-from huggingface_hub.utils._validators import validate_repo_id
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
@@ -24,7 +23,8 @@ from .card_results import Results
 from .cards import CARD_FILE, make_card, merge_cards
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
-from .hub_errors import TOKENS_PAGE, explained
+from .hub_checks import base_on_hub, check_access
+from .hub_errors import explained
 from .inference import load
 from .predictor import Input, Predictor
 from .tasks import record_head, task_of_config
@@ -65,81 +65,80 @@ def push_to_hub(
         The address of the commit.
 
     Raises:
-        AdapterError: The adapter is not usable or its base model is not on the Hub.
-        HubError: The Hub refuses or cannot be reached. Nothing is half uploaded, and the message names the folder that
-            holds everything, and how to try again.
-        ValueError: The Hub would refuse the metadata of the card.
+        AdapterError: The adapter is not usable, its base model is not on the Hub, or the Hub would refuse its card.
+        HubError: The Hub refuses or cannot be reached. Nothing is half uploaded.
+
+    Both name the folder that holds everything, and how to try again.
     """
-    repo_id = check_access(repo_id, token)
+    in_memory = isinstance(adapter, PeftModel)
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
-    base = _base_on_hub(folder, base_model)
-    answer = None if example is None else _answer(adapter, folder, tokenizer, example, token)
-    card = make_card(
-        folder, repo_id, base_model=base, results=results, metadata=metadata, example=example, answer=answer
-    )
+    with _nothing_lost(folder, repo_id):
+        base = base_on_hub(base_model or read_config(folder).base_model_name_or_path or "", given=bool(base_model))
+        _record_revision(folder, base)
+        repo_id = check_access(repo_id, token)
+        answer = None if example is None else _answer(adapter, folder, tokenizer, example, token)
+        card = make_card(
+            folder, repo_id, base_model=base, results=results, metadata=metadata, example=example, answer=answer
+        )
+        url = _upload(folder, repo_id, base, card, private, token, message)
+    if in_memory:
+        shutil.rmtree(folder)
+    return url
+
+
+def _upload(
+    folder: Path, repo_id: str, base: str, card: ModelCard, private: bool | None, token: str | None, message: str
+) -> str:
+    """Write the card and commit all files at once, on top of what the card was merged with."""
     api = HfApi(token=token, library_name="houlsby_peft")
-    with explained(repo_id, f"Nothing was uploaded; all is in {folder}: {_retry(folder, repo_id, base)}"):
+    with explained(repo_id):
         api.create_repo(repo_id, private=private, exist_ok=True)
         info = api.model_info(repo_id)
         _check_repository(info, private)
         old = [_card_on_hub(info, token), folder / CARD_FILE]
-        card = merge_cards(card, [path for path in old if path is not None and path.is_file()])
-        card.save(folder / CARD_FILE)
+        merge_cards(card, [path for path in old if path is not None and path.is_file()]).save(folder / CARD_FILE)
         commit = api.create_commit(repo_id, _files(folder, base), commit_message=message, parent_commit=info.sha)
-    if isinstance(adapter, PeftModel):
-        shutil.rmtree(folder)
     return str(commit.commit_url)
 
 
-def check_access(repo_id: str, token: str | None = None) -> str:
-    """Check a repository's name and a token, which a recipe does before it trains for hours.
-
-    Returns:
-        The name with its user, "user/name".
-
-    Raises:
-        HubError: The name is not allowed, there is no token, it is wrong or may only read, or the Hub cannot be
-            reached.
-    """
-    with explained(repo_id):
-        validate_repo_id(repo_id)
-        user = HfApi(token=token).whoami()
-    if ((user.get("auth") or {}).get("accessToken") or {}).get("role") == "read":
-        raise HubError(f"{repo_id}: the token may only read; make one that may write: {TOKENS_PAGE}.")
-    return repo_id if "/" in repo_id else f"{user['name']}/{repo_id}"
+@contextmanager
+def _nothing_lost(folder: Path, repo_id: str) -> Iterator[None]:
+    """Say with every error where the adapter is and how to push it again, as the process may end with the error."""
+    try:
+        yield
+    except (AdapterError, HubError, ValueError) as error:
+        command = shlex.join(["houlsby-peft", "push", str(folder), repo_id])
+        kind = HubError if isinstance(error, HubError) else AdapterError
+        raise kind(f"{error} Nothing is lost: all is in {folder}. To try again: {command}") from error
 
 
 def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
-    """Save the active adapter to a new folder, with what its head predicts and the revision of its base model."""
-    name, config = _active(model)
-    base = model.get_base_model()
-    record_head(config, base)
-    config.revision = _revision_in_cache(str(base.name_or_path), config.revision)
+    """Save the active adapter to a new folder, with what its head predicts."""
+    names = model.active_adapters
+    config = model.peft_config[names[0]] if len(names) == 1 else None
+    if not isinstance(config, HoulsbyConfig):
+        raise AdapterError(f"One Houlsby adapter must be active to be pushed; active are {names}. Use set_adapter.")
+    record_head(config, model.get_base_model())
     folder = Path(tempfile.mkdtemp(prefix="houlsby_peft-"))
-    model.save_pretrained(str(folder), selected_adapters=[name])
-    if name != "default":  # PEFT saves others one folder deeper
-        (folder / CARD_FILE).unlink()
-        folder = folder / name
+    model.save_pretrained(str(folder), selected_adapters=names)
+    inner = folder / names[0]
+    if inner.is_dir():  # where PEFT puts every adapter that is not called "default"
+        for path in inner.iterdir():
+            path.rename(folder / path.name)
+        inner.rmdir()
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
 
 
-def _revision_in_cache(name: str, revision: str | None) -> str | None:
-    """The commit of a base model that was loaded from the Hub; as it was given for one that was not."""
-    try:
-        path = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:  # a folder
-        path = None
-    return Path(path).parent.name if isinstance(path, str) else revision
-
-
-def _active(model: PeftModel) -> tuple[str, HoulsbyConfig]:
-    names = model.active_adapters
-    config = model.peft_config[names[0]] if len(names) == 1 else None
-    if not isinstance(config, HoulsbyConfig):
-        raise AdapterError(f"One Houlsby adapter must be active to be pushed; active are {names}. Use set_adapter.")
-    return names[0], config
+def _record_revision(folder: Path, base: str) -> None:
+    """Record the commit of the base model that is in the cache, from which it was loaded, unless one is recorded."""
+    path = folder / CONFIG_FILE
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    cached = try_to_load_from_cache(base, "config.json", revision=fields.get("revision"))
+    if isinstance(cached, str) and fields.get("base_model_name_or_path") == base:
+        fields["revision"] = Path(cached).parent.name
+        path.write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _answer(
@@ -152,28 +151,14 @@ def _answer(
     """What the adapter gives for the example of the card; a model that is being trained is used as it is."""
     if not isinstance(adapter, PeftModel):
         return load(folder, token=token).predict(example)
-    name, config = _active(adapter)
+    config, training = read_config(folder), adapter.training
     tokenizer = tokenizer or load_tokenizer(folder, config, None, token)
-    training = adapter.training
     try:
-        return Predictor(adapter.eval(), name, task_of_config(read_config(folder)), tokenizer).predict(example)
+        return Predictor(adapter.eval(), adapter.active_adapters[0], task_of_config(config), tokenizer).predict(
+            example
+        )
     finally:
         adapter.train(training)
-
-
-def _base_on_hub(folder: Path, given: str | None) -> str:
-    name = given or read_config(folder).base_model_name_or_path or ""
-    try:
-        validate_repo_id(name)
-        is_folder = given is None and Path(name).is_dir()
-    except HFValidationError:
-        is_folder = True
-    if is_folder or not name:
-        raise AdapterError(
-            f"The base model must be on the Hub for others to find it; this one was loaded from {name!r}. Give its "
-            "name on the Hub as base_model."
-        )
-    return name
 
 
 def _check_repository(info: ModelInfo, private: bool | None) -> None:
@@ -201,7 +186,3 @@ def _files(folder: Path, base: str) -> list[CommitOperationAdd]:
     config = json.dumps(fields, indent=2, sort_keys=True).encode()
     files = [CommitOperationAdd(name, folder / name) for name in names if (folder / name).is_file()]
     return [CommitOperationAdd(CONFIG_FILE, config), *files]
-
-
-def _retry(folder: Path, repo_id: str, base: str) -> str:
-    return shlex.join(["houlsby-peft", "push", str(folder), repo_id, "--base-model", base])

@@ -24,12 +24,11 @@ _BY_STATUS = {
 
 
 @contextmanager
-def explained(repo_id: str, remedy: str = "") -> Iterator[None]:
+def explained(repo_id: str) -> Iterator[None]:
     """Turn what huggingface_hub, HTTP and the network raise inside into a `HubError` of one line.
 
     Args:
         repo_id: the repository, for the message.
-        remedy: a sentence to end the message with, such as how to retry.
     """
     try:
         yield
@@ -37,7 +36,7 @@ def explained(repo_id: str, remedy: str = "") -> Iterator[None]:
         reason = next(filter(None, map(_reason, _causes(error))), None)
         if reason is None:
             raise
-        raise HubError(" ".join(f"{repo_id}: {reason}. {remedy}".split())) from error
+        raise HubError(f"{repo_id}: {' '.join(reason.split())}.") from error
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -115,14 +115,17 @@ class LocalHub:
         return {**inherited, **own, **quiet, **({"HF_TOKEN": token} if token else {}), **changes}
 
     def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
-        """Call a function of a module in this folder in a client process; arguments and result travel as JSON."""
+        """Call a function of a module in this folder in a client process; arguments and result travel as JSON.
+
+        Its working folder is the cache's.
+        """
         run = subprocess.run(
             [sys.executable, "-c", CALL],
             input=json.dumps([function.__module__, function.__name__, arguments]),
             capture_output=True,
             text=True,
-            cwd=TESTS,
-            env=self.environment(**environment),
+            cwd=environment["home"],
+            env={**self.environment(**environment), "PYTHONPATH": str(TESTS)},
         )
         assert run.returncode == 0, run.stdout + run.stderr
         return json.loads(run.stdout.splitlines()[-1])

@@ -11,10 +11,11 @@ import yaml
 from hub_models import BASE, LABELS, TEXTS, make_base
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
+from houlsby_peft.training_push import plan_push
 
 
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]
@@ -45,9 +46,20 @@ def train_and_push():
         model, "messages", tokenizer=tokenizer, results=RESULTS, example=NEW_TEXTS[0], metadata=metadata, private=True
     )
     still_training = model.training
+    model.save_pretrained("saved")
+    training = TrainingArguments("runs/by-recipe", push_to_hub=True, hub_private_repo=True)
+    push = plan_push(training, BASE)
+    url_of_recipe = push("saved/messages", results=RESULTS)
     with torch.no_grad():
         logits = model.eval()(**tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")).logits
-    return {"url": url, "losses": losses, "logits": logits.tolist(), "still_training": still_training}
+    return {
+        "url": url,
+        "url_of_recipe": url_of_recipe,
+        "trainer_pushes": training.push_to_hub,
+        "losses": losses,
+        "logits": logits.tolist(),
+        "still_training": still_training,
+    }
 
 
 def pull(name, revision):
@@ -135,3 +147,15 @@ def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
     assert f"adapter.predict('{NEW_TEXTS[0]}')" in card
     shown = json.loads(card.split("```text\n")[1].split("\n```")[0].replace("'", '"'))
     assert shown == {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
+
+
+def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
+    by_recipe, by_hand = hub.store.repos["user/by-recipe"], hub.store.repos["user/messages"]
+    assert pushed["url_of_recipe"] == f"{hub.url}/user/by-recipe/commit/{by_recipe.head.oid}"
+    assert not pushed["trainer_pushes"]
+    assert by_recipe.private
+    assert by_recipe.head.files["adapter_model.safetensors"] == by_hand.head.files["adapter_model.safetensors"]
+    saved = json.loads(by_recipe.head.files["adapter_config.json"])
+    assert saved["revision"] == hub.store.repos[BASE].head.oid
+    assert saved["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
+    assert plan_push(TrainingArguments("runs"), BASE) is None
