@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import yaml
 from hub_models import BASE, LABELS, TEXTS, make_base
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load
+from test_docs import ROOT, SNIPPET
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
@@ -87,6 +90,17 @@ def pull(name, revision):
     }
 
 
+def run_snippets(page):
+    """Client: run the snippets of a page one after the other; what each printed, and what the page says it prints."""
+    names, outputs = {}, []
+    for snippet in SNIPPET.finditer(Path(page).read_text()):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(snippet["code"], page, "exec"), names)
+        outputs.append([printed.getvalue(), snippet["output"] or ""])
+    return outputs
+
+
 def load_offline(name):
     return houlsby_peft.load(name).predict(NEW_TEXTS)
 
@@ -159,3 +173,12 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
     assert saved["revision"] == hub.store.repos[BASE].head.oid
     assert saved["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
     assert plan_push(TrainingArguments("runs"), BASE) is None
+
+
+def test_the_snippets_of_the_page_run_and_print_what_it_says(hub, tmp_path):
+    hub.add("google-bert/bert-base-uncased", make_base(tmp_path / "base"))
+    outputs = hub.call(run_snippets, str(ROOT / "docs" / "hub.md"), home=tmp_path)
+    assert len(outputs) == 4
+    for printed, said in outputs:
+        assert printed == said
+    assert "A fine film." in hub.store.repos["user/sentiment"].head.files["README.md"].decode()
