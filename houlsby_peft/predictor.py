@@ -95,11 +95,11 @@ class Predictor:
                 case "token-classification":
                     options.setdefault("aggregation_strategy", "simple")
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
-                case "text-classification" | "text-generation":
+                case "text-classification":
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
         raise AdapterError(
-            "Prediction is for text and token classification, question answering and text generation; this adapter's "
-            f"task is {self.task.pipeline}. Use its model and tokenizer."
+            "Prediction is for text classification, token classification and question answering; this adapter's task "
+            f"is {self.task.pipeline}. Use its model and tokenizer."
         )
 
     def _max_length(self) -> int:

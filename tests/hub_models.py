@@ -49,6 +49,7 @@ def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:
 
 def make_adapter(folder: Path, base: Path, base_name: str = BASE, seed: int = 1, **options: object) -> Path:
     """Save an adapter with random weights, for three classes, as if trained on the base model called `base_name`."""
+    torch.manual_seed(seed)  # the head's first weights
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
     config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), **options)
     adapted: PeftModel = get_peft_model(model, config)

@@ -119,6 +119,7 @@ class LocalHub:
 
         Its working folder is the cache's.
         """
+        Path(environment["home"]).mkdir(parents=True, exist_ok=True)
         run = subprocess.run(
             [sys.executable, "-c", CALL],
             input=json.dumps([function.__module__, function.__name__, arguments]),

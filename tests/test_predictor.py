@@ -42,6 +42,7 @@ def tokenizer(base) -> PreTrainedTokenizerBase:
 def save(folder, auto_class, base, seed=1, id2label=None, **options):
     """Save an adapter of random weights without a task type; the model that was saved, in eval mode."""
     labels = {} if id2label is None else {"id2label": id2label}
+    torch.manual_seed(seed)  # the head's first weights
     model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options))
     record_head(model.peft_config["default"], model.get_base_model())
     perturb(model, seed)
@@ -208,8 +209,17 @@ def test_a_base_model_in_half_precision_gives_the_same_answers(base, tmp_path):
     full = houlsby_peft.load(folder, base_model=str(base)).predict(WORDS)
     half = houlsby_peft.load(folder, base_model=str(base), dtype=torch.bfloat16)
     assert half.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
+    assert half.model.base_model.model.classifier.modules_to_save["default"].weight.dtype == torch.bfloat16
     found = half.predict(WORDS)
     assert [item["score"] for item in found] == pytest.approx([item["score"] for item in full], rel=0.05)
+
+
+def test_a_base_model_is_loaded_in_the_precision_of_its_files(base, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.bfloat16).bert.save_pretrained(
+        tmp_path / "half"
+    )
+    adapter = houlsby_peft.load(make_adapter(tmp_path / "adapter", base), base_model=str(tmp_path / "half"))
+    assert adapter.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
 
 
 def test_a_task_without_a_pipeline_says_so(base, tmp_path):
