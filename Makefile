@@ -11,8 +11,8 @@ CONSTRAINTS := $(addprefix -c ,$(wildcard $(LOCK)))
 TORCH := 2.13.0
 
 # What the recipes and the packaging need has lower bounds of its own.
-OLDEST := tests/test_bottleneck.py tests/test_config.py tests/test_contract.py tests/test_fingerprint.py \
-	tests/test_model.py tests/test_registration.py tests/test_saving.py
+OLDEST := $(patsubst %,tests/test_%.py,averaging bottleneck config contract fingerprint loading mixed_batch model \
+	numerics offloading plan registration saving with_transformers)
 
 BIN := $(VENV)/bin
 INTERPRETER := $(BIN)/python$(VERSION)
@@ -37,8 +37,8 @@ demo: $(INSTALLED)  ## train an adapter on generated sentences: offline, on the 
 		--dynamo_backend no recipes/glue.py
 
 # One thread for each of the two workers: more would only get in each other's way.
-test: $(INSTALLED)  ## run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-oldest:  ## run the library's tests under the oldest supported PEFT, transformers and torch
 	$(MAKE) install VENV=.venv-oldest LOCK=constraints/oldest.txt PROJECT='-e .[test]'
