@@ -79,7 +79,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(fields, use_reentrant, 
 
 traced = pytest.mark.skipif(
     Version(torch.__version__) < Version("2.7"),
-    reason="PyTorch 2.6 cannot trace transformers 5's models, even bare ones",
+    reason="PyTorch 2.6 cannot trace transformers 5's own models",
 )
 
 
