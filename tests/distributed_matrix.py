@@ -36,17 +36,20 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", choices=strategies, default=strategies)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     args = parser.parse_args()
-    table: dict[tuple[str, str], Outcome] = {}
+    failed = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_inputs(folder / "inputs")
+        print(f"Two processes against one, {STEPS} steps, tolerance {TOLERANCE:g}")
         for variant in args.variants:
             one = run(folder / "inputs", folder / "one" / variant, None, *VARIANTS[variant])
+            columns = {}
             for strategy in args.strategies:
-                table[strategy, variant] = outcomes(folder, STRATEGIES[strategy], variant, one)
+                columns[strategy] = outcomes(folder, STRATEGIES[strategy], variant, one)
                 shutil.rmtree(folder / strategy, ignore_errors=True)
-    print_table(table)
-    sys.exit(any(text != "ok" for outcome in table.values() for text in outcome.values()))
+            print_table(variant, columns)
+            failed |= any("FAILED" in column.values() for column in columns.values())
+    sys.exit(failed)
 
 
 def outcomes(folder: Path, strategy: Strategy, variant: str, one: Run) -> Outcome:
@@ -89,14 +92,12 @@ def check_bf16(inputs: Path, path: Path, strategy: Strategy, flags: tuple[str, .
     assert half.records[0]["losses"][:5] == pytest.approx(one.records[0]["losses"][:5], rel=0.05)
 
 
-def print_table(table: dict[tuple[str, str], Outcome]) -> None:
-    checks = list(next(iter(table.values())))
-    strategies, variants = list(dict.fromkeys(s for s, _ in table)), list(dict.fromkeys(v for _, v in table))
-    print(f"\nTwo processes against one, {STEPS} steps, tolerance {TOLERANCE:g}")
-    for variant in variants:
-        print(f"\n| {variant} | {' | '.join(strategies)} |\n|---{'|---' * len(strategies)}|")
-        for check in checks:
-            print(f"| {check.replace('_', ' ')} | {' | '.join(table[s, variant][check] for s in strategies)} |")
+def print_table(variant: str, columns: dict[str, Outcome]) -> None:
+    print(f"\n| {variant} | {' | '.join(columns)} |\n|---{'|---' * len(columns)}|")
+    for check in next(iter(columns.values())):
+        print(
+            f"| {check.replace('_', ' ')} | {' | '.join(column[check] for column in columns.values())} |", flush=True
+        )
 
 
 if __name__ == "__main__":
