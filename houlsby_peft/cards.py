@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -118,11 +119,12 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
 
 
 def _in_code(example: Input | Sequence[Input]) -> str:
-    """An example as one would write it in a call."""
+    """An example as Python, each text of several on a line of its own."""
     if isinstance(example, str):
-        return repr(example)
+        return json.dumps(example, ensure_ascii=False)
     first, last = "()" if isinstance(example, tuple) else "[]"
-    return "\n".join([first, *(f"    {item!r}," for item in example), last])
+    items = (_in_code(item).replace("\n", "\n    ") for item in example)
+    return "\n".join([first, *(f"    {item}," for item in items), last])
 
 
 def _template() -> jinja2.Template:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import statistics
 from pathlib import Path
 
@@ -84,7 +86,7 @@ def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(a
     assert headings(card) == ["Usage", "Adapter", "Base model", "Citation"]
     assert "None" not in card.text
     assert 'houlsby_peft.load("user/messages")' in card.text
-    assert 'from_pretrained(\n    "user/messages", num_labels=3\n)' in card.text
+    assert 'from_pretrained("user/messages", num_labels=3)' in card.text
     assert row(card, "classes") == f"- **classes**: {', '.join(LABELS)}"
     assert card.data.to_dict() == {
         "library_name": "peft",
@@ -98,7 +100,7 @@ def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(a
 def test_a_card_of_a_run_has_every_section_and_no_secret(adapter):
     card = make_card(adapter, "user/messages", results=RUN, example=("a", "b"), answer=[{"label": "praise"}])
     assert tuple(headings(card)) == SECTIONS
-    assert "for result in adapter.predict((\n    'a',\n    'b',\n)):\n    print(result)\n```\n" in card.text
+    assert 'texts = (\n    "a",\n    "b",\n)\nfor result in adapter.predict(texts):\n    print(result)\n' in card.text
     assert "\n```text\n{'label': 'praise'}\n```" in card.text
     assert "secret" not in card.content
     assert row(card, "accuracy") == "| accuracy | 0.800 | 0.860 |"
@@ -117,6 +119,14 @@ def test_a_card_of_a_run_has_every_section_and_no_secret(adapter):
         "type": "org/messages", "name": "Messages", "config": "3", "split": "validation", "revision": "abc"
     }  # fmt: skip
     assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {"accuracy": 0.8, "f1": 0.79}
+
+
+@pytest.mark.parametrize("example", ["a \"b\" 'c'\n\\d é", ("a", "b"), ["a", "b"], [("a", "b"), ("c", "d")]])
+def test_the_example_of_the_snippet_is_the_one_that_was_run(adapter, example):
+    card = make_card(adapter, "user/messages", example=example, answer=[1])
+    snippet = ast.parse(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1]).body
+    assert ast.unparse(snippet[0]) == "import houlsby_peft"
+    assert ast.literal_eval(snippet[2].value) == example
 
 
 def test_changed_hyperparameters_come_first(adapter):

@@ -41,7 +41,7 @@ def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapte
     repo = hub.store.repos["user/messages"]
     first = repo.head
     assert printed.strip() == f"{hub.url}/user/messages/commit/{first.oid}"
-    assert "adapter.predict('How late is the last train?')" in first.files["README.md"].decode()
+    assert 'texts = "How late is the last train?"' in first.files["README.md"].decode()
 
     edited = first.files["README.md"].decode().replace("## Adapter", "## Who made it\n\nWe did.\n\n## Adapter")
     repo.commit("by hand", {"README.md": edited.replace("license: mit", "license: cc-by-4.0").encode()})

@@ -158,7 +158,7 @@ def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
     }  # fmt: skip
     assert result["metrics"] == [{"type": "accuracy", "value": 0.75, "name": "accuracy"}]
     best = torch.tensor(pushed["logits"][0]).softmax(-1)
-    assert f"adapter.predict('{NEW_TEXTS[0]}')" in card
+    assert f'texts = "{NEW_TEXTS[0]}"' in card
     shown = json.loads(card.split("```text\n")[1].split("\n```")[0].replace("'", '"'))
     assert shown == {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
 
