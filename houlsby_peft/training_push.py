@@ -40,6 +40,5 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
     base = base_on_hub(base_model)
     if training.process_index == 0:
         name = check_access(name, training.hub_token)
-    return partial(
-        push_to_hub, repo_id=name, base_model=base, private=training.hub_private_repo, token=training.hub_token
-    )
+    private = training.hub_private_repo or None
+    return partial(push_to_hub, repo_id=name, base_model=base, private=private, token=training.hub_token)
