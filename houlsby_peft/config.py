@@ -103,8 +103,6 @@ class HoulsbyConfig(PeftConfig):
         self.rank_pattern = dict(self.rank_pattern or {})
         if isinstance(self.layers_to_transform, (tuple, set, range)):
             self.layers_to_transform = sorted(self.layers_to_transform)
-        # A configuration object may be used for several new adapters; only a loaded one has a base to compare with.
-        self.was_trained_elsewhere = self.base_fingerprint is not None
         self.weights_file: Path | None = None
         self._check_bottleneck()
         self._check_places()

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from .places import Place
 from .plan import Plan, modules_to_save
 from .registration import PREFIX
 from .sharded import refuse_shards
+from .tasks import record_head
 from .tuner_layer import NO_MERGE, HoulsbyTunerLayer
 
 
@@ -75,7 +77,9 @@ class HoulsbyModel(BaseTuner):
         Raises:
             ValueError: there is nothing to adapt, or the weights to be loaded do not fit.
         """
-        config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
+        # A copy, as what is recorded in it holds for this model, and the user may use theirs for other models too.
+        config: HoulsbyConfig = copy(self.peft_config[adapter_name])  # type: ignore[assignment]
+        self.peft_config[adapter_name] = config
         self._plan = Plan(model, config)
         heads = [] if config.modules_to_save == [] else find_head(model, self._plan.bottlenecks)
         if heads:
@@ -93,12 +97,13 @@ class HoulsbyModel(BaseTuner):
         first.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
 
     def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
-        """Record the base of a new adapter; warn if a loaded one was trained on another base."""
+        """Record the base and the labels of a new adapter; warn if a loaded one was trained on another base."""
         places = list(self._plan.bottlenecks.values())
         found = fingerprint(model, [self._plan.reference(place) for place in places[:1] + places[-1:]])
-        if not config.was_trained_elsewhere:
+        if config.base_fingerprint is None:
             config.base_fingerprint = found
-        elif reasons := differences(config.base_fingerprint or {}, found):
+            record_head(config, model)
+        elif reasons := differences(config.base_fingerprint, found):
             warn_of_wrong_base(config.base_model_name_or_path, model, reasons, adapter_name)
 
     def _prepare_adapter_config(  # type: ignore[override]

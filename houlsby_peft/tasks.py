@@ -78,6 +78,9 @@ def task_of_config(config: HoulsbyConfig) -> Task:
 def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
     """Record in an adapter's configuration what the head predicts, where the configuration does not say it yet.
 
+    Called when an adapter is made and again before it is pushed, as names may be given, and the Trainer's loss finds
+    the kind of task out, in between.
+
     Args:
         config: of the adapter; `id2label` and `problem_type` are set.
         model: the base model, whose configuration knows both. A head of one output is a regression, as for
@@ -87,7 +90,13 @@ def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
     known = getattr(model, "config", None)
     if task is None or not task.has_labels or known is None:
         return
-    config.id2label = config.id2label or {int(number): str(name) for number, name in known.id2label.items()}
+    if config.id2label is None or config.id2label == _nameless(len(config.id2label)):
+        config.id2label = {int(number): str(name) for number, name in known.id2label.items()}
     config.problem_type = config.problem_type or getattr(known, "problem_type", None)
     if config.problem_type is None and len(config.id2label) == 1:
         config.problem_type = "regression"
+
+
+def _nameless(labels: int) -> dict[int, str]:
+    """What transformers calls labels without names."""
+    return {number: f"LABEL_{number}" for number in range(labels)}

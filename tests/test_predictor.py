@@ -44,7 +44,6 @@ def save(folder, auto_class, base, seed=1, id2label=None, **options):
     labels = {} if id2label is None else {"id2label": id2label}
     torch.manual_seed(seed)  # the head's first weights
     model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options))
-    record_head(model.peft_config["default"], model.get_base_model())
     perturb(model, seed)
     model.save_pretrained(folder)
     return model.eval()
@@ -255,3 +254,23 @@ def test_labels_that_are_given_are_not_overwritten(base):
     assert config.id2label == {0: "mine", 1: "yours"}
     assert config.problem_type == "multi_label_classification"
     assert task_of_class("NoSuchThing") is None
+
+
+def test_one_configuration_for_two_models_records_the_labels_of_each(base):
+    config = HoulsbyConfig(r=4)
+    for names in ({0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
+        model = AutoModelForSequenceClassification.from_pretrained(base, id2label=names)
+        assert get_peft_model(model, config).peft_config["default"].id2label == names
+    assert config.id2label is None
+    assert config.base_fingerprint is None
+
+
+def test_names_and_kind_that_a_model_gets_after_its_adapter_are_recorded(base):
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    config = get_peft_model(model, HoulsbyConfig(r=4)).peft_config["default"]
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    model.config.id2label = {0: "no", 1: "yes"}
+    model.config.problem_type = "multi_label_classification"
+    record_head(config, model)
+    assert config.id2label == {0: "no", 1: "yes"}
+    assert config.problem_type == "multi_label_classification"
