@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from .ablation import ablate, prune
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
@@ -22,7 +23,9 @@ __all__ = [
     "HoulsbyModel",
     "HubError",
     "Predictor",
+    "ablate",
     "load",
+    "prune",
     "push_to_hub",
 ]
 __version__ = version("houlsby-peft")
