@@ -16,7 +16,8 @@ import demo
 from common.arguments import AdapterArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from common.data import tokenize
 from common.errors import RecipeError
-from common.model import add_adapter, describe_head, load_classifier
+from common.methods import MethodArguments, apply_method
+from common.model import describe_head, load_classifier
 from common.results import write_results
 from common.scores import check_finite
 from common.trainer import RecipeTrainer
@@ -41,7 +42,8 @@ class GlueArguments(EncoderArguments):
 
 def main() -> None:
     """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
-    arguments, adapter, training = parse_arguments()
+    arguments, method, adapter, training = parse_arguments()
+    method.check()
     task = find_task(arguments.task)
     config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels))
     training.output_dir = training.output_dir.replace("{task}", task.name)
@@ -54,7 +56,7 @@ def main() -> None:
     splits = {
         name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
     }
-    model = add_adapter(model, config, adapter.init_adapter)
+    model = apply_method(model, method, config, adapter.init_adapter)
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
 
@@ -70,22 +72,24 @@ def main() -> None:
     )
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
 
-    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
-    test_scores = demo.compare_with_probe(trainer, splits) if task.name == MINIMAL_PAIRS else None
+    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
+    is_demo = task.name == MINIMAL_PAIRS and method.method == "houlsby"
+    test_scores = demo.compare_with_probe(trainer, splits) if is_demo else None
     if test_scores and trainer.is_world_process_zero():
         print(demo.explain(test_scores, splits, trainer.trainable))
     write_results(
         trainer,
-        (arguments, adapter, training),
+        (arguments, method, adapter, training),
+        method=method.method,
         task=task.name,
         model=arguments.model_name,
         test=test_scores,
     )
 
 
-def parse_arguments() -> tuple[GlueArguments, AdapterArguments, RecipeTrainingArguments]:
+def parse_arguments() -> tuple[GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments]:
     """Reads the command line; a run without data has defaults of its own, which flags overrule like any other."""
-    groups = (GlueArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
     parsed = parser.parse()
     if parsed[0].task == MINIMAL_PAIRS:

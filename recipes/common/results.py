@@ -1,6 +1,7 @@
 """results.json: what a run was, and what came out."""
 
 import json
+import os
 import platform
 import time
 from collections.abc import Iterable
@@ -19,11 +20,15 @@ from common.trainer import RecipeTrainer
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 
 
+_TIMES = ("runtime", "_per_second")
+
+
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
     """One entry per evaluation: epoch, step and the scores, of all validation splits, without the prefix "eval_"."""
     evaluations: dict[float, dict[str, float]] = {}
     for entry in log_history:
-        scores = {key.removeprefix("eval_"): value for key, value in entry.items() if key.startswith("eval_")}
+        kept = {key: value for key, value in entry.items() if key.startswith("eval_") and not key.endswith(_TIMES)}
+        scores = {key.removeprefix("eval_"): value for key, value in kept.items()}
         if scores:
             moment = {"epoch": entry["epoch"], "step": entry["step"]}
             evaluations.setdefault(entry["step"], moment).update(scores)
@@ -34,6 +39,13 @@ def best_epoch(state: TrainerState) -> float | None:
     """The epoch whose weights were kept, or None where no best one was chosen."""
     epochs = {entry["step"]: entry["epoch"] for entry in scores_per_epoch(state.log_history)}
     return epochs.get(state.best_global_step)
+
+
+def best_scores(state: TrainerState) -> dict[str, float]:
+    """All scores of the kept epoch, or of the last one where no best one was chosen; empty without an evaluation."""
+    epochs = scores_per_epoch(state.log_history)
+    kept = next((entry for entry in epochs if entry["step"] == state.best_global_step), epochs[-1] if epochs else {})
+    return {name: score for name, score in kept.items() if name not in ("epoch", "step")}
 
 
 def strategy(accelerator: Accelerator) -> dict[str, str | int]:
@@ -49,6 +61,8 @@ def strategy(accelerator: Accelerator) -> dict[str, str | int]:
 
 def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
     """Writes results.json into the output folder, and prints the best score; the main process only.
+
+    Call it last: as the file appears whole, or not at all, a folder that has it holds a finished run.
 
     Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the sizes, the
     seconds since the trainer was made, the arguments (dataclasses, merged) and the versions of Python and the
@@ -67,6 +81,7 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
         "chosen_by": training.metric_for_best_model,
         "best_epoch": best_epoch(state),
         "best_score": state.best_metric,
+        "best_scores": best_scores(state),
         "trainable_parameters": trainer.trainable,
         "total_parameters": trainer.total,
         "seconds": round(time.perf_counter() - trainer.start, 1),
@@ -76,6 +91,13 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     if not trainer.is_world_process_zero():
         return content
     output = Path(training.output_dir)
-    (output / "results.json").write_text(json.dumps(content, indent=2) + "\n")
+    write_whole(output / "results.json", json.dumps(content, indent=2) + "\n")
     print(f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}")
     return content
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that others see all of it or none, whenever the process is killed."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)

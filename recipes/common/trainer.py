@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from peft import PeftModel
 from transformers import Trainer
 from transformers.trainer_utils import PredictionOutput, TrainOutput
 
@@ -15,14 +16,16 @@ class RecipeTrainer(Trainer):
 
     Attributes:
         start: When it was made, by time.perf_counter().
-        trainable, total: Parameters of the model, as PEFT counts them.
+        trainable, total: Parameters of the model, as PEFT counts them, whatever the method.
+        saved_as: "adapter" or "model": the folder for the kept weights, in the output folder.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.start = time.perf_counter()
+        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
         # Counted before anything is sharded.
-        self.trainable, self.total = self.model.get_nb_trainable_parameters()
+        self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         if self.args.should_log:
             share = self.trainable / self.total
             print(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
@@ -35,6 +38,10 @@ class RecipeTrainer(Trainer):
         if resume_from_checkpoint == LAST:
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def save_trained(self) -> None:
+        """Saves the kept epoch's weights and the tokenizer in the folder "adapter" or, of a whole model, "model"."""
+        self.save_model(f"{self.args.output_dir}/{self.saved_as}")
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
