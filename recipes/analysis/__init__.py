@@ -1,0 +1,1 @@
+"""The papers' analyses, one command each; they import what the recipes beside this folder share."""

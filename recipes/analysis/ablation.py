@@ -1,0 +1,150 @@
+"""Which layers' adapters matter: removes those of every continuous span of layers and scores the rest, untrained.
+
+    accelerate launch recipes/glue.py && python recipes/analysis/ablation.py     # generated sentences, no data needed
+    python recipes/analysis/ablation.py --run runs/cola --prune 0.01
+
+Houlsby et al. 2019, figure 6 (left); Mohebbi and Rajaei 2020, figure 8. Writes ablation.jsonl (the score with all
+adapters, then one line per span), ablation.png and ablation.svg; with --prune also pruned/, the adapter without the
+longest span whose removal costs at most that share of the score.
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+import torch
+from common.arguments import RecipeParser
+from common.errors import RecipeError
+from glue import scorer
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from transformers import EvalPrediction
+from transformers.hf_argparser import HfArg
+
+from analysis.figures import COLUMN, RED, plt, save
+from analysis.runs import RUN, Run, load_run, write_lines
+from analysis.spans import SpanModel
+from houlsby_peft import prune
+
+
+@dataclass
+class AblationArguments:
+    """What to ablate, and how to score it."""
+
+    run: str = HfArg(default=RUN, help="Output folder of a run of recipes/glue.py.")
+    data_dir: str | None = HfArg(default=None, help="Folder of the task's files; default: the run's own.")
+    score: Literal["accuracy", "main"] = HfArg(
+        default="accuracy", help="What the figure shows: accuracy, as in the paper, or the task's main score."
+    )
+    norms: Literal["keep", "remove"] = HfArg(
+        default="keep", help="Whether the trained norms stay where adapters are removed, or the encoder's come back."
+    )
+    prune: float | None = HfArg(
+        default=None, help="Save the adapter without the longest span that costs at most this share of the score."
+    )
+    max_eval_samples: int | None = HfArg(default=None, help="Score on the first so many examples only.")
+    batch_size: int = HfArg(default=64, help="Sentences per evaluation step.")
+    output_dir: str | None = HfArg(default=None, help="Where to write; default: the run's folder.")
+
+
+def main() -> None:
+    """Reads the command line, scores every span, writes numbers and figure, and prunes if asked to."""
+    (arguments,) = RecipeParser((AblationArguments,), usage="python recipes/analysis/ablation.py [flags]").parse()
+    run = load_run(arguments.run, arguments.data_dir)
+    if arguments.score == "accuracy" and len(run.task.labels) == 1:
+        raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
+    output = Path(arguments.output_dir or arguments.run)
+    spans = SpanModel(run.model, keep_norms=arguments.norms == "keep")
+    start = time.perf_counter()
+    rows = score_spans(run, spans, arguments)
+    print(f"{len(rows) - 1} spans of {len(spans.layers)} layers in {time.perf_counter() - start:.0f} s")
+    write_lines(output / "ablation.jsonl", rows)
+    save(draw(rows, len(spans.layers), f"Adapters removed: {run.name}"), output / "ablation")
+    if arguments.prune is not None:
+        prune_run(run, rows, arguments, output)
+
+
+def score_spans(run: Run, spans: SpanModel, arguments: AblationArguments) -> list[dict[str, Any]]:
+    """The scores with all adapters, then without those of each span, with the change relative to the former."""
+    score = scorer(run.task)
+    labels, logits = [], []
+    for batch in run.batches(arguments.batch_size, arguments.max_eval_samples):
+        labels.append(batch.pop("labels"))
+        logits.append(torch.stack(list(spans.outputs(batch))))
+    references, outputs = torch.cat(labels).cpu().numpy(), torch.cat(logits, dim=1).float().cpu().numpy()
+    score_name = "accuracy" if arguments.score == "accuracy" else run.task.main_score.rpartition("matched_")[2]
+    rows: list[dict[str, Any]] = []
+    for span, predictions in zip([None, *spans.spans()], outputs, strict=True):
+        scores = score(EvalPrediction(predictions, references))
+        if len(run.task.labels) > 1:
+            scores["accuracy"] = float((predictions.argmax(-1) == references).mean())
+        rows.append({"span": span, "scores": scores})
+    full = rows[0]["scores"][score_name]
+    if full <= 0:
+        raise RecipeError(f"The changes are relative to the run's {score_name}, which is {full}: train it first.")
+    rows[0] |= {"task": run.task.name, "model": run.results["model"], "examples": len(references),
+                "score_name": score_name, "norms": arguments.norms}  # fmt: skip
+    for row in rows[1:]:
+        row["relative_change"] = row["scores"][score_name] / full - 1
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
+    """The heatmap: first layer of the span downwards, last layer to the right, single layers framed; in percent."""
+    percent = np.full((size, size), np.nan)
+    for row in rows[1:]:
+        percent[row["span"]] = 100 * row["relative_change"]
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
+    # From the worst to no change; gains, which are small, are white as well, and their numbers say so.
+    image = axes.imshow(percent, cmap="cividis", vmin=min(np.nanmin(percent), -1), vmax=0)
+    middle = image.norm.vmin / 2
+    for row in rows[1:]:
+        first, last = row["span"]
+        value = percent[first, last]
+        axes.text(
+            last, first, f"{value:.0f}".replace("-0", "0"), ha="center", va="center",
+            fontsize=5 if size > 8 else 7, color="black" if value > middle else "white",
+        )  # fmt: skip
+        if first == last:
+            axes.add_patch(Rectangle((last - 0.5, first - 0.5), 1, 1, fill=False, edgecolor=RED, linewidth=1))
+    axes.set(
+        xlabel="last layer without adapters", ylabel="first layer without adapters", title=name,
+        xticks=range(size), yticks=range(size),
+    )  # fmt: skip
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    label = f"change of {rows[0]['score_name'].replace('_', ' ')} (%)"
+    figure.colorbar(image, ax=axes, label=label, shrink=0.8).outline.set_visible(False)
+    return figure
+
+
+def prune_run(run: Run, rows: list[dict[str, Any]], arguments: AblationArguments, output: Path) -> None:
+    """Saves the adapter without the longest span that costs at most the margin; of equally long ones, the best. One
+    layer stays at least."""
+    whole = max(row["span"] for row in rows[1:] if row["span"][0] == 0)
+    cheap = [row for row in rows[1:] if row["relative_change"] >= -arguments.prune and row["span"] != whole]
+    if not cheap:
+        print(f"Nothing to prune: every span costs more than {arguments.prune:.1%} of the score.")
+        return
+    best = max(cheap, key=lambda row: (row["span"][1] - row["span"][0], row["relative_change"]))
+    first, last = best["span"]
+    prune(run.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
+    run.model.save_pretrained(output, selected_adapters=["pruned"])
+    files = [folder / SAFETENSORS_WEIGHTS_NAME for folder in (Path(arguments.run, "adapter"), output / "pruned")]
+    before, after = (file.stat().st_size / 1e6 for file in files)
+    print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}.")
+    print(f"Adapter: {output}/pruned, {after:.2f} MB instead of {before:.2f}.")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,97 @@
+"""What the analyses read and write: finished runs of recipes/glue.py, and JSON lines."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common.data import tokenize
+from common.errors import RecipeError
+from common.model import load_classifier
+from datasets import Dataset
+from glue_tasks import Task, find_task, load_splits
+from peft import PeftModel
+from torch.utils.data import DataLoader
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+
+
+RUN = "runs/minimal_pairs"  # where recipes/glue.py leaves the run without data
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its trained model in eval mode, and its validation examples with their tokens."""
+
+    task: Task
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    validation: Dataset
+    results: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The task and the encoder, for titles."""
+        return f"{self.task.name}, {Path(self.results['model']).name}"
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
+        """The first `limit` validation examples (None: all) in padded batches on the model's device, short ones first;
+        with "labels"."""
+        order = np.argsort(self.validation["length"][:limit], kind="stable")
+        wanted = {*self.tokenizer.model_input_names, "label"}
+        data = self.validation.select(order).select_columns([c for c in self.validation.column_names if c in wanted])
+        for batch in DataLoader(data, size, collate_fn=DataCollatorWithPadding(self.tokenizer)):
+            yield dict(batch.to(self.model.device))
+
+
+def load_run(folder: str, data_dir: str | None = None) -> Run:
+    """Loads a run of recipes/glue.py.
+
+    Args:
+        folder: Its output folder, with adapter/ and results.json.
+        data_dir: Where the task's files are now; default: where the run read them.
+
+    Raises:
+        RecipeError: If the folder is none of a finished run, or its task's data are missing.
+    """
+    results = read_results(Path(folder))
+    arguments = results["arguments"]
+    task = find_task(results["task"])
+    model, tokenizer = load_classifier(results["model"], task.labels)
+    try:
+        model = PeftModel.from_pretrained(model, str(Path(folder, "adapter"))).eval()
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"Cannot load {folder}/adapter: {str(error).splitlines()[0]}") from error
+    split = load_splits(task, data_dir or arguments["data_dir"])[task.validation_splits[0]]
+    return Run(
+        task=task,
+        model=model,
+        tokenizer=tokenizer,
+        validation=tokenize(split, tokenizer, task.text_columns, arguments["max_length"]),
+        results=results,
+    )
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """results.json of a finished run.
+
+    Raises:
+        RecipeError: If it is missing or broken.
+    """
+    try:
+        results: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"{folder} must be the output folder of a finished run: {error}. Make one: accelerate launch "
+            f"recipes/glue.py --output_dir {folder}"
+        ) from error
+    return results
+
+
+def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes one JSON object per line, and prints where."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    print(f"Numbers: {path}")
