@@ -52,6 +52,8 @@ class HoulsbyConfig(PeftConfig):
             to the Hub, so that whoever loads it gets the right head and the names.
         problem_type: As in transformers: "regression", "single_label_classification" or "multi_label_classification".
             None: recorded like `id2label`.
+        two_layer_head: Whether the model was given a head with a hidden layer (see `two_layer_head.py`), so that
+            `houlsby_peft.load` gives the base model one, too.
 
     Raises:
         ValueError: A field breaks its rule; the message gives the rule, the value and the remedy.
@@ -93,6 +95,7 @@ class HoulsbyConfig(PeftConfig):
     )
     id2label: dict[int, str] | None = field(default=None, metadata={"help": "Names of the classes by number."})
     problem_type: str | None = field(default=None, metadata={"help": f"Kind of task of the head: {PROBLEM_TYPES}."})
+    two_layer_head: bool = field(default=False, metadata={"help": "Whether the model was given a head with a hidden layer."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +106,10 @@ class HoulsbyConfig(PeftConfig):
         self.rank_pattern = dict(self.rank_pattern or {})
         if isinstance(self.layers_to_transform, (tuple, set, range)):
             self.layers_to_transform = sorted(self.layers_to_transform)
+        # A configuration object may be used for several new adapters: what is recorded in it gives way, what the user
+        # gave or a file brought does not.
+        self.was_trained_elsewhere = self.base_fingerprint is not None
+        self.recorded_head: dict[str, Any] = {}
         self.weights_file: Path | None = None
         self._check_bottleneck()
         self._check_places()
@@ -205,6 +212,10 @@ class HoulsbyConfig(PeftConfig):
         _require(
             self.problem_type in (None, *PROBLEM_TYPES), "problem_type", self.problem_type, f"one of {PROBLEM_TYPES}",
             "None leaves it to the base model's configuration",
+        )  # fmt: skip
+        _require(
+            isinstance(self.two_layer_head, bool), "two_layer_head", self.two_layer_head, "True or False",
+            "True for a model that put_two_layer_head has changed",
         )  # fmt: skip
 
 

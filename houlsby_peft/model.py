@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -77,9 +76,7 @@ class HoulsbyModel(BaseTuner):
         Raises:
             ValueError: there is nothing to adapt, or the weights to be loaded do not fit.
         """
-        # A copy, as what is recorded in it holds for this model, and the user may use theirs for other models too.
-        config: HoulsbyConfig = copy(self.peft_config[adapter_name])  # type: ignore[assignment]
-        self.peft_config[adapter_name] = config
+        config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = Plan(model, config)
         heads = [] if config.modules_to_save == [] else find_head(model, self._plan.bottlenecks)
         if heads:
@@ -100,10 +97,10 @@ class HoulsbyModel(BaseTuner):
         """Record the base and the labels of a new adapter; warn if a loaded one was trained on another base."""
         places = list(self._plan.bottlenecks.values())
         found = fingerprint(model, [self._plan.reference(place) for place in places[:1] + places[-1:]])
-        if config.base_fingerprint is None:
+        if not config.was_trained_elsewhere:
             config.base_fingerprint = found
             record_head(config, model)
-        elif reasons := differences(config.base_fingerprint, found):
+        elif reasons := differences(config.base_fingerprint or {}, found):
             warn_of_wrong_base(config.base_model_name_or_path, model, reasons, adapter_name)
 
     def _prepare_adapter_config(  # type: ignore[override]

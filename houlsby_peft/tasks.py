@@ -76,7 +76,7 @@ def task_of_config(config: HoulsbyConfig) -> Task:
 
 
 def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
-    """Record in an adapter's configuration what the head predicts, where the configuration does not say it yet.
+    """Record in an adapter's configuration what the head predicts, where the user has not given it.
 
     Called when an adapter is made and again before it is pushed, as names may be given, and the Trainer's loss finds
     the kind of task out, in between.
@@ -90,13 +90,9 @@ def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
     known = getattr(model, "config", None)
     if task is None or not task.has_labels or known is None:
         return
-    if config.id2label is None or config.id2label == _nameless(len(config.id2label)):
-        config.id2label = {int(number): str(name) for number, name in known.id2label.items()}
-    config.problem_type = config.problem_type or getattr(known, "problem_type", None)
-    if config.problem_type is None and len(config.id2label) == 1:
-        config.problem_type = "regression"
-
-
-def _nameless(labels: int) -> dict[int, str]:
-    """What transformers calls labels without names."""
-    return {number: f"LABEL_{number}" for number in range(labels)}
+    recorded = config.recorded_head
+    if config.id2label in (None, recorded.get("id2label")):
+        config.id2label = recorded["id2label"] = {int(number): str(name) for number, name in known.id2label.items()}
+    if config.problem_type in (None, recorded.get("problem_type")):
+        regression = "regression" if len(config.id2label) == 1 else None
+        config.problem_type = recorded["problem_type"] = getattr(known, "problem_type", None) or regression

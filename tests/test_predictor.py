@@ -250,19 +250,20 @@ def test_the_task_is_known_from_the_task_type_or_the_class(task_type, class_name
 def test_labels_that_are_given_are_not_overwritten(base):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     config = HoulsbyConfig(id2label={0: "mine", 1: "yours"}, problem_type="multi_label_classification")
+    get_peft_model(model, config)
     record_head(config, model)
     assert config.id2label == {0: "mine", 1: "yours"}
     assert config.problem_type == "multi_label_classification"
     assert task_of_class("NoSuchThing") is None
 
 
-def test_one_configuration_for_two_models_records_the_labels_of_each(base):
+def test_one_configuration_for_several_models_records_the_head_of_each(base):
     config = HoulsbyConfig(r=4)
-    for names in ({0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
+    for names in ({0: "score"}, {0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
         model = AutoModelForSequenceClassification.from_pretrained(base, id2label=names)
-        assert get_peft_model(model, config).peft_config["default"].id2label == names
-    assert config.id2label is None
-    assert config.base_fingerprint is None
+        get_peft_model(model, config)
+        assert config.id2label == names
+        assert config.problem_type == ("regression" if len(names) == 1 else None)
 
 
 def test_names_and_kind_that_a_model_gets_after_its_adapter_are_recorded(base):

@@ -154,3 +154,14 @@ if __name__ == "__main__":
             model.save_pretrained(GOLDEN / name)
             (GOLDEN / name / "README.md").unlink()
             (GOLDEN / name / "logits.json").write_text(json.dumps(model(ids).logits.tolist()))
+
+
+def test_a_configuration_given_by_the_user_is_the_models_own(base_path, tmp_path):
+    """As for PEFT's methods: what is changed in one of them is changed in the other."""
+    config = HoulsbyConfig(r=4)
+    model = get_peft_model(load_base(base_path), config)
+    model.save_pretrained(tmp_path)
+    assert model.peft_config["default"] is config
+    loaded = PeftModel.from_pretrained(load_base(base_path), tmp_path, config=config)
+    assert loaded.peft_config["default"] is config
+    assert config.inference_mode
