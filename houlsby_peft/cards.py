@@ -62,6 +62,7 @@ def make_card(
         base=base_rows(config, base),
         auto_class=task.auto_class,
         num_labels=len(config.id2label or {}),
+        two_layer_head=config.two_layer_head,
         example=None if example is None else _in_code(example),
         answer=answer,
         figures=sorted(path.name for path in folder.glob("*.png")),

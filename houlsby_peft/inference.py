@@ -22,6 +22,7 @@ from .head import HoulsbyHead
 from .hub_errors import explained
 from .predictor import Predictor, label_arguments
 from .tasks import task_of_class, task_of_config
+from .two_layer_head import has_two_layer_head, put_two_layer_head
 
 
 def load(
@@ -66,6 +67,8 @@ def load(
                 base_model = load_base(folder, config, base_model, token, dtype)
             task = task_of_class(type(base_model).__name__) or task_of_config(config)
             with _fitting():
+                if config.two_layer_head:
+                    put_two_layer_head(base_model)
                 model = PeftModel.from_pretrained(base_model, str(folder), name, config=config)
         tokenizer = load_tokenizer(folder, config, _base(model).name_or_path, token)
     return Predictor(model.eval().to(device) if device else model.eval(), name, task, tokenizer)
@@ -112,15 +115,17 @@ def _put_beside(beside: Predictor, folder: Path, config: HoulsbyConfig, name: st
 
 @contextmanager
 def _heads_for(base: PreTrainedModel, config: HoulsbyConfig) -> Iterator[None]:
-    """While an adapter is put beside others: heads for its number of classes, from which PEFT copies its own."""
+    """While an adapter is put beside others: heads of its kind and number of classes, which PEFT makes copies of."""
     heads = {key: module for key, module in base.named_modules() if isinstance(module, HoulsbyHead)}
     kept = {key: head.original_module for key, head in heads.items()}
     own_config = copy.deepcopy(base.config)
     for key, value in label_arguments(config).items():
         setattr(own_config, key, value)
-    if own_config.num_labels != base.config.num_labels:
+    if (own_config.num_labels, config.two_layer_head) != (base.config.num_labels, has_two_layer_head(base)):
         with torch.device("meta"):
             blank = type(base)(own_config)
+            if config.two_layer_head:
+                put_two_layer_head(blank)
         for key, head in heads.items():
             some = next(kept[key].parameters())
             head.original_module = blank.get_submodule(key).to_empty(device=some.device).to(some.dtype)
