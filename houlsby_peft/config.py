@@ -95,7 +95,9 @@ class HoulsbyConfig(PeftConfig):
     )
     id2label: dict[int, str] | None = field(default=None, metadata={"help": "Names of the classes by number."})
     problem_type: str | None = field(default=None, metadata={"help": f"Kind of task of the head: {PROBLEM_TYPES}."})
-    two_layer_head: bool = field(default=False, metadata={"help": "Whether the model was given a head with a hidden layer."})
+    two_layer_head: bool = field(
+        default=False, metadata={"help": "Whether the model was given a head with a hidden layer."}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
