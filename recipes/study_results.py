@@ -1,0 +1,147 @@
+"""What the runs of a study have found, arranged as rows (a method and its options) of cells (a task)."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from study_papers import COLUMNS, WNLI
+from sweep_runs import MEANT_FOR, choose
+
+
+Results = dict[str, Any]
+
+# Arguments that do not change what is learned.
+IGNORED = {"task", "seed", "output_dir", "run_name", "resume_from_checkpoint", "report_to", "disable_tqdm", "use_cpu"}
+IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
+# Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
+ADDING = ("houlsby", "lora")
+
+
+def collect(folder: Path) -> list[Results]:
+    """The results of all runs below the folder that have ended; they are also written to its results.jsonl."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.rglob("results.json"))]
+    part = folder / f"results.jsonl.{os.getpid()}"
+    part.write_text("".join(json.dumps(one) + "\n" for one in results))
+    part.replace(folder / "results.jsonl")
+    return results
+
+
+def percent(results: Results, score: str) -> float:
+    """The score at the run's best epoch in percent, as SQuAD's are already; a loss as it is."""
+    value = results["best_scores"][score]
+    return float(value if results["task"] == "squad" or score.endswith("loss") else 100 * value)
+
+
+@dataclass
+class Cell:
+    """A row's runs of one task.
+
+    Attributes:
+        seeds: By seed, the runs at the point that validation has chosen by the mean over its seeds.
+        best: The best run of all points and seeds.
+    """
+
+    seeds: dict[int, Results]
+    best: Results
+
+    def mean(self, score: str) -> tuple[float, float | None] | None:
+        """The score's mean over the seeds and its standard error, in percent; no error for a single seed."""
+        if not all(score in results["best_scores"] for results in self.seeds.values()):
+            return None
+        return mean_and_error([percent(results, score) for results in self.seeds.values()])
+
+
+@dataclass
+class Row:
+    """A method with its options, on the tasks that it has runs of."""
+
+    label: str
+    method: str
+    cells: dict[str, Cell]
+
+    @property
+    def trained(self) -> float:
+        """Parameters trained per task, their mean over the tasks, whose heads differ."""
+        return mean(cell.best["trainable_parameters"] for cell in self.cells.values())
+
+    @property
+    def share(self) -> float:
+        """What is trained per task, as a part of the encoder."""
+        return mean(_share(self.method, cell.best) for cell in self.cells.values())
+
+    @property
+    def total(self) -> float:
+        """What all tasks take, in encoders: a full copy for each, or the encoder once and what each has trained."""
+        shares = [_share(self.method, cell.best) for cell in self.cells.values()]
+        return sum(shares) if self.method == "full" else 1 + sum(shares)
+
+
+def _share(method: str, results: Results) -> float:
+    trained, total = results["trainable_parameters"], results["total_parameters"]
+    return trained / (total - trained if method in ADDING else total)
+
+
+def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
+    """Rows of cells. Runs that differ in any argument but the seed and those in `chosen` are in rows of their own, so
+    that a mean is over seeds alone. Runs without a validation score are left out."""
+    runs: dict[str, dict[str, list[Results]]] = {}
+    for one in (one for one in results if one["best_score"] is not None):
+        runs.setdefault(_key(one, chosen), {}).setdefault(one["task"], []).append(one)
+    labels = _labels([json.loads(key) for key in runs])
+    return [
+        Row(labels[number], json.loads(key)["method"], {task: _cell(same, chosen) for task, same in tasks.items()})
+        for number, (key, tasks) in enumerate(runs.items())
+    ]
+
+
+def _key(results: Results, chosen: Sequence[str]) -> str:
+    arguments = {
+        name: value
+        for name, value in results["arguments"].items()
+        if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
+    }
+    method = results.get("method", "houlsby")
+    meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
+    return json.dumps(meant | {"method": method}, sort_keys=True)
+
+
+def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The method, an adapter's size and sharing, and whatever else tells the rows of a method apart."""
+    labels = []
+    for row in rows:
+        same_method = [other for other in rows if other["method"] == row["method"]]
+        telling = [name for name in row if any(other.get(name) != row[name] for other in same_method)]
+        shown = [name for name in row if name in MEANT_FOR or name in telling]
+        labels.append(", ".join([row["method"], *(f"{name} {row[name]}" for name in shown)]))
+    return labels
+
+
+def _cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+    points: dict[tuple[Any, ...], dict[int, Results]] = {}
+    for results in runs:
+        point = tuple(results["arguments"].get(name) for name in chosen)
+        points.setdefault(point, {})[results["seed"]] = results
+    lower = any(one["chosen_by"].endswith("loss") for seeds in points.values() for one in seeds.values())
+    scores = {point: [results["best_score"] for results in seeds.values()] for point, seeds in points.items()}
+    everything = [results for seeds in points.values() for results in seeds.values()]
+    best = (min if lower else max)(everything, key=lambda results: results["best_score"])
+    return Cell(points[choose(scores, lower)], best)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error, the standard deviation over the root of their number; None for one value."""
+    return mean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None
+
+
+def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+    """Task and score of each column: GLUE's, if there is one of its tasks, then the other tasks' main scores."""
+    cells = {task: cell for row in rows for task, cell in row.cells.items()}
+    glue = COLUMNS | WNLI
+    of_glue = {task for task, _ in glue.values()}
+    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in of_glue}
+    return (glue if of_glue & set(cells) else {}) | others

@@ -1,0 +1,306 @@
+"""Sweeps: which runs there are, and that none is lost, run twice or left behind, whatever happens to the sweep."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from common.errors import RecipeError
+from minimal_pairs import minimal_pairs
+from recipe_runs import save_tiny_encoder
+from sweep import Sweep
+from sweep_processes import LocalExecutor, execute, is_locked
+from sweep_runs import best_point, choose, make_runs
+
+
+ROOT = Path(__file__).parents[1]
+# What a sweep needs of a recipe, and no more: it goes on from its checkpoint, and writes results.json last, at once.
+RECIPE = """
+import json, os, sys, time
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = Path(flags["--output_dir"])
+checkpoint, results = folder / "checkpoint", folder / "results.json"
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+with (folder / "starts").open("a") as starts:
+    starts.write(f"{step} {time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+if flags.get("--fail") == flags["--seed"]:
+    sys.exit("a seed that fails")
+while step < int(flags["--steps"]):
+    time.sleep(0.1)
+    step += 1
+    checkpoint.write_text(str(step))
+rate, seed = float(flags["--learning_rate"]), int(flags["--seed"])
+score = 0.9 - abs(rate - 0.002) + 0.01 * seed
+run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy", "best_score": score,
+       "best_scores": {"accuracy": score}, "trainable_parameters": 10, "total_parameters": 110,
+       "seconds": step / 10, "ended": time.time(), "arguments": {"learning_rate": rate, "r": 64}}
+(folder / "part").write_text(json.dumps(run))
+(folder / "part").replace(results)
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "toy.py").write_text(RECIPE)
+    return tmp_path / "toy.py"
+
+
+def command(recipe, *flags):
+    return [sys.executable, str(ROOT / "recipes" / "sweep.py"), str(recipe), *map(str, flags)]
+
+
+def start(recipe, *flags, **environment):
+    return subprocess.Popen(
+        command(recipe, "--output_dir", recipe.parent / "out", *flags),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def finish(process, code=0):
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == code, output + errors
+    return output, errors
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.05)
+
+
+def starts(recipe):
+    """Per run the steps that it was started at."""
+    files = sorted((recipe.parent / "out").glob("*/*/starts"))
+    return {file.parent.name: [int(line.split()[0]) for line in file.read_text().splitlines()] for file in files}
+
+
+def results(recipe):
+    return sorted((recipe.parent / "out").glob("*/*/results.json"))
+
+
+AXES = {"task": ["cola", "rte"], "learning_rate": ["1e-3", "0.003"], "seed": ["0", "1", "2"]}
+
+
+class TestRuns:
+    def test_a_run_for_each_combination(self, tmp_path):
+        runs = make_runs(tmp_path, Path("glue.py"), AXES, ["--max_length", "64"])
+        assert len({run.folder for run in runs}) == len(runs) == 2 * 2 * 3
+        assert runs[0].folder == tmp_path / "cola" / "learning_rate=0.001,seed=0"
+        flags = "--task cola --learning_rate 1e-3 --seed 0 --max_length 64"
+        assert runs[0].arguments == [
+            "glue.py",
+            *flags.split(),
+            *("--output_dir", str(runs[0].folder), "--resume_from_checkpoint", "last"),
+        ]
+
+    def test_what_means_nothing_to_a_method_is_not_varied(self, tmp_path):
+        axes = {"method": ["houlsby", "full", "top_k"], "r": ["8", "64"], "share_layers": ["0", "3"], "top_k": ["1"]}
+        points = [run.point for run in make_runs(tmp_path, Path("glue.py"), axes, [])]
+        assert points[4:] == [{"method": "full"}, {"method": "top_k", "top_k": "1"}]
+        assert [(point["r"], point["share_layers"]) for point in points[:4]] == [
+            ("8", "0"),
+            ("8", "3"),
+            ("64", "0"),
+            ("64", "3"),
+        ]
+
+    def test_the_choice_is_by_the_mean_over_most_seeds(self):
+        assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9], "one lucky seed": [0.95]}) == "b"
+        assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9]}, lower_is_better=True) == "a"
+        assert choose({"first": [0.5], "second": [0.5]}) == "first"
+
+    def test_the_best_point_of_no_runs(self, tmp_path):
+        assert best_point(make_runs(tmp_path, Path("glue.py"), AXES, [])) is None
+
+    @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
+    def test_the_best_point(self, tmp_path, chosen_by, best):
+        runs = make_runs(tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, [])
+        for run, score in zip(runs, (0.6, 0.7, None), strict=True):
+            run.folder.mkdir(parents=True)
+            (run.folder / "results.json").write_text(json.dumps({"best_score": score, "chosen_by": chosen_by}))
+        assert best_point(runs) == {"learning_rate": best}
+
+
+class TestExecution:
+    """In this process, without accelerate."""
+
+    def sweep(self, recipe, axes, *flags, search_seeds=None, places=(None,)):
+        runs = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "3", *flags])
+        sweep = Sweep(runs, ["learning_rate"], axes["seed"][:search_seeds])
+        executor = LocalExecutor([sys.executable], places)
+        failures = sweep.complete(executor)
+        executor.cancel()
+        return failures
+
+    def test_the_other_seeds_run_at_the_best_point_only(self, recipe, capsys):
+        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1", "2"]}
+        assert self.sweep(recipe, axes, search_seeds=1) == {}
+        assert list(starts(recipe)) == [
+            "learning_rate=0.001,seed=0",
+            *(f"learning_rate=0.002,seed={seed}" for seed in range(3)),
+            "learning_rate=0.003,seed=0",
+        ]
+        assert "5/5" in capsys.readouterr().err, "progress"
+
+    def test_a_full_grid(self, recipe):
+        assert self.sweep(recipe, {"learning_rate": ["1e-3", "2e-3"], "seed": ["0", "1"]}) == {}
+        assert len(results(recipe)) == 4
+
+    def test_a_run_per_device(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2", "3"]}
+        assert self.sweep(recipe, axes, places=["GPU-a", "GPU-b"]) == {}
+        spans: dict[str, list[tuple[float, float]]] = {}
+        for file in results(recipe):
+            _, begin, device = (file.parent / "starts").read_text().split()
+            spans.setdefault(device, []).append((float(begin), json.loads(file.read_text())["ended"]))
+        assert set(spans) == {"GPU-a", "GPU-b"}
+        for runs in spans.values():
+            runs.sort()
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(runs))
+        (a, b), (c, d) = spans["GPU-a"][0], spans["GPU-b"][0]
+        assert max(a, c) < min(b, d), "the devices do not run at the same time"
+
+    def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
+        (failed,) = (failures := self.sweep(recipe, axes, "--fail", "1"))
+        assert failed.point["seed"] == "1"
+        assert failures[failed].last_lines == "a seed that fails\n(exit status 1)"
+        assert len(results(recipe)) == 2
+        self.sweep(recipe, axes, "--fail", "1")
+        assert {name: len(steps) for name, steps in starts(recipe).items()} == {
+            "learning_rate=0.001,seed=0": 1,
+            "learning_rate=0.001,seed=1": 2,
+            "learning_rate=0.001,seed=2": 1,
+        }
+
+    def test_other_flags_need_another_folder(self, recipe):
+        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
+        assert execute(runs[0], [sys.executable]).status == "finished"
+        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "2"])
+        with pytest.raises(RecipeError, match=r"other flags. Then: 1; now: 2. Give the same"):
+            runs[0].check()
+
+    def test_the_launched_process_keeps_the_lock(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "100"])
+        stop, outcomes = threading.Event(), []
+        thread = threading.Thread(target=lambda: outcomes.append(execute(run, [sys.executable], stop=stop)))
+        thread.start()
+        wait_for(lambda: starts(recipe))
+        assert is_locked(run)
+        assert execute(run, [sys.executable]).status == "taken"
+        stop.set()
+        thread.join()
+        assert outcomes[0].status == "stopped"
+        assert not is_locked(run)
+
+
+class TestAccidents:
+    FLAGS = ("--learning_rate", "1e-3", "--seed", "0", "1", "2")
+
+    @pytest.mark.parametrize("all_of_it", [True, False], ids=["with its runs", "alone"])
+    def test_a_killed_sweep_goes_on(self, recipe, all_of_it):
+        """Alone: its run goes on by itself, and the next sweep waits for it."""
+        sweep = start(recipe, *self.FLAGS, "--steps", 15)
+        wait_for(lambda: len(starts(recipe)) == 2 and len(results(recipe)) == 1)
+        second = recipe.parent / "out" / "toy" / "learning_rate=0.001,seed=1"
+        wait_for(lambda: (second / "checkpoint").exists())
+        processes = psutil.Process(sweep.pid).children(recursive=True) if all_of_it else []
+        for process in [sweep, *processes]:
+            process.kill()
+        sweep.communicate()
+        (first,) = results(recipe)
+        before = first.stat().st_mtime_ns
+
+        output, _ = finish(start(recipe, *self.FLAGS, "--steps", 15))
+        assert first.stat().st_mtime_ns == before
+        assert "mean" in output
+        steps = list(starts(recipe).values())
+        assert (steps[0], steps[2]) == ([0], [0])
+        if all_of_it:
+            assert steps[1][0] == 0 < steps[1][1], "it starts anew"
+        else:
+            assert steps[1] == [0]
+        assert len(results(recipe)) == 3
+
+    def test_two_sweeps_on_one_folder(self, recipe):
+        sweeps = [start(recipe, *self.FLAGS, "--steps", 5) for _ in range(2)]
+        for sweep in sweeps:
+            finish(sweep)
+        assert list(starts(recipe).values()) == [[0], [0], [0]]
+        assert len((recipe.parent / "out" / "results.jsonl").read_text().splitlines()) == 3
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_leaves_nothing_running(self, recipe, number):
+        sweep = start(recipe, *self.FLAGS, "--jobs", 2, "--steps", 600)
+        wait_for(lambda: len(starts(recipe)) == 2)
+        processes = psutil.Process(sweep.pid).children(recursive=True)
+        assert len(processes) >= 4, "two launchers and two runs"
+        sweep.send_signal(number)
+        _, errors = finish(sweep, code=130)
+        assert "goes on from here" in errors
+        assert "Traceback" not in errors
+        assert not any(process.is_running() and process.status() != "zombie" for process in processes)
+
+    def test_a_failed_run_is_shown(self, recipe):
+        output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--fail", 1, "--jobs", 2), code=1)
+        assert "FAILED: toy/learning_rate=0.001,seed=1" in errors
+        assert "a seed that fails" in errors
+        assert "0 2" in output, "the seeds in the table"
+
+    def test_the_commands_of_a_sweep(self, recipe):
+        output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
+        assert output.count("accelerate.commands.launch --quiet") == 3
+        assert starts(recipe) == {}
+
+
+def evaluations(folder):
+    """How many there have been, in all processes of the run."""
+    log = folder / "log.txt"
+    return log.read_text().count("eval_loss") if log.exists() else 0
+
+
+def test_a_sweep_of_glue_that_is_killed(tmp_path):
+    """The recipe itself: the killed run goes on from its checkpoint, the finished one is left as it is."""
+    save_tiny_encoder(tmp_path / "tiny")
+    (tmp_path / "data" / "cola").mkdir(parents=True)
+    for split in ("train", "validation"):
+        rows = minimal_pairs()[split].select(range(64)).to_pandas()[["sentence", "label"]]
+        rows.to_csv(tmp_path / "data" / "cola" / f"{split}.csv", index=False)
+    # Thirty epochs take long enough to be killed in.
+    flags = ["--task", "cola", "--learning_rate", "1e-3", "--num_train_epochs", 1, 30, "--seed", 0]
+    flags += ["--model_name", tmp_path / "tiny", "--data_dir", tmp_path / "data", "--disable_tqdm", "true"]
+    recipe = ROOT / "recipes" / "glue.py"
+    whole = command(recipe, *flags, "--output_dir", tmp_path / "out")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first, second = (
+        tmp_path / "out" / "cola" / f"learning_rate=0.001,num_train_epochs={epochs},seed=0" for epochs in (1, 30)
+    )
+    with subprocess.Popen(whole, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        wait_for(lambda: evaluations(second) > 6, seconds=120)
+        for process in [*psutil.Process(sweep.pid).children(recursive=True), sweep]:
+            process.kill()
+    assert not (second / "results.json").exists(), "it was too fast to be killed"
+    before = (first / "results.json").stat().st_mtime_ns
+
+    output = subprocess.run(whole, env=environment, check=True, capture_output=True, text=True).stdout
+    assert (first / "results.json").stat().st_mtime_ns == before
+    results = json.loads((second / "results.json").read_text())
+    assert [entry["epoch"] for entry in results["epochs"]] == list(range(1, 31))
+    assert evaluations(second) < 30 + 6, "it was trained anew"
+    assert f"{100 * results['best_score']:.2f}" in output
