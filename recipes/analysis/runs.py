@@ -12,7 +12,7 @@ from common.data import tokenize
 from common.errors import RecipeError
 from common.model import load_classifier
 from datasets import Dataset
-from glue_tasks import Task, find_task, load_splits
+from glue_tasks import TASKS, Task, load_splits
 from peft import PeftModel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
@@ -57,8 +57,9 @@ def load_run(folder: str, data_dir: str | None = None) -> Run:
         RecipeError: If the folder is none of a finished run, or its task's data are missing.
     """
     results = read_results(Path(folder))
-    arguments = results["arguments"]
-    task = find_task(results["task"])
+    if results.get("task") not in TASKS:
+        raise RecipeError(f"{folder} must be a run of recipes/glue.py; its task is {results.get('task')!r}.")
+    arguments, task = results["arguments"], TASKS[results["task"]]
     model, tokenizer = load_classifier(results["model"], task.labels)
     try:
         model = PeftModel.from_pretrained(model, str(Path(folder, "adapter"))).eval()
