@@ -12,6 +12,7 @@ from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .predictor import Predictor
 from .registration import register
+from .task_bank import TaskBank
 
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "HoulsbyModel",
     "HubError",
     "Predictor",
+    "TaskBank",
     "ablate",
     "load",
     "prune",

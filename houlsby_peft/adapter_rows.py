@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,6 +16,20 @@ BASE = "__base__"
 
 class AdapterRows(tuple[str, ...]):
     """The adapter of each row. Layers keep what they stacked for as long as they are given the same object."""
+
+    def once(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """What `build` gives, the same for all places that ask with an equal key."""
+        if key not in self._built:
+            self._built[key] = build()
+        return self._built[key]
+
+    def forget(self) -> None:
+        """Forget what was built."""
+        self._built.clear()
+
+    @cached_property
+    def _built(self) -> dict[Hashable, Any]:
+        return {}
 
 
 class RowsCache:

@@ -19,12 +19,16 @@ from .bottleneck import Bottleneck
 class StackedWeights:
     """What one place stacked for the last `AdapterRows`, kept while it is given the same object."""
 
+    _rows: Sequence[str] | None = None
+
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Drop the stacked weights."""
-        self._rows: Sequence[str] | None = None
+        if isinstance(self._rows, AdapterRows):
+            self._rows.forget()
+        self._rows = None
         self._key: object = None
         self._value: Any = None
 
@@ -65,7 +69,12 @@ class MixedBatch(StackedWeights):
         def build() -> list[_Group]:
             names = row_names(hidden, adapter_names)
             found = {name: lookup(name) for name in dict.fromkeys(names) if name != BASE}
-            return _stack(names, {name: one for name, one in found.items() if one is not None}, hidden.device)
+            used = {name: one for name, one in found.items() if one is not None}
+            if not isinstance(adapter_names, AdapterRows):
+                return _stack(names, used, hidden.device)
+            # Places with the same bottlenecks, as sharing gives them, use the same stack.
+            key = (len(names), *used.items(), hidden.device)
+            return adapter_names.once(key, lambda: _stack(names, used, hidden.device))  # type: ignore[no-any-return]
 
         result = hidden
         for group in self._get(adapter_names, (hidden.shape[0], hidden.device), build):

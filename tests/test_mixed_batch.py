@@ -113,6 +113,24 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(toke
     assert shared == {name: calls[2][name] for name in shared}
 
 
+def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_training(token_ids):
+    model = add(tiny_bert(), "0", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=0)
+    model = add(model, "1", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=1)
+    names = ["0", "1", "0", "1", "1"]
+    with torch.no_grad(), Counting() as counting:
+        model(token_ids, adapter_names=names)
+    # 2 owners with two weights and two biases each, and not 8 places.
+    assert counting.calls["stack"] == 2 * 4
+    model.train()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)  # leaves no trace that autograd could count
+    model.eval().set_adapter("1")
+    with torch.no_grad():
+        expected = model(token_ids).logits
+        mixed = model(token_ids, adapter_names=names).logits
+    torch.testing.assert_close(mixed[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
+
+
 def test_adapters_at_places_that_the_last_batch_did_not_have(token_ids):
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4, layers_to_transform=[1]), seed=1)
     model(token_ids, adapter_names=["one", BASE] * 2 + ["one"])
