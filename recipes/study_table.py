@@ -14,7 +14,7 @@ from pathlib import Path
 
 from study_papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
 from study_results import Row, arrange, collect, columns, mean_and_error, percent
-from sweep_runs import AXES
+from sweep_runs import CHOICES, CHOSEN
 
 
 MISSING = "-"
@@ -33,7 +33,7 @@ def main() -> None:
     """Reads the command line and prints."""
     parser = argparse.ArgumentParser(usage="python recipes/study_table.py FOLDER [flags]")
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
-    parser.add_argument("--choose", nargs="+", choices=AXES, default=["learning_rate", "num_train_epochs"])
+    parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN)
     arguments = parser.parse_args()
     print_study(arguments.folder, arguments.choose)
 

@@ -26,7 +26,7 @@ import study_table
 from common.errors import RecipeError
 from study_papers import GLUE_TASKS
 from sweep_processes import LocalExecutor, Outcome, find_places, is_locked, launch_command
-from sweep_runs import AXES, Run, best_point, group_by, make_runs, without_seed
+from sweep_runs import AXES, CHOICES, CHOSEN, Run, best_point, group_by, make_runs, without_seed
 from tqdm.auto import tqdm
 
 
@@ -80,12 +80,12 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--choose",
         nargs="+",
-        choices=AXES,
-        default=["learning_rate", "num_train_epochs"],
+        choices=CHOICES,
+        default=CHOSEN,
         help="What validation chooses, for each combination of the rest; default: learning rate and epochs.",
     )
     parser.add_argument("--search_seeds", type=int, help="So many of the seeds search; default: all, a full grid.")
-    parser.add_argument("--jobs", type=int, help="Runs at once; default: one per GPU, or one.")
+    parser.add_argument("--jobs", type=int, help="Runs at once; default: as many as there are GPUs for, or one.")
     parser.add_argument("--config_file", help="For accelerate launch; default: accelerate/one_gpu.yaml or cpu.yaml.")
     parser.add_argument("--cluster", choices=("slurm", "local"), help="A job per run, by submitit; default: none.")
     parser.add_argument(
@@ -106,7 +106,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
 def make_executor(arguments: argparse.Namespace) -> "LocalExecutor | ClusterExecutor":
     """Where the runs go: to this machine's devices, or to a cluster."""
     if not arguments.cluster:
-        places = find_places(arguments.jobs)
+        places = find_places(arguments.jobs, arguments.config_file)
         config = arguments.config_file or CONFIGS / ("cpu.yaml" if places[0] is None else "one_gpu.yaml")
         return LocalExecutor(launch_command(str(config)), places)
     try:

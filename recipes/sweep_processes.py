@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+import yaml
 from sweep_runs import Run
 
 
@@ -39,7 +41,7 @@ def execute(
     Args:
         run: What to run.
         launch: The command that the recipe and its flags are put after.
-        device: The only GPU that the run sees; None leaves that as it is.
+        device: The GPUs that the run sees; None leaves that as it is.
         stop: Once set, the run is stopped.
     """
     stop = stop or threading.Event()
@@ -108,7 +110,7 @@ class LocalExecutor:
 
     Args:
         launch: As in execute.
-        places: For each place the GPU of its runs, as CUDA_VISIBLE_DEVICES has it, or None for the CPU.
+        places: For each place the GPUs of its runs, as CUDA_VISIBLE_DEVICES has them, or None for the CPU.
     """
 
     def __init__(self, launch: Sequence[str], places: Sequence[str | None]) -> None:
@@ -136,17 +138,30 @@ class LocalExecutor:
         self.threads.shutdown(cancel_futures=True)
 
 
-def find_places(jobs: int | None) -> list[str | None]:
-    """One place for each GPU, or `jobs` places on them in turn; without a GPU one place, or `jobs`."""
+def find_places(jobs: int | None, config_file: str | None = None) -> list[str | None]:
+    """The places of a LocalExecutor: a GPU for each run, or as many as the configuration has processes.
+
+    Args:
+        jobs: How many places, on the GPUs in turn; None: as many as there are GPUs for. Without a GPU 1, or `jobs`.
+        config_file: Of accelerate launch; None: one process.
+    """
     import torch  # for this alone, as it takes seconds
 
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    devices = named or [str(number) for number in range(torch.cuda.device_count())]
     if not torch.cuda.is_available():
         return [None] * (jobs or 1)
-    return [devices[number % len(devices)] for number in range(jobs or len(devices))]
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    devices = named or [str(number) for number in range(torch.cuda.device_count())]
+    each = _processes(config_file) if config_file else 1
+    groups = [devices[start : start + each] for start in range(0, max(1, len(devices) - each + 1), each)]
+    return [",".join(groups[number % len(groups)]) for number in range(jobs or len(groups))]
 
 
 def launch_command(config_file: str) -> list[str]:
     """`accelerate launch` with that file, by the Python that runs this."""
-    return [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", config_file]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", config_file]
+    # Runs at the same time must not meet on the usual port.
+    return [*command, "--main_process_port", "0"] if _processes(config_file) > 1 else command
+
+
+def _processes(config_file: str) -> int:
+    return int(yaml.safe_load(Path(config_file).read_text()).get("num_processes", 1))

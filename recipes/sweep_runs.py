@@ -13,6 +13,9 @@ from common.errors import RecipeError
 
 # The flags of the recipes that a sweep takes several values of, in the order of the runs.
 AXES = ("task", "method", "r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs", "seed")
+# What validation may choose, and what it chooses unless told otherwise.
+CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
+CHOSEN = ("learning_rate", "num_train_epochs")
 # The only method that a flag means anything to; all others have one run, not one per value.
 MEANT_FOR = {"r": "houlsby", "share_layers": "houlsby", "top_k": "top_k", "lora_r": "lora"}
 
@@ -44,11 +47,14 @@ class Run:
     @property
     def arguments(self) -> list[str]:
         """The recipe and its flags; a run that was killed goes on where it was."""
-        varied = [word for axis, value in self.point.items() for word in (f"--{axis}", value)]
         return [
-            *(str(self.recipe), *varied, *self.flags),
+            *(str(self.recipe), *self._asked),
             *("--output_dir", str(self.folder), "--resume_from_checkpoint", "last"),
         ]
+
+    @property
+    def _asked(self) -> list[str]:
+        return [*(word for axis, value in self.point.items() for word in (f"--{axis}", value)), *self.flags]
 
     @property
     def results(self) -> dict[str, Any] | None:
@@ -57,15 +63,15 @@ class Run:
         return json.loads(path.read_text()) if path.exists() else None
 
     def record(self) -> None:
-        """Notes the run's command in its folder, for `check`."""
+        """Notes the run's flags in its folder, for `check`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._recorded.write_text(json.dumps(self.arguments[1:], indent=1) + "\n")
+        self._recorded.write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
 
     def check(self) -> None:
         """Raises RecipeError if the folder holds another run than this one."""
         if not self._recorded.exists():
             return
-        before, now = json.loads(self._recorded.read_text()), self.arguments[1:]
+        before, now = json.loads(self._recorded.read_text()), [self.recipe.name, *self._asked]
         if before != now:
             raise RecipeError(
                 f"{self.folder} is of a sweep with other flags. Then: {_only_in(before, now)}; now: "
@@ -74,7 +80,7 @@ class Run:
 
     @property
     def _recorded(self) -> Path:
-        return self.folder / "command.json"
+        return self.folder / "flags.json"
 
 
 def _only_in(these: list[str], those: list[str]) -> str:

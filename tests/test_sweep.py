@@ -18,7 +18,7 @@ from common.errors import RecipeError
 from minimal_pairs import minimal_pairs
 from recipe_runs import save_tiny_encoder
 from sweep import Sweep
-from sweep_processes import LocalExecutor, execute, is_locked
+from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
 from sweep_runs import best_point, choose, make_runs
 
 
@@ -34,8 +34,8 @@ checkpoint, results = folder / "checkpoint", folder / "results.json"
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 with (folder / "starts").open("a") as starts:
     starts.write(f"{step} {time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
-if flags.get("--fail") == flags["--seed"]:
-    sys.exit("a seed that fails")
+if flags.get("--fail") in (flags["--seed"], flags["--learning_rate"]):
+    sys.exit("a run that fails")
 while step < int(flags["--steps"]):
     time.sleep(0.1)
     step += 1
@@ -179,7 +179,7 @@ class TestExecution:
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
         (failed,) = (failures := self.sweep(recipe, axes, "--fail", "1"))
         assert failed.point["seed"] == "1"
-        assert failures[failed].last_lines == "a seed that fails\n(exit status 1)"
+        assert failures[failed].last_lines == "a run that fails\n(exit status 1)"
         assert len(results(recipe)) == 2
         self.sweep(recipe, axes, "--fail", "1")
         assert {name: len(steps) for name, steps in starts(recipe).items()} == {
@@ -187,6 +187,16 @@ class TestExecution:
             "learning_rate=0.001,seed=1": 2,
             "learning_rate=0.001,seed=2": 1,
         }
+
+    def test_the_search_goes_on_without_what_has_failed(self, recipe):
+        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
+        (failed,) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1)
+        assert failed.point == {"learning_rate": "2e-3", "seed": "0"}
+        assert [path.parent.name for path in results(recipe)] == [
+            "learning_rate=0.001,seed=0",
+            "learning_rate=0.001,seed=1",
+            "learning_rate=0.003,seed=0",
+        ]
 
     def test_other_flags_need_another_folder(self, recipe):
         runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
@@ -208,6 +218,76 @@ class TestExecution:
         thread.join()
         assert outcomes[0].status == "stopped"
         assert not is_locked(run)
+
+
+class TestPlaces:
+    """Of GPUs that there may not be."""
+
+    @pytest.fixture
+    def four(self, monkeypatch):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    @pytest.mark.parametrize(
+        ("jobs", "processes", "places"),
+        [
+            (None, None, ["0", "1", "2", "3"]),
+            (2, None, ["0", "1"]),
+            (6, None, ["0", "1", "2", "3", "0", "1"]),
+            (None, 2, ["0,1", "2,3"]),
+            (None, 3, ["0,1,2"]),
+            (None, 4, ["0,1,2,3"]),
+        ],
+    )
+    @pytest.mark.usefixtures("four")
+    def test_with_gpus(self, tmp_path, jobs, processes, places):
+        config = tmp_path / "config.yaml"
+        config.write_text(f"num_processes: {processes}\n")
+        assert find_places(jobs, str(config) if processes else None) == places
+
+    @pytest.mark.usefixtures("four")
+    def test_only_the_visible_ones(self, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
+        assert find_places(None) == ["GPU-8a", "3"]
+
+    def test_without_a_gpu(self, monkeypatch):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert find_places(None) == [None]
+        assert find_places(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
+
+    @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
+    def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):
+        command = launch_command(str(ROOT / "recipes" / "accelerate" / f"{name}.yaml"))
+        assert ("--main_process_port" not in command) == alone
+
+
+DISTRIBUTED = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+SCORE = accelerator.gather(torch.tensor([accelerator.process_index + 1.0])).sum().item() / 10
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = Path(flags["--output_dir"])
+if accelerator.is_main_process:
+    run = {"task": "toy", "method": "houlsby", "seed": int(flags["--seed"]), "chosen_by": "accuracy",
+           "best_score": SCORE, "best_scores": {"accuracy": SCORE}, "trainable_parameters": 10,
+           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64}}
+    (folder / "results.json").write_text(json.dumps(run))
+accelerator.end_training()
+"""
+
+
+def test_two_runs_of_two_processes_at_once(tmp_path):
+    """Each pair of processes has added up its ranks, 1 + 2, and not met the other pair."""
+    (tmp_path / "toy.py").write_text("import json, sys\nfrom pathlib import Path\n" + DISTRIBUTED)
+    config = (ROOT / "recipes" / "accelerate" / "ddp.yaml").read_text()
+    (tmp_path / "two.yaml").write_text(config.replace("num_processes: 4", "num_processes: 2"))
+    environment = {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    flags = ("--seed", 0, 1, "--jobs", 2, "--config_file", tmp_path / "two.yaml")
+    finish(start(tmp_path / "toy.py", *flags, **environment))
+    assert [json.loads(path.read_text())["best_score"] for path in results(tmp_path / "toy.py")] == [0.3, 0.3]
 
 
 class TestAccidents:
@@ -260,7 +340,7 @@ class TestAccidents:
     def test_a_failed_run_is_shown(self, recipe):
         output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--fail", 1, "--jobs", 2), code=1)
         assert "FAILED: toy/learning_rate=0.001,seed=1" in errors
-        assert "a seed that fails" in errors
+        assert "a run that fails" in errors
         assert "0 2" in output, "the seeds in the table"
 
     def test_the_commands_of_a_sweep(self, recipe):

@@ -40,7 +40,7 @@ class TestLocalJobs:
         flags = ("--steps", 1, "--fail", 1, "--cluster", "local")
         _, errors = finish(start(recipe, *FLAGS, *flags), code=1)
         assert "FAILED: toy/learning_rate=0.001,seed=1" in errors
-        assert "a seed that fails" in errors
+        assert "a run that fails" in errors
         assert len(results(recipe)) == 1
 
     def test_an_interrupt_leaves_nothing_running(self, recipe):
