@@ -8,10 +8,12 @@ from common.errors import RecipeError
 from datasets import Dataset, load_dataset
 from glue_metric import TASK_SCORES
 from minimal_pairs import LABELS, minimal_pairs
+from submission import TEST_SETS
 
 
 HUB_DATASET = "nyu-mll/glue"
 MINIMAL_PAIRS = "minimal_pairs"
+ALL = "all"
 STSB_RANGE = (0.0, 5.0)
 
 
@@ -61,19 +63,26 @@ TASKS = {
 }
 
 
-def find_task(name: str) -> Task:
-    """The task of that name.
+def find_tasks(name: str) -> list[Task]:
+    """The task of that name, or the nine of GLUE for "all".
 
     Raises:
         RecipeError: If there is none.
     """
+    if name == ALL:
+        return [task for task in TASKS.values() if task.name != MINIMAL_PAIRS]
     if name not in TASKS:
-        raise RecipeError(f"--task must be one of {', '.join(TASKS)}, got {name!r}.")
-    return TASKS[name]
+        raise RecipeError(f"--task must be one of {', '.join([*TASKS, ALL])}, got {name!r}.")
+    return [TASKS[name]]
 
 
-def load_splits(task: Task, data_dir: str | None) -> dict[str, Dataset]:
+def load_splits(task: Task, data_dir: str | None, evaluated_only: bool = False) -> dict[str, Dataset]:
     """The task's splits, checked: from `data_dir`/<task> or the Hub, or generated for minimal_pairs.
+
+    Args:
+        task: The task.
+        data_dir: Folder with a folder per task; None: the Hub.
+        evaluated_only: Leave out the training examples.
 
     Raises:
         RecipeError: If a split, a column or the Hub is missing, or a text or label is not what the task needs.
@@ -82,10 +91,7 @@ def load_splits(task: Task, data_dir: str | None) -> dict[str, Dataset]:
         if data_dir is not None:
             raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: give --task as well.")
         return dict(minimal_pairs())
-    if data_dir is None:
-        splits = _from_hub(task)
-    else:
-        splits = {split: read_split(Path(data_dir).expanduser() / task.name, split) for split in task.splits}
+    splits = {name: _read(task.name, name, data_dir) for name in task.splits[1 if evaluated_only else 0 :]}
     for split, data in splits.items():
         name = f"{task.name} {split}"
         check_columns(data, name, task.text_columns)
@@ -93,11 +99,36 @@ def load_splits(task: Task, data_dir: str | None) -> dict[str, Dataset]:
     return splits
 
 
-def _from_hub(task: Task) -> dict[str, Dataset]:
+def load_test_sets(task: Task, data_dir: str | None) -> dict[str, Dataset]:
+    """The texts of the task's test sets, by their names in a submission; of MNLI's, "AX" only where it is at hand.
+
+    Raises:
+        RecipeError: If one is missing, or its rows are not in their order.
+    """
+    found = {name: test_set for name, test_set in TEST_SETS.items() if test_set.task == task.name}
+    if not found:
+        raise RecipeError(f"--predict needs a task of GLUE, which has a test split without labels; got {task.name}.")
+    if data_dir is not None and not (Path(data_dir).expanduser() / "ax").is_dir():
+        found.pop("AX", None)
+    sets = {}
+    for name, test_set in found.items():
+        data = _read(test_set.source, test_set.split, data_dir)
+        check_columns(data, f"{test_set.source} {test_set.split}", task.text_columns, label_columns=())
+        if "idx" in data.column_names and [int(index) for index in data["idx"]] != list(range(len(data))):
+            raise RecipeError(
+                f"{test_set.source} {test_set.split}: idx must count the rows from 0, as predictions do."
+            )
+        sets[name] = data.select_columns(list(task.text_columns))
+    return sets
+
+
+def _read(source: str, split: str, data_dir: str | None) -> Dataset:
+    if data_dir is not None:
+        return read_split(Path(data_dir).expanduser() / source, split)
     try:
-        return {split: load_dataset(HUB_DATASET, task.name, split=split) for split in task.splits}
+        return load_dataset(HUB_DATASET, source, split=split)
     except OSError as error:  # no network, no cache, no such data set: all of them OSErrors
         raise RecipeError(
-            f"Cannot load {HUB_DATASET}, {task.name}: {error}. Without a network, give --data_dir, a folder with "
-            f"{task.name}/train.parquet and so on (or .csv, .tsv, .jsonl)."
+            f"Cannot load {HUB_DATASET}, {source}: {error}. Without a network, give --data_dir, a folder with "
+            f"{source}/{split}.parquet and so on (or .csv, .tsv, .jsonl)."
         ) from error

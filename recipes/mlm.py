@@ -9,16 +9,17 @@ output weights are the input embeddings (tied) and the rest of it is trained, sa
 """
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from common.columns import find_text_columns, leave_out_empty
-from common.data import check_columns, load_splits, tokenize
+from common.data import check_columns, describe_data, load_splits, tokenize
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from common.model import add_adapter, load_model
-from common.results import write_results
+from common.push import plan_push
+from common.runs import Run
 from common.split import draw, with_validation
 from common.trainer import RecipeTrainer
 from datasets import Dataset
@@ -40,6 +41,10 @@ def main() -> None:
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by("loss")
     training.prediction_loss_only = True  # a whole vocabulary of logits per token is too much to keep
+    push = plan_push(training, arguments.model_name)
+    run = Run(training, arguments, adapter)
+    if run.results is not None:
+        return push(training.output_dir)
 
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     with training.main_process_first():
@@ -67,19 +72,20 @@ def main() -> None:
         data_collator=DataCollatorForLanguageModeling(tokenizer),
     )
     before = trainer.evaluate()["eval_loss"]
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    trainer.save_model(f"{training.output_dir}/adapter")
+    trainer.train(run.checkpoint)
+    trainer.save_trained()
     best = trainer.state.best_metric
     if training.should_log and best is not None:
         print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(best):,.1f} after")
-    write_results(
+    run.finish(
         trainer,
-        (arguments, adapter, training),
         task="mlm",
         model=arguments.model_name,
+        dataset=describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits),
         loss_before=before,
         trained_head=sorted(head),
     )
+    push(training.output_dir)
 
 
 def train_missing_head(model: PeftModel, missing: set[str]) -> dict[str, nn.Parameter]:
@@ -163,7 +169,4 @@ class MlmTrainer(RecipeTrainer):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

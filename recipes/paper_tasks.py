@@ -10,7 +10,6 @@ at best, and not at all where the table says that rows or classes are others tha
 """
 
 import copy
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments
 from common.data import load_splits
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from text_classification import SweepArguments, run
 from transformers.hf_argparser import HfArg
@@ -97,6 +97,7 @@ def main() -> None:
         folder = f"{arguments.data}/{name}"
         own = copy.copy(training)
         own.output_dir = f"{training.output_dir}/{name}"
+        own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
         results = run(replace(arguments, data=folder), sweep, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
@@ -130,7 +131,4 @@ def _line(name: str, scores: Iterable[float | None], data: str) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

@@ -10,16 +10,17 @@ best epoch go to predictions.json, in the form of the official scripts, whose sc
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from common.data import load_splits
+from common.data import describe_data, load_splits
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from common.model import add_adapter, load_model
-from common.results import write_results
+from common.push import plan_push
+from common.runs import Run
 from common.split import draw
 from common.trainer import RecipeTrainer
 from datasets import Dataset
@@ -53,6 +54,10 @@ def main() -> None:
     config = adapter.config(task_type="QUESTION_ANS")
     training.output_dir = training.output_dir.replace("{task}", "squad")
     training.choose_by("f1")
+    push = plan_push(training, arguments.model_name)
+    run = Run(training, arguments, adapter)
+    if run.results is not None:
+        return push(training.output_dir)
 
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     with training.main_process_first():
@@ -86,12 +91,14 @@ def main() -> None:
     )
     if training.should_log:
         print(f"{len(train):,} training windows; {len(questions):,} questions to score")
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    trainer.train(run.checkpoint)
+    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
     answers = trainer.answers()
     if training.should_save:
         Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
-    write_results(trainer, (arguments, adapter, training), task="squad", model=arguments.model_name)
+    dataset = describe_data("SQuAD", arguments.data, arguments.data_config, {**splits, "validation": questions})
+    run.finish(trainer, task="squad", model=arguments.model_name, dataset=dataset)
+    push(training.output_dir)
 
 
 class SquadTrainer(RecipeTrainer):
@@ -124,7 +131,4 @@ class SquadTrainer(RecipeTrainer):
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

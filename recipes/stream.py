@@ -11,7 +11,6 @@ text_classification.py; the last epoch's weights are kept.
 import copy
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ from typing import Any
 import numpy as np
 from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from common.model import add_adapter, load_classifier
+from common.push import plan_push
 from common.results import write_results
 from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
@@ -55,14 +56,15 @@ def main() -> None:
     tasks = named_tasks(arguments, training)
     set_seed(training.seed)
 
+    runs = {name: of_task(training, name) for name in tasks}
+    pushes = {name: plan_push(own, arguments.model_name) for name, own in runs.items()}
     model: PeftModel | None = None
     learned: dict[str, Learned] = {}
     rows = []
     for name, task in tasks.items():
         model, tokenizer = add_task(model, name, task, arguments.model_name, adapter)
         task = task.tokenized(tokenizer, arguments.max_length)
-        own = copy.copy(training)
-        own.output_dir = f"{training.output_dir}/{name}"
+        own = runs[name]
         own.choose_by(MAIN_SCORE[task.labels.problem_type])
         trainer = RecipeTrainer(model=model, args=own, **trainer_arguments(task, tokenizer))
         trainer.train()
@@ -71,6 +73,8 @@ def main() -> None:
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         write_results(trainer, (arguments, adapter, own), model=arguments.model_name, **rows[-1])
+    for name, push in pushes.items():
+        push(runs[name].output_dir)
     if training.should_log:
         print(explain(rows))
         Path(training.output_dir, "stream.json").write_text(json.dumps(rows, indent=2) + "\n")
@@ -90,6 +94,14 @@ def parse_arguments() -> tuple[StreamArguments, AdapterArguments, RecipeTraining
             "The last epoch's weights are kept here: leave out --save_strategy, --load_best_model_at_end."
         )
     return arguments, adapter, training
+
+
+def of_task(training: RecipeTrainingArguments, name: str) -> RecipeTrainingArguments:
+    """A task's own arguments: its folder, and its name on the Hub."""
+    own = copy.copy(training)
+    own.output_dir = f"{training.output_dir}/{name}"
+    own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
+    return own
 
 
 def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -> dict[str, Task]:
@@ -161,7 +173,4 @@ def explain(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

@@ -15,7 +15,6 @@ without text are left out, texts are cut to --max_length, and a label that the t
 import copy
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +22,11 @@ from typing import Any
 
 from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
-from common.errors import RecipeError
+from common.data import describe_data
+from common.ending import end_with_one_line
 from common.model import add_adapter, load_classifier
-from common.results import write_results
+from common.push import plan_push
+from common.runs import Run
 from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
 from transformers import set_seed
@@ -60,6 +61,7 @@ def run(
     task = load_task(arguments, training)
     training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(MAIN_SCORE[task.labels.problem_type])
+    push = plan_push(training, arguments.model_name)
     points = [train(task, arguments, *point) for point in sweep_points(sweep, adapter, training)]
     best = max(points, key=lambda results: results["best_score"] or 0)
     if len(points) > 1 and training.should_log:
@@ -68,6 +70,7 @@ def run(
             print(f"r {row['r']:>4}  learning rate {row['learning_rate']:g}  {best['chosen_by']} {row['best_score']}")
         print(f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}")
         Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    push(best["arguments"]["output_dir"])
     return best
 
 
@@ -87,20 +90,24 @@ def sweep_points(
 def train(
     task: Task, arguments: ClassificationArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
-    """One run: trains, keeps the best epoch, saves the adapter and results.json, and scores the test split."""
+    """One run: trains, keeps the best epoch, saves the adapter and results.json, and scores the test split; a run that
+    is finished already is left as it is."""
+    run = Run(training, arguments, adapter)
+    if run.results is not None:
+        return run.results
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
     model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
     task = task.tokenized(tokenizer, arguments.max_length)
     trainer = RecipeTrainer(model=model, args=training, **trainer_arguments(task, tokenizer))
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    trainer.train(run.checkpoint)
+    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
     test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
-    return write_results(
+    return run.finish(
         trainer,
-        (arguments, adapter, training),
         task=task.name,
         model=arguments.model_name,
+        dataset=describe_data(task.name, arguments.data, arguments.data_config, task.splits),
         labels=task.labels.names,
         r=adapter.r,
         learning_rate=training.learning_rate,
@@ -109,7 +116,4 @@ def train(
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

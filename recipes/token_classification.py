@@ -8,14 +8,15 @@ and the last of its columns), an empty line after each sentence. Tags such as B-
 words. Each word's tag is on its first word piece; a sentence longer than --max_length is read in several parts.
 """
 
-import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from common.data import load_splits
-from common.errors import RecipeError
+from common.data import describe_data, load_splits
+from common.ending import end_with_one_line
 from common.model import add_adapter, load_model
-from common.results import write_results
+from common.push import plan_push
+from common.runs import Run
 from common.split import draw, with_validation
 from common.trainer import RecipeTrainer
 from tagging import find_tags, tokenize_words
@@ -40,6 +41,10 @@ def main() -> None:
     arguments, adapter, training = parser.parse()
     adapter.config()  # checks the options before anything is loaded
     training.output_dir = training.output_dir.replace("{task}", "tagging")
+    push = plan_push(training, arguments.model_name)
+    run = Run(training, arguments, adapter)
+    if run.results is not None:
+        return push(training.output_dir)
 
     set_seed(training.seed)  # before the head and the adapter draw their first weights
     with training.main_process_first():
@@ -73,16 +78,13 @@ def main() -> None:
         data_collator=DataCollatorForTokenClassification(tokenizer),
         compute_metrics=score,
     )
-    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
-    trainer.save_model(f"{training.output_dir}/adapter")  # the best epoch's: load_best_model_at_end has put it back
+    trainer.train(run.checkpoint)
+    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
     test = score(trainer.predict(data["test"])) if "test" in data else None
-    write_results(
-        trainer, (arguments, adapter, training), task="tagging", model=arguments.model_name, tags=tags.names, test=test
-    )
+    dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
+    run.finish(trainer, task="tagging", model=arguments.model_name, dataset=dataset, tags=tags.names, test=test)
+    push(training.output_dir)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

@@ -13,13 +13,14 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, TrainingArguments
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import glue
 import mlm
+from common.arguments import RecipeTrainingArguments
 from common.columns import find_text_columns, leave_out_empty
 from common.data import load_splits, read_file, tokenize
 from common.errors import RecipeError
@@ -93,7 +94,9 @@ class TestPretraining:
         head = mlm.train_missing_head(adapted, missing)
         collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
         batch = dict(collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]]))
-        arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+        arguments = RecipeTrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
+        )
         trainer = mlm.MlmTrainer(head, model=adapted, args=arguments, data_collator=collator)
         with torch.no_grad():
             logits = adapted.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits

@@ -114,6 +114,24 @@ class RecipeTrainingArguments(TrainingArguments):
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
 
+    logging_nan_inf_filter: bool = HfArg(default=False, help="Leave losses that are no numbers out of the log.")
+    early_stopping_patience: int | None = HfArg(
+        default=None, help="Stop after so many evaluations without a better score; default: never."
+    )
+    # As early stopping counts evaluations across a crash, too.
+    restore_callback_states_from_checkpoint: bool = HfArg(default=True, help="Go on with the callbacks' state, too.")
+    overwrite_output_dir: bool = HfArg(
+        default=False, help="Begin anew in a folder that holds another run, whose checkpoints and results are deleted."
+    )
+    resume_from_checkpoint: str | None = HfArg(
+        default=None,
+        help="A checkpoint to go on from, or 'last' for the last whole one in output_dir, whatever the arguments; "
+        "default: the last one of a run with the same arguments.",
+    )
+    hub_private_repo: bool = HfArg(
+        aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
+    )
+
     def choose_by(self, score: str) -> None:
         """Makes `score` choose the best epoch, unless the command line has named another."""
         if self.metric_for_best_model == MAIN_METRIC:

@@ -10,7 +10,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 LAST = "last"
 
 
-def last_checkpoint(output_dir: str) -> str | None:
+def last_checkpoint(output_dir: str | Path) -> str | None:
     """The newest whole checkpoint in a folder, or None; those that were not written to their end are named and passed
     over.
 

@@ -1,9 +1,10 @@
 """Text data sets from files and from the Hub: one folder per task, one file per split."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -117,6 +118,16 @@ def read_file(path: Path) -> Dataset:
     if not len(table):
         raise RecipeError(f"{path} holds no row.")
     return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)
+
+
+def describe_data(
+    name: str, source: str | None, config: str | None, splits: Mapping[str, Dataset], split: str = "validation"
+) -> dict[str, Any]:
+    """What results.json says of the data: their name, where they are if that is the Hub, the split that the scores
+    are of, and the rows of all splits."""
+    on_hub = source is not None and not looks_like_a_path(source)
+    place = {"id": source, "config": config} if on_hub else {}
+    return {"name": name, **place, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
 
 
 def check_columns(

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,6 +16,11 @@ from houlsby_peft import HoulsbyConfig
 from houlsby_peft.base_modules import base_modules
 from houlsby_peft.head import find_head
 from houlsby_peft.places import find_places, is_norm
+from houlsby_peft.two_layer_head import put_two_layer_head
+
+
+# Methods that leave the encoder's weights as they are.
+ADDING = ("houlsby", "lora")
 
 
 @dataclass
@@ -28,6 +34,16 @@ class MethodArguments:
         help="Train adapters, everything, the top layers, the layer norms, PEFT's LoRA, or nothing but the head, "
         "which every method trains.",
     )
+    head: Literal["linear", "two_layer"] = HfArg(
+        default="linear",
+        help="One layer on the pooled [CLS] vector, or for adapters a second one with tanh before it.",
+    )
+    train_pooler: bool = HfArg(
+        default=False, help="Train BERT's pretrained pooler, too; --method full and top_k always do."
+    )
+    base_dtype: Literal["float32", "bfloat16"] = HfArg(
+        default="float32", help="Of the weights that stay frozen; what adapters and LoRA train is in float32."
+    )
     top_k: int | None = HfArg(default=None, help="Layers that --method top_k trains, counted from the top.")
     lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = HfArg(default=16, help="LoRA's scale, divided by the rank.")
@@ -35,10 +51,30 @@ class MethodArguments:
         default=None, help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's for the encoder."
     )
 
-    def check(self) -> None:
-        """Raises RecipeError if --top_k is missing, or given to another method."""
+    def check(self, pushed: bool = False) -> None:
+        """Raises RecipeError if an option does not go with the method, or what it trains cannot be pushed to the Hub.
+
+        Args:
+            pushed: Whether it is to be.
+        """
+        if (self.head != "linear" or pushed) and self.method != "houlsby":
+            wanted = "--push_to_hub" if pushed else f"--head {self.head}"
+            raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
+        if self.base_dtype != "float32" and self.method not in ADDING:
+            raise RecipeError(
+                f"--base_dtype {self.base_dtype} is for weights that stay frozen (--method {' or '.join(ADDING)}); "
+                f"{self.method} trains some of them, which needs float32. For speed, give --bf16."
+            )
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError("--method top_k needs --top_k, the number of layers to train; no other method has it.")
+
+    @property
+    def adapter_fields(self) -> dict[str, Any]:
+        """What the adapter's configuration says of the head and the pooler."""
+        return {
+            "two_layer_head": self.head == "two_layer",
+            "modules_to_save": ["pooler"] if self.train_pooler else None,
+        }
 
 
 def apply_method(
@@ -59,21 +95,11 @@ def apply_method(
     Raises:
         RecipeError: If the model does not have what the method trains.
     """
+    heads = _prepare_heads(model, method)
     if method.method == "houlsby":
         return add_adapter(model, config, init_adapter)
-    heads = find_head(model, ())
     if method.method == "lora":
-        lora = LoraConfig(
-            task_type="SEQ_CLS",
-            r=method.lora_r,
-            lora_alpha=method.lora_alpha,
-            target_modules=method.lora_targets,
-            modules_to_save=heads,
-        )
-        try:
-            return get_peft_model(model, lora)
-        except ValueError as error:
-            raise RecipeError(f"LoRA finds no place in this model: {error} Name some with --lora_targets.") from error
+        return _add_lora(model, method, heads)
     trained = [model.get_submodule(name) for name in heads]
     if method.method == "full":
         trained = [model]
@@ -83,6 +109,38 @@ def apply_method(
         trained += [module for _, module in base_modules(model) if is_norm(module)]
     train_only(model, trained)
     return model
+
+
+def _prepare_heads(model: PreTrainedModel, method: MethodArguments) -> list[str]:
+    """Gives the model the head that is asked for, and names it, and the pooler if that is to be trained."""
+    if method.head == "two_layer":
+        try:
+            put_two_layer_head(model)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+    heads = find_head(model, ())
+    if method.train_pooler:
+        if getattr(model.base_model, "pooler", None) is None:
+            raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+        heads.append(f"{model.base_model_prefix}.pooler")
+    if method.base_dtype != "float32":
+        for name in heads:
+            keep_in_float32(model.get_submodule(name))
+    return heads
+
+
+def _add_lora(model: PreTrainedModel, method: MethodArguments, heads: list[str]) -> PeftModel:
+    config = LoraConfig(
+        task_type="SEQ_CLS",
+        r=method.lora_r,
+        lora_alpha=method.lora_alpha,
+        target_modules=method.lora_targets,
+        modules_to_save=heads,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(f"LoRA finds no place in this model: {error} Name some with --lora_targets.") from error
 
 
 def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
@@ -100,6 +158,15 @@ def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
         raise RecipeError(f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}.")
     pooler = getattr(model.base_model, "pooler", None)
     return [*layers[-k:], *([] if pooler is None else [pooler])]
+
+
+def keep_in_float32(module: nn.Module) -> None:
+    """Makes a module compute in float32, whatever its inputs and the model around it are in."""
+
+    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
+
+    module.float().register_forward_pre_hook(convert)
 
 
 def train_only(model: nn.Module, trained: Iterable[nn.Module]) -> None:

@@ -21,6 +21,8 @@ from houlsby_peft.fingerprint import differences
 
 
 MINILM = "minilm"
+# What a model that is no folder of the user's is called on the Hub, where it is not its own name.
+HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 
 
 def find_model(name: str) -> str:
@@ -51,23 +53,25 @@ def describe_head(labels: Sequence[str], problem_type: str | None = None) -> dic
 
 
 def load_classifier(
-    name: str, labels: Sequence[str], problem_type: str | None = None
+    name: str, labels: Sequence[str], problem_type: str | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads the encoder with a new head for these labels, as in describe_head, and its tokenizer."""
+    """Loads the encoder with a new head for these labels, as in describe_head, and its tokenizer; dtype is that of the
+    weights."""
     head = describe_head(labels, problem_type)
     label2id = {label: number for number, label in enumerate(labels)}
-    model, tokenizer, _ = load_model(AutoModelForSequenceClassification, name, label2id=label2id, **head)
+    model, tokenizer, _ = load_model(AutoModelForSequenceClassification, name, dtype, label2id=label2id, **head)
     return model, tokenizer
 
 
 def load_model(
-    auto_class: Any, name: str, **config_fields: Any
+    auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
     """Loads the encoder with the head of one of transformers' Auto classes.
 
     Args:
         auto_class: Such as AutoModelForMaskedLM.
         name: As in find_model.
+        dtype: Of the weights.
         config_fields: What the head needs in the model's configuration.
 
     Returns:
@@ -82,7 +86,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(found)
         # The head is trained anew, so that one of another task and size is no obstacle.
         model, loading = auto_class.from_pretrained(
-            found, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+            found, config=config, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
         )
     except (OSError, ValueError) as error:
         raise RecipeError(

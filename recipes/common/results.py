@@ -3,9 +3,11 @@
 import json
 import os
 import platform
+import shlex
+import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,25 +16,35 @@ from accelerate import Accelerator, DistributedType
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 
+from common.environment import emissions, hardware
 from common.trainer import RecipeTrainer
 
 
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 
 
-_TIMES = ("runtime", "_per_second")
+RESULTS_FILE = "results.json"
+_NO_SCORES = ("runtime", "_per_second", "model_preparation_time")
 
 
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
     """One entry per evaluation: epoch, step and the scores, of all validation splits, without the prefix "eval_"."""
     evaluations: dict[float, dict[str, float]] = {}
     for entry in log_history:
-        kept = {key: value for key, value in entry.items() if key.startswith("eval_") and not key.endswith(_TIMES)}
-        scores = {key.removeprefix("eval_"): value for key, value in kept.items()}
+        scores = without_times({key: value for key, value in entry.items() if key.startswith("eval_")})
         if scores:
             moment = {"epoch": entry["epoch"], "step": entry["step"]}
             evaluations.setdefault(entry["step"], moment).update(scores)
     return list(evaluations.values())
+
+
+def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What the Trainer reports of an evaluation, without the prefix "eval_", the epoch, and what time it took."""
+    return {
+        key.removeprefix("eval_"): value
+        for key, value in metrics.items()
+        if key != "epoch" and not key.endswith(_NO_SCORES)
+    }
 
 
 def best_epoch(state: TrainerState) -> float | None:
@@ -65,14 +77,11 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     Call it last: as the file appears whole, or not at all, a folder that has it holds a finished run.
 
     Besides `results` it holds the seed, the strategy, the scores per epoch, which of them was kept, the sizes, the
-    seconds since the trainer was made, the arguments (dataclasses, merged) and the versions of Python and the
-    libraries. All of it is returned.
+    seconds since the trainer was made, the arguments (dataclasses, merged) and their defaults, the command, the
+    hardware, what CodeCarbon has measured, and the versions of Python and the libraries. All of it is returned.
     """
-    training, state = trainer.args, trainer.state
-    merged: dict[str, Any] = {}
-    for group in arguments:
-        # TrainingArguments.to_dict hides tokens, which asdict would write out.
-        merged |= group.to_dict() if isinstance(group, TrainingArguments) else asdict(group)
+    training, state, arguments = trainer.args, trainer.state, tuple(arguments)
+    output = Path(training.output_dir)
     content = {
         **results,
         "seed": training.seed,
@@ -86,14 +95,30 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
         "total_parameters": trainer.total,
         "seconds": round(time.perf_counter() - trainer.start, 1),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
-        "arguments": merged,
+        "arguments": merge(arguments),
+        "defaults": {field.name: field.default for group in arguments for field in fields(group) if _is_plain(field)},
+        "hardware": hardware(),
+        "emissions": emissions(output),
+        "command": shlex.join(["accelerate", "launch", f"recipes/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
     }
     if not trainer.is_world_process_zero():
         return content
-    output = Path(training.output_dir)
-    write_whole(output / "results.json", json.dumps(content, indent=2) + "\n")
+    write_whole(output / RESULTS_FILE, json.dumps(content, indent=2) + "\n")
     print(f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}")
     return content
+
+
+def merge(groups: Iterable[Any]) -> dict[str, Any]:
+    """The arguments of all groups, dataclasses, in one."""
+    merged: dict[str, Any] = {}
+    for group in groups:
+        # TrainingArguments.to_dict hides tokens, which asdict would write out.
+        merged |= group.to_dict() if isinstance(group, TrainingArguments) else asdict(group)
+    return merged
+
+
+def _is_plain(field: Field[Any]) -> bool:
+    return isinstance(field.default, (str, int, float, bool, type(None)))
 
 
 def write_whole(path: Path, text: str) -> None:
