@@ -1,0 +1,91 @@
+"""Score against the scale of the adapter's first weights, and the stability of the mean over adapter sizes.
+
+    python recipes/analysis/init_scale.py                                           # generated sentences, no data
+    python recipes/analysis/init_scale.py --task cola mrpc --data_dir glue --model_name minilm
+
+Houlsby et al. 2019, section 3.6 and figure 6 (right): standard deviations from 1e-7 to 1 of the truncated normal that
+both projections are drawn from, and sizes 8, 64 and 256. Lines are means over the seeds, bands one standard deviation.
+Writes init_scale.jsonl, .png and .svg.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import Any
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from common.errors import RecipeError
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from study_results import Results
+
+from analysis.figures import COLORS, MARKERS, PAGE, plt, save
+from analysis.grid import GridParser, complete, finished, make_grids, percent
+from analysis.runs import write_lines
+
+
+def main() -> None:
+    """Reads the command line, makes the runs that are missing, writes the numbers and the figure."""
+    parser = GridParser("runs/init_scale", __doc__)
+    parser.add_values("init_std", [f"1e-{n}" for n in range(7, 0, -1)] + ["1"], help="Standard deviations.")
+    parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.")
+    arguments, flags = parser.parse()
+    if not arguments.draw_only:
+        grids = [{axis: getattr(arguments, axis), "seed": arguments.seed} for axis in ("init_std", "r")]
+        complete(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments.jobs)
+    points = summarize(finished(arguments.output_dir))
+    write_lines(arguments.output_dir / "init_scale.jsonl", points)
+    save(draw(points), arguments.output_dir / "init_scale")
+
+
+def summarize(results: Iterable[Results]) -> list[dict[str, Any]]:
+    """A line per task, size and standard deviation, with the scores of all seeds in percent."""
+    scores: dict[tuple[str, int, float], dict[int, float]] = defaultdict(dict)
+    for one in results:
+        flags = one["arguments"]
+        scores[one["task"], flags["r"], flags["init_std"]][one["seed"]] = percent(one)
+    return [
+        {"task": task, "r": r, "init_std": std, "mean": mean(seeds.values()), "std": pstdev(seeds.values()),
+         "scores": seeds}
+        for (task, r, std), seeds in sorted(scores.items())
+    ]  # fmt: skip
+
+
+def draw(points: Sequence[dict[str, Any]]) -> Figure:
+    """Left: score by standard deviation, at the size that most runs have; right: by size, and the mean over tasks."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 0.4 * PAGE), sharey=True)
+    scales, sizes = ({point[name] for point in points} for name in ("init_std", "r"))
+    r = max(sizes, key=lambda size: sum(point["r"] == size for point in points))
+    std = max(scales, key=lambda scale: sum(point["init_std"] == scale for point in points))
+    for task, color, marker in zip(sorted({point["task"] for point in points}), COLORS, MARKERS, strict=False):
+        own = [point for point in points if point["task"] == task]
+        _line(left, "init_std", [point for point in own if point["r"] == r], task, color, marker)
+        _line(right, "r", [point for point in own if point["init_std"] == std], task, color, marker)
+    at_std = [point for point in points if point["init_std"] == std]
+    over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
+    right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
+    left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel="validation score (%)",
+             title=f"Initialization, size {r}")  # fmt: skip
+    right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
+    right.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)], minor=False)
+    right.minorticks_off()
+    right.legend()
+    return figure
+
+
+def _line(axes: Axes, x: str, points: Sequence[dict[str, Any]], label: str, color: str, marker: str) -> None:
+    places, middle = [point[x] for point in points], [point["mean"] for point in points]
+    low, high = ([point["mean"] + sign * point["std"] for point in points] for sign in (-1, 1))
+    axes.fill_between(places, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(places, middle, color=color, marker=marker, label=label)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,173 @@
+"""How much the score depends on the seed, with adapters and without, and after training on the task's own text first.
+
+    python recipes/analysis/stability.py                                            # generated sentences, no data
+    python recipes/analysis/stability.py --task rte --data_dir glue --model_name minilm --pretraining_steps 1000 2000
+
+Han et al. 2021, figures 2, 4 and 9: the distribution over ten seeds as box plots. --pretraining_steps trains the
+adapters on masked words of the task's training text for so many steps first (recipes/mlm.py, one run, whose
+checkpoints are the starting points); without adapters there is no such run. Figure 3: the gradient's norm by layer and
+step. Writes stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
+"""
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+from common.errors import RecipeError
+from common.model import MINILM
+from glue_tasks import HUB_DATASET, MINIMAL_PAIRS
+from matplotlib.figure import Figure
+from minimal_pairs import minimal_pairs
+from study_results import Results
+from sweep_runs import Run
+
+from analysis.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
+from analysis.gradient_norms import FILE
+from analysis.grid import RECIPES, GridParser, complete, finished, make_grids, percent
+from analysis.runs import write_lines
+
+
+RECIPE = RECIPES / "analysis" / "gradient_norms.py"  # recipes/glue.py, with the norms written down
+ADAPTERS, FULL = "adapters", "full fine-tuning"
+OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
+
+
+def main() -> None:
+    """Reads the command line, makes the runs that are missing, writes the numbers and the figures."""
+    parser = GridParser("runs/stability", __doc__, seeds=[str(seed) for seed in range(10)])
+    parser.add_values("learning_rate", [1e-3], help="For adapters.")
+    parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning.")
+    parser.add_argument("--pretraining_steps", nargs="*", type=int, default=[], help="Steps on the task's own text.")
+    parser.add_argument("--data_dir", help="Folder with a folder of files per task; default: the Hub.")
+    parser.add_argument("--model_name", default=MINILM, help="As for the recipes.")
+    arguments, flags = parser.parse()
+    if not arguments.draw_only:
+        complete(list(make_all(arguments, flags)), arguments.jobs)
+    results = finished(arguments.output_dir)
+    rows = summarize(results)
+    write_lines(arguments.output_dir / "stability.jsonl", rows)
+    save(draw(rows), arguments.output_dir / "stability")
+    for task in {one["task"]: None for one in results}:
+        norms = {name: read_norms(runs) for name, runs in by_start(results, task).items() if name in (ADAPTERS, FULL)}
+        save(draw_norms(norms, task), arguments.output_dir / f"gradient_norms_{task}")
+
+
+def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Run]:
+    """Runs of both methods, and of adapters that start from each checkpoint of a pretraining, which is run first."""
+    own = ["--model_name", arguments.model_name]
+    data = ["--data_dir", arguments.data_dir] if arguments.data_dir else []
+    adapters = {"method": ["houlsby"], "learning_rate": arguments.learning_rate, "seed": arguments.seed}
+    full = {"method": ["full"], "learning_rate": arguments.full_learning_rate, "seed": arguments.seed}
+    flags = [*own, *data, *flags]
+    yield from make_grids(arguments.output_dir, arguments.task, [adapters, full], flags, RECIPE)
+    for task in arguments.task if arguments.pretraining_steps else ():
+        pretraining = pretraining_run(task, arguments, own)
+        complete([pretraining], jobs=1)
+        for steps in arguments.pretraining_steps:
+            folder = arguments.output_dir / f"pretrained_{steps}"
+            start = ["--init_adapter", str(pretraining.folder / f"checkpoint-{steps}")]
+            yield from make_grids(folder, [task], [adapters], [*flags, *start], RECIPE)
+
+
+def pretraining_run(task: str, arguments: argparse.Namespace, flags: Sequence[str]) -> Run:
+    """One run of recipes/mlm.py on the task's training text, with a checkpoint at each of the steps."""
+    folder = arguments.output_dir / "pretraining" / task
+    if task == MINIMAL_PAIRS:
+        text = folder / "train.txt"
+        text.parent.mkdir(parents=True, exist_ok=True)
+        text.write_text("\n".join(minimal_pairs()["train"]["sentence"]))
+        data = ["--data", str(text)]
+    elif arguments.data_dir:
+        data = ["--data", str(Path(arguments.data_dir, task).resolve())]
+    else:
+        data = ["--data", HUB_DATASET, "--data_config", task]
+    steps = arguments.pretraining_steps
+    every = str(math.gcd(*steps))
+    kept = ["--save_strategy", "steps", "--save_steps", every, "--save_total_limit", str(max(steps))]
+    scored = ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--max_steps", str(max(steps))]
+    return Run(folder, RECIPES / "mlm.py", {}, (*data, *flags, *kept, *scored))
+
+
+def by_start(results: Iterable[Results], task: str) -> dict[str, list[Results]]:
+    """The runs of a task by method and steps of pretraining, in the order of the figure."""
+    found: dict[tuple[bool, int], list[Results]] = defaultdict(list)
+    for one in (one for one in results if one["task"] == task):
+        checkpoint = re.search(r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or "")
+        found[one["method"] != "full", int(checkpoint[1]) if checkpoint else 0].append(one)
+    names = {key: (f"{key[1]} steps first" if key[1] else ADAPTERS if key[0] else FULL) for key in sorted(found)}
+    return {name: found[key] for key, name in names.items()}
+
+
+def summarize(results: Sequence[Results]) -> list[dict[str, Any]]:
+    """A line per task and start: the scores of all seeds in percent."""
+    return [
+        {"task": task, "start": name, "scores": {one["seed"]: percent(one) for one in runs}}
+        for task in sorted({one["task"] for one in results})
+        for name, runs in by_start(results, task).items()
+    ]
+
+
+def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+    """A box per method and start, with the runs as points, side by side for each task."""
+    tasks = sorted({row["task"] for row in rows})
+    width = min(PAGE, COLUMN * len(tasks))
+    figure, panels = plt.subplots(1, len(tasks), figsize=(width, 0.8 * COLUMN), squeeze=False)
+    for axes, task in zip(panels[0], tasks, strict=True):
+        own = [row for row in rows if row["task"] == task]
+        scores = [list(row["scores"].values()) for row in own]
+        boxes = axes.boxplot(scores, widths=0.6, showfliers=False, patch_artist=True, medianprops={"color": "black"})
+        for place, (box, row, values) in enumerate(zip(boxes["boxes"], own, scores, strict=True), start=1):
+            box.set(facecolor=ORANGE if row["start"] == FULL else BLUE, alpha=0.4)
+            axes.plot([place] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
+        axes.set_xticks(range(1, len(own) + 1), [row["start"].replace(" ", "\n", 1) for row in own])
+        axes.set(title=f"{task}, {max(map(len, scores))} seeds", ylabel="validation score (%)")
+    return figure
+
+
+def read_norms(runs: Iterable[Results]) -> dict[str, dict[int, float]]:
+    """By layer and step the median over the runs of the gradient's norm."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in runs:
+        for line in Path(one["arguments"]["output_dir"], FILE).read_text().splitlines():
+            row = json.loads(line)
+            for layer, norm in row["norms"].items():
+                found[layer][row["step"]].append(norm)
+    return {layer: {step: median(norms) for step, norms in steps.items()} for layer, steps in found.items()}
+
+
+def draw_norms(norms: Mapping[str, dict[str, dict[int, float]]], task: str) -> Figure:
+    """A panel per method: layers from dark (first) to bright (last), pooler and head dashed."""
+    figure, panels = plt.subplots(1, len(norms), figsize=(PAGE, 0.4 * PAGE), sharey=True, squeeze=False)
+    for axes, (name, layers) in zip(panels[0], norms.items(), strict=True):
+        numbered = [layer for layer in layers if layer.rpartition(".")[2].isdigit()]
+        shades = dict(zip(numbered, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(numbered))), strict=True))
+        for layer, steps in layers.items():
+            label = f"layer {layer.rpartition('.')[2]}" if layer in shades else layer.rpartition(".")[2]
+            style = (
+                {"color": shades[layer]}
+                if layer in shades
+                else {"color": OTHERS.get(label, "black"), "linestyle": "--"}
+            )
+            axes.plot(steps.keys(), steps.values(), label=label, marker="", **style)
+        axes.set(title=f"{task}, {name}", xlabel="step", yscale="log")
+    panels[0][0].set_ylabel("norm of the gradient")
+    figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside right center")
+    return figure
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RecipeError as error:
+        sys.exit(f"error: {error}")
