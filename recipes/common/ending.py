@@ -27,9 +27,9 @@ def is_full_disk(error: BaseException) -> bool:
     """Whether an error is, or was raised because of, a write that found no space left."""
     return any(
         (isinstance(cause, OSError) and cause.errno == errno.ENOSPC)
-        # safetensors, and PyTorch's writer of files, bring errors of their own without a number.
+        # Errors of safetensors, without a number, and of the writer of PyTorch's files, without a reason.
         or "No space left on device" in str(cause)
-        or ("PytorchStreamWriter" in str(cause) and "file write failed" in str(cause))
+        or ("inline_container" in str(cause) and "unexpected pos" in str(cause))
         for cause in _causes(error)
     )
 
