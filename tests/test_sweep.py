@@ -36,7 +36,7 @@ with (folder / "starts").open("a") as starts:
     starts.write(f"{step} {time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 if flags.get("--fail") in (flags["--seed"], flags["--learning_rate"]):
     sys.exit("a run that fails")
-while step < int(flags["--steps"]):
+while step < int(flags["--steps"]) or ((folder / "hold").exists() and step < 600):
     time.sleep(0.1)
     step += 1
     checkpoint.write_text(str(step))
@@ -53,7 +53,10 @@ run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy"
 @pytest.fixture
 def recipe(tmp_path):
     (tmp_path / "toy.py").write_text(RECIPE)
-    return tmp_path / "toy.py"
+    yield tmp_path / "toy.py"
+    for process in psutil.process_iter(["cmdline"]):  # what a test that fails leaves behind
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            process.kill()
 
 
 def command(recipe, *flags):
@@ -198,6 +201,12 @@ class TestExecution:
             "learning_rate=0.003,seed=0",
         ]
 
+    def test_what_has_ended_is_not_run_again(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "1"])
+        assert [execute(run, [sys.executable]).status for _ in range(2)] == ["finished"] * 2
+        assert starts(recipe) == {"learning_rate=0.001,seed=0": [0]}
+
     def test_other_flags_need_another_folder(self, recipe):
         runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
         assert execute(runs[0], [sys.executable]).status == "finished"
@@ -293,30 +302,39 @@ def test_two_runs_of_two_processes_at_once(tmp_path):
 class TestAccidents:
     FLAGS = ("--learning_rate", "1e-3", "--seed", "0", "1", "2")
 
-    @pytest.mark.parametrize("all_of_it", [True, False], ids=["with its runs", "alone"])
-    def test_a_killed_sweep_goes_on(self, recipe, all_of_it):
-        """Alone: its run goes on by itself, and the next sweep waits for it."""
+    def killed(self, recipe, with_its_runs):
+        """Kills a sweep in its second run, and returns the first one's results and the second one's folder."""
         sweep = start(recipe, *self.FLAGS, "--steps", 15)
-        wait_for(lambda: len(starts(recipe)) == 2 and len(results(recipe)) == 1)
         second = recipe.parent / "out" / "toy" / "learning_rate=0.001,seed=1"
         wait_for(lambda: (second / "checkpoint").exists())
-        processes = psutil.Process(sweep.pid).children(recursive=True) if all_of_it else []
+        (second / "hold").touch()
+        processes = psutil.Process(sweep.pid).children(recursive=True) if with_its_runs else []
         for process in [sweep, *processes]:
             process.kill()
         sweep.communicate()
         (first,) = results(recipe)
-        before = first.stat().st_mtime_ns
+        return first, second
 
+    def test_a_sweep_killed_with_its_runs_goes_on(self, recipe):
+        first, second = self.killed(recipe, with_its_runs=True)
+        (second / "hold").unlink()
+        before = first.stat().st_mtime_ns
         output, _ = finish(start(recipe, *self.FLAGS, "--steps", 15))
+        assert "0 1 2" in output, "the seeds in the table"
         assert first.stat().st_mtime_ns == before
-        assert "mean" in output
-        steps = list(starts(recipe).values())
-        assert (steps[0], steps[2]) == ([0], [0])
-        if all_of_it:
-            assert steps[1][0] == 0 < steps[1][1], "it starts anew"
-        else:
-            assert steps[1] == [0]
-        assert len(results(recipe)) == 3
+        (once, (begun, gone_on), other) = starts(recipe).values()
+        assert once == other == [0]
+        assert begun == 0 < gone_on, "it starts anew"
+
+    def test_the_run_of_a_sweep_killed_alone_is_waited_for(self, recipe):
+        _, second = self.killed(recipe, with_its_runs=False)
+        sweep = start(recipe, *self.FLAGS, "--steps", 15)
+        wait_for(lambda: len(results(recipe)) == 2)  # the others; the second one is still held
+        assert sweep.poll() is None
+        (second / "hold").unlink()
+        output, _ = finish(sweep)
+        assert "0 1 2" in output
+        assert list(starts(recipe).values()) == [[0], [0], [0]]
 
     def test_two_sweeps_on_one_folder(self, recipe):
         sweeps = [start(recipe, *self.FLAGS, "--steps", 5) for _ in range(2)]
