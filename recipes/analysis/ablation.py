@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import torch
 from common.arguments import RecipeParser
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from glue import scorer
 from matplotlib.figure import Figure
@@ -144,7 +145,4 @@ def prune_run(run: Run, rows: list[dict[str, Any]], arguments: AblationArguments
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

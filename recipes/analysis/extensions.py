@@ -17,6 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from matplotlib.figure import Figure
 from sweep_runs import Run
@@ -92,7 +93,4 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

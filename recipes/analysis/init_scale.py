@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common.errors import RecipeError
+from common.ending import end_with_one_line
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from study_results import Results
@@ -85,7 +85,4 @@ def _line(axes: Axes, x: str, points: Sequence[dict[str, Any]], label: str, colo
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

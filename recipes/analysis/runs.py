@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from common.data import tokenize
 from common.errors import RecipeError
-from common.model import load_classifier
+from common.saved import load_saved
 from datasets import Dataset
 from glue_tasks import TASKS, Task, load_splits
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 
 RUN = "runs/minimal_pairs"  # where recipes/glue.py leaves the run without data
@@ -26,7 +26,7 @@ class Run:
     """A finished run: its trained model in eval mode, and its validation examples with their tokens."""
 
     task: Task
-    model: PeftModel
+    model: PreTrainedModel | PeftModel
     tokenizer: PreTrainedTokenizerBase
     validation: Dataset
     results: dict[str, Any]
@@ -50,7 +50,7 @@ def load_run(folder: str, data_dir: str | None = None) -> Run:
     """Loads a run of recipes/glue.py.
 
     Args:
-        folder: Its output folder, with adapter/ and results.json.
+        folder: Its output folder, with results.json and adapter/ or model/.
         data_dir: Where the task's files are now; default: where the run read them.
 
     Raises:
@@ -60,15 +60,12 @@ def load_run(folder: str, data_dir: str | None = None) -> Run:
     if results.get("task") not in TASKS:
         raise RecipeError(f"{folder} must be a run of recipes/glue.py; its task is {results.get('task')!r}.")
     arguments, task = results["arguments"], TASKS[results["task"]]
-    model, tokenizer = load_classifier(results["model"], task.labels)
-    try:
-        model = PeftModel.from_pretrained(model, str(Path(folder, "adapter"))).eval()
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"Cannot load {folder}/adapter: {str(error).splitlines()[0]}") from error
+    saved = Path(folder, "model" if Path(folder, "model").is_dir() else "adapter")
+    model, tokenizer = load_saved(str(saved), task.labels, results["model"])
     split = load_splits(task, data_dir or arguments["data_dir"])[task.validation_splits[0]]
     return Run(
         task=task,
-        model=model,
+        model=model.eval(),
         tokenizer=tokenizer,
         validation=tokenize(split, tokenizer, task.text_columns, arguments["max_length"]),
         results=results,

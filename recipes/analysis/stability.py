@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from common.errors import RecipeError
+from common.ending import end_with_one_line
 from common.model import MINILM
 from glue_tasks import HUB_DATASET, MINIMAL_PAIRS
 from matplotlib.figure import Figure
@@ -167,7 +167,4 @@ def draw_norms(norms: Mapping[str, dict[str, dict[int, float]]], task: str) -> F
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from common.errors import RecipeError
+from common.ending import end_with_one_line
 from matplotlib.figure import Figure
 from study_results import Cell, Row, arrange
 
@@ -131,7 +131,4 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import glue
 import torch
+from common.ending import end_with_one_line
 from common.errors import RecipeError
 from peft import PeftModel
 from torch import nn
@@ -174,7 +175,4 @@ def _hand_over_input(end: nn.Module, bottleneck: ParallelBottleneck) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except RecipeError as error:
-        sys.exit(f"error: {error}")
+    end_with_one_line(main)
