@@ -71,17 +71,22 @@ def scores(folder):
 
 def by_the_clock(folder):
     """A third of a second after the first checkpoint, wherever the run is then."""
-    if list(folder.glob("checkpoint-*/trainer_state.json")):
+    if last_step(folder):
         time.sleep(0.3)
         return True
     return False
 
 
 def in_a_checkpoint(folder):
-    """A checkpoint is being written, and there is a whole one before it."""
+    """A checkpoint is being written, and there is a whole one before it, of a later epoch than the first."""
     unfinished = [path for path in folder.glob("checkpoint-*") if not (path / "trainer_state.json").exists()]
     written = any((path / "adapter_model.safetensors").exists() for path in unfinished)
-    return written and any(folder.glob("checkpoint-*/trainer_state.json"))
+    return written and last_step(folder) > STEPS_PER_EPOCH
+
+
+def last_step(folder):
+    whole = [path.parent.name for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return max((int(name.removeprefix("checkpoint-")) for name in whole), default=0)
 
 
 KILLS = {
@@ -127,10 +132,6 @@ def kill_when(command, condition):
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-
-
-def last_step(folder):
-    return max(int(path.parent.name.split("-")[1]) for path in folder.glob("checkpoint-*/trainer_state.json"))
 
 
 class TestTheFolderOfARun:
