@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from models import SHAPES, saved_bytes
 from peft import get_peft_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import saved_tensors_hooks
 from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
@@ -27,11 +27,6 @@ from houlsby_peft import HoulsbyConfig
 FLOAT = 4
 # AdamW keeps two moments.
 MOMENTS = 2
-SHAPES = {
-    "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512},
-    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-}
 
 
 @dataclass(frozen=True)
@@ -116,23 +111,12 @@ def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: in
     """Bytes that autograd keeps from a forward pass of `batch` rows of `length` tokens."""
     with torch.device("meta"):
         model = build(shape, config)
-    kept: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
-        return tensor
-
     # On fake CPU tensors and not on meta tensors, as these would take another implementation of attention.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         ids, labels = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, dtype=torch.long)
-        with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            model(ids, labels=labels)
-        own = [*model.parameters(), *model.buffers()]
-        for tensor in own:
-            kept.pop(tensor.untyped_storage()._cdata, None)
-        return sum(storage.nbytes() for storage in kept.values())
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            return saved_bytes(model, {"input_ids": ids, "labels": labels})
 
 
 def _count(module: nn.Module) -> int:

@@ -1,0 +1,41 @@
+"""Draws the steps' ratios to the floor: of the minima as points, with the range of all rounds as lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+
+# Of the palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
+COLOURS = {"train": "#0072B2", "eval": "#E69F00"}
+TITLES = {"train": "training step / frozen floor", "eval": "evaluation / base model"}
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """One row of two panels, training and evaluation, for each shape, batch size and length."""
+    cells = list(dict.fromkeys((row["shape"], row["batch"], row["length"]) for row in rows))
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    figure = Figure(figsize=(11, (0.32 * len(names) + 1) * len(cells)), layout="constrained")
+    grid = figure.subplots(len(cells), 2, squeeze=False, sharey=True)
+    for axes_of_cell, cell in zip(grid, cells, strict=True):
+        for axes, phase in zip(axes_of_cell, TITLES, strict=True):
+            found = [
+                row for row in rows if (row["shape"], row["batch"], row["length"], row["phase"]) == (*cell, phase)
+            ]
+            places = [names.index(row["method"]) for row in found]
+            ratios = [row["ratio_of_minima"] for row in found]
+            axes.hlines(places, *zip(*(row["ratio_range"] for row in found), strict=True), COLOURS[phase], linewidth=3)
+            axes.plot(ratios, places, "o", color="black", markersize=5)
+            for place, row in zip(places, found, strict=True):
+                axes.annotate(
+                    f"{row['ratio_of_minima']:.3f}", (0.97, place), ha="right", va="center", color="black",
+                    xycoords=("axes fraction", "data"), fontsize=8,
+                )  # fmt: skip
+            axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+            axes.set_xlim(0.9, max(1.15, 1.12 * max(row["ratio_range"][1] for row in found)))
+            axes.set_yticks(range(len(names)), names, fontsize=8)
+            axes.set_title(f"BERT {cell[0]}, {cell[1]} x {cell[2]} tokens: {TITLES[phase]}", fontsize=9)
+        axes_of_cell[0].invert_yaxis()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,115 @@
+"""What grows with the adapters' size and number, with the layers that have one, and with the tasks of a batch."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from methods import FLOOR, LINEAR, houlsby, lora
+from models import SHAPES, Method, floor
+from peft import PeftModel, get_peft_model
+from steps import measure
+from timing import compared, interleaved, resident
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
+
+from houlsby_peft import HoulsbyConfig, TaskBank
+
+
+Rows = list[dict[str, Any]]
+MIXED: dict[str, Method] = {
+    "Houlsby r=64": houlsby(r=64),
+    "Houlsby r=64, 3-shared": houlsby(r=64, share_layers=3),
+    "LoRA r=8, all linear layers": lora(8, LINEAR),
+}
+TEXT = "the adapter of this task reads these words and those of all other tasks go another way " * 2
+
+
+def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> Rows:
+    """A training step with bottlenecks of several sizes, and with adapters in the upper layers only."""
+    depth = SHAPES[cell[0]]["num_hidden_layers"]
+    methods: dict[str, Method] = {FLOOR: floor}
+    methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
+    for top in (depth // 2, depth // 3, 1):
+        layers = list(range(depth - top, depth))
+        methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(r=64, layers_to_transform=layers)
+    return measure("train", methods, cell, rounds, device)
+
+
+def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Rows:
+    """An evaluation whose rows use 1 to `rows` adapters, the same ones each time, or in a changed order."""
+    numbers = [2**power for power in range(rows.bit_length())]
+    ids = torch.randint(0, 30522, (rows, length), device=device)
+    result = []
+    for method, make in MIXED.items():
+        model = _with_adapters(shape, make, max(numbers)).to(device).eval()
+        # The stack of a batch is kept until the next one, so one after the other.
+        times = {}
+        for tasks in numbers:
+            names = [str(row * tasks // rows) for row in range(rows)]
+            turned = [names[turn:] + names[:turn] for turn in range(1, 4)]
+            for order, lists in (("same", [names]), ("changed", turned)):
+                call = partial(_evaluate, model, ids, itertools.cycle(lists))
+                times[tasks, order] = interleaved({"": call}, rounds, device)[""]
+        found = compared(times, (1, "same"))
+        result += [{"method": method, "tasks": key[0], "rows": key[1], **row} for key, row in found.items()]
+    return result
+
+
+def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) -> Rows:
+    """Seconds to load one more adapter and to predict 32 texts of as many tasks, and the memory of all adapters."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, adapter = _saved(Path(folder), shape, share_layers)
+        tasks = [str(number) for number in range(max(numbers))]
+        bank = TaskBank(dict.fromkeys(tasks, adapter), base_model=str(base))
+        result, before = [], 0
+        for number, task in enumerate(tasks, start=1):
+            load = _processed(bank.predict, [(task, TEXT)])
+            if number == 1:
+                before = resident()
+            if number in numbers:
+                requests = [(tasks[row * number // 32], TEXT) for row in range(32)]
+                bank.predict(requests)
+                predict = min(_processed(bank.predict, requests) for _ in range(3))
+                row = {"adapters": number, "load_s": load, "predict_s": predict}
+                result.append({"shape": shape, **row, "held_bytes": resident() - before})
+        return result
+
+
+def _with_adapters(shape: str, method: Method, number: int) -> PeftModel:
+    torch.manual_seed(0)
+    model = method(BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False))
+    assert isinstance(model, PeftModel)
+    for name in range(number):
+        model.add_adapter(str(name), model.peft_config["default"])
+    return model
+
+
+@torch.inference_mode()
+def _evaluate(model: PeftModel, ids: torch.Tensor, names: Any) -> None:
+    model(input_ids=ids, adapter_names=next(names))
+
+
+def _saved(folder: Path, shape: str, share_layers: int) -> tuple[Path, Path]:
+    """A base model with a tokenizer, and an adapter for it."""
+    base, adapter = folder / "base", folder / "adapter"
+    model = BertForSequenceClassification(BertConfig(**SHAPES[shape]))
+    model.save_pretrained(base)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(TEXT.split()))]
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=512).save_pretrained(
+        base
+    )
+    config = HoulsbyConfig(r=64, share_layers=share_layers, task_type="SEQ_CLS")
+    get_peft_model(model, config).save_pretrained(adapter)
+    return base, adapter
+
+
+def _processed(call: Callable[..., object], *arguments: object) -> float:
+    start = time.process_time()
+    call(*arguments)
+    return time.process_time() - start

@@ -1,0 +1,41 @@
+"""The methods that are measured side by side: each takes a base model and gives the model that is trained."""
+
+from __future__ import annotations
+
+from models import Method, floor, frozen
+from peft import LoraConfig, get_peft_model
+
+from houlsby_peft import HoulsbyConfig
+
+
+LINEAR = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
+FLOOR = "frozen floor"
+FULL = "full fine-tuning"
+OURS = "Houlsby r=64"
+
+
+def houlsby(**options: object) -> Method:
+    """A model with Houlsby adapters."""
+    return lambda base: get_peft_model(base, HoulsbyConfig(**options))
+
+
+def lora(r: int, target_modules: list[str]) -> Method:
+    """A model with LoRA by PEFT."""
+    return lambda base: get_peft_model(base, LoraConfig(r=r, target_modules=target_modules))
+
+
+METHODS: dict[str, Method] = {
+    FLOOR: floor,
+    FULL: lambda base: base,
+    OURS: houlsby(r=64),
+    f"{OURS}, no norms": houlsby(r=64, train_layer_norm=False),
+    f"{OURS}, shared in each layer": houlsby(r=64, share_layers=1),
+    f"{OURS}, shared in each layer, no norms": houlsby(r=64, share_layers=1, train_layer_norm=False),
+    f"{OURS}, 3-shared": houlsby(r=64, share_layers=3),
+    f"{OURS}, 3-shared, no norms": houlsby(r=64, share_layers=3, train_layer_norm=False),
+    "LoRA r=8, query and value": lora(8, ["query", "value"]),
+    "LoRA r=16, all linear layers": lora(16, LINEAR),
+}
+QUICK = (FLOOR, FULL, OURS, f"{OURS}, 3-shared", "LoRA r=16, all linear layers")
+# In evaluation the floor is the base model itself.
+EVALUATED = {name: frozen if name == FLOOR else method for name, method in METHODS.items() if name != FULL}

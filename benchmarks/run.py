@@ -1,0 +1,140 @@
+"""Measures adapters beside full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables, JSON, chart.
+
+    python benchmarks/run.py                       # the whole table on the CPU: hours
+    python benchmarks/run.py --quick               # a few minutes
+    python benchmarks/run.py --device cuda
+    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
+
+All methods run in one process, interleaved, on an otherwise idle machine; the table gives the ratio of the minima, and
+the median and the range of the rounds' own ratios. Two figures are free of noise: floating-point operations (of matrix
+products) and bytes saved for the backward pass. On a CPU times are those that the process computes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import chart
+import growth
+import starting
+import torch
+from methods import EVALUATED, METHODS, QUICK
+from steps import measure, peak_memory
+from timing import keep_freed_memory, machine
+
+
+Rows = list[dict[str, Any]]
+# On one thread of a CPU a training step of the largest takes half a minute.
+CELLS = {
+    "cpu": [
+        "minilm:32:64",
+        *(f"base:{batch}:{length}" for batch in (1, 8) for length in (64, 128, 512)),
+        *(f"base:32:{length}" for length in (64, 128)),
+        *(f"large:{batch}:{length}" for batch in (1, 8) for length in (64, 128)),
+    ],
+    "cuda": [
+        f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
+    ],
+}
+PARTS = ("steps", "growth", "start")
+
+
+def main() -> None:
+    args = parse_arguments()
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    result: dict[str, Any] = {"machine": machine(args.device)}
+    print(json.dumps(result["machine"], indent=2))
+    if "steps" in args.parts:
+        result["steps"] = []
+        for cell in args.cells:
+            shape, batch, length = cell.split(":")
+            result["steps"] += steps((shape, int(batch), int(length)), args)
+        chart.draw(result["steps"], args.output.with_suffix(".png"))
+    if "growth" in args.parts:
+        result |= grown(args)
+    if "start" in args.parts:
+        result["imports"] = table(starting.imports(args.rounds))
+        result["actions"] = table(starting.actions("tiny" if args.quick else "base", args.rounds))
+    args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\nWritten to {args.output}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one small shape, few methods and rounds")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128")
+    parser.add_argument("--rounds", type=int, help="default: 20, or 5 with --quick")
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU")
+    parser.add_argument("--device", choices=CELLS, default="cpu")
+    parser.add_argument("--adapters_python", help="the Python of an environment with the `adapters` library")
+    parser.add_argument("--output", type=Path, default=Path("benchmark.json"), help="the chart stands beside it")
+    args = parser.parse_args()
+    args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
+    args.rounds = args.rounds or (5 if args.quick else 20)
+    return args
+
+
+def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
+    """The rows of training and evaluation, the `adapters` library's among them, with the peak memory of training."""
+    names = QUICK if args.quick else tuple(METHODS)
+    rows = measure("train", {name: METHODS[name] for name in names}, cell, args.rounds, args.device)
+    for name, peak in peak_memory(names, cell, args.device).items():
+        next(row for row in rows if row["method"] == name)["peak_bytes"] = peak
+    evaluated = {name: EVALUATED[name] for name in names if name in EVALUATED}
+    rows += measure("eval", evaluated, cell, args.rounds, args.device)
+    if args.adapters_python:
+        rows += adapters_library(cell, args)
+    return table(rows)
+
+
+def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
+    """The library's own rows; their ratios refer to the floor in its environment."""
+    shape, batch, length = map(str, cell)
+    script = str(Path(__file__).with_name("adapters_library.py"))
+    options = ["--shape", shape, "--batch", batch, "--length", length, "--rounds", str(args.rounds)]
+    options += ["--threads", str(args.threads), "--device", args.device]
+    command = [args.adapters_python, script, *options]
+    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return [row for row in found["rows"] if row["method"].startswith("adapters")]
+
+
+def grown(args: argparse.Namespace) -> dict[str, Rows]:
+    """With the size, the layers, the tasks of a batch and the adapters held."""
+    shape, rows, length = ("tiny", 8, 16) if args.quick else ("base", 64, 32)
+    cell = ("tiny", 8, 32) if args.quick else ("minilm", 32, 64)
+    numbers = (1, 10, 30) if args.quick else (1, 10, 100, 1000)
+    return {
+        "sizes": table(growth.by_size_and_layers(cell, args.rounds, args.device)),
+        "tasks": table(growth.by_tasks(shape, rows, length, args.rounds, args.device)),
+        "held": table(growth.by_adapters_held(shape, numbers)),
+    }
+
+
+def table(rows: Rows) -> Rows:
+    """Prints rows as a table, and gives them back."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, *([_shown(row.get(key)) for key in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print()
+    for line in lines:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)), flush=True)
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " to ".join(map(_shown, value))
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str("" if value is None else value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""What a user waits for before the first result: import, load, switch; and the size of what is shared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from methods import FULL, METHODS
+from models import build
+from peft import PeftModel
+from timing import compared, interleaved
+
+
+_IMPORT = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
+
+
+def imports(rounds: int) -> list[dict[str, Any]]:
+    """Seconds to import the library, which imports peft, and to import peft, each in processes of their own."""
+    times: dict[str, list[float]] = {"import peft": [], "import houlsby_peft": []}
+    for _ in range(rounds + 1):
+        for name, values in times.items():
+            code = _IMPORT.format(name.removeprefix("import "))
+            run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            values.append(float(run.stdout))
+    times = {name: values[1:] for name, values in times.items()}  # the first one fills the caches of files
+    return [{"action": name, **numbers} for name, numbers in compared(times, "import peft").items()]
+
+
+def actions(shape: str, rounds: int) -> list[dict[str, Any]]:
+    """For each method of PEFT: seconds to load an adapter and to switch between two, and bytes of its file."""
+    rows = []
+    for name, method in METHODS.items():
+        model = build(shape, method)
+        if not isinstance(model, PeftModel):
+            if name == FULL:
+                size = sum(weight.nbytes for weight in model.parameters())
+                rows.append({"method": name, "file_bytes": size})
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            file = Path(folder, "adapter_model.safetensors")
+            model.load_adapter(folder, "other")
+            calls = {"load": partial(_load, model, folder), "switch": partial(_switch, model)}
+            times = interleaved(calls, rounds)
+            rows.append(
+                {
+                    "method": name,
+                    "file_bytes": file.stat().st_size,
+                    **{f"{action}_s": min(values) for action, values in times.items()},
+                }
+            )
+    return rows
+
+
+def _load(model: PeftModel, folder: str) -> None:
+    model.delete_adapter("other")
+    model.load_adapter(folder, "other")
+
+
+def _switch(model: PeftModel) -> None:
+    model.set_adapter("other")
+    model.set_adapter("default")

@@ -1,0 +1,104 @@
+"""Training steps and evaluations of all methods on one shape of model and batch, and the peak memory of each.
+
+As a script it is one process that reaches the peak memory of one method, in bytes:
+
+    python benchmarks/steps.py "Houlsby r=64" minilm 32 64 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from models import Method, build, flops, inputs, saved_bytes
+from timing import compared, interleaved, resident
+from torch import nn
+
+
+def training_step(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """A whole training step: zero the gradients, forward, backward, update."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    # The Trainer's default optimizer.
+    optimizer = torch.optim.AdamW(trained, fused=True) if trained else None
+
+    def step() -> None:
+        if optimizer:
+            optimizer.zero_grad()
+        model(**given).loss.backward()
+        if optimizer:
+            optimizer.step()
+
+    return step
+
+
+def evaluation(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], object]:
+    """A forward pass in evaluation mode."""
+    return torch.inference_mode()(partial(model.eval(), **given))
+
+
+PHASES: dict[str, Callable[[nn.Module, dict[str, torch.Tensor]], Callable[[], object]]] = {
+    "train": training_step,
+    "eval": evaluation,
+}
+
+
+def measure(
+    phase: str, methods: Mapping[str, Method], cell: tuple[str, int, int], rounds: int, device: str
+) -> list[dict[str, Any]]:
+    """The rows of a phase and of a shape, batch size and length; the first method is what ratios refer to."""
+    shape, batch, length = cell
+    given = inputs(batch, length, device)
+    models = {name: build(shape, method).to(device) for name, method in methods.items()}
+    saved = {name: saved_bytes(model, given) for name, model in models.items()}
+    calls = {name: PHASES[phase](model, given) for name, model in models.items()}
+    times = compared(interleaved(calls, rounds, device), next(iter(methods)))
+    return [
+        {
+            "shape": shape,
+            "batch": batch,
+            "length": length,
+            "phase": phase,
+            "method": name,
+            **times[name],
+            "tokens_per_s": batch * length / times[name]["median_s"],
+            "flops": flops(call),
+            "saved_bytes": saved[name] if phase == "train" else 0,
+        }
+        for name, call in calls.items()
+    ]
+
+
+def peak_memory(names: Iterable[str], cell: tuple[str, int, int], device: str) -> dict[str, int]:
+    """The peak memory of training with each method, in a process of its own."""
+    command = [sys.executable, __file__]
+    arguments = [*map(str, cell), "--device", device]
+    return {
+        name: int(subprocess.run([*command, name, *arguments], capture_output=True, text=True, check=True).stdout)
+        for name in names
+    }
+
+
+def main() -> None:
+    from methods import METHODS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", choices=METHODS)
+    parser.add_argument("shape")
+    parser.add_argument("batch", type=int)
+    parser.add_argument("length", type=int)
+    parser.add_argument("--device", default="cpu")
+    args = parser.parse_args()
+    model = build(args.shape, METHODS[args.method]).to(args.device)
+    step = training_step(model, inputs(args.batch, args.length, args.device))
+    for _ in range(2):
+        step()
+    print(torch.cuda.max_memory_allocated() if args.device == "cuda" else resident("VmHWM"))
+
+
+if __name__ == "__main__":
+    main()

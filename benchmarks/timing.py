@@ -1,0 +1,102 @@
+"""Interleaved timing: every round runs everything once, so that a change in the machine's speed hits all alike."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+WARM_UP = 3
+# glibc's mallopt: serve large blocks from the heap, and do not give its end back to the system.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed. Otherwise it is fetched anew from the system in some steps and not in others,
+    which takes 2% of a step at random."""
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    """The time of a call: between two events on a GPU; on a CPU the time that this process computes, which other
+    processes change less than the time on the wall."""
+    if device == "cpu":
+        start = time.process_time()
+        call()
+        return time.process_time() - start
+    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    first.record()
+    call()
+    last.record()
+    torch.cuda.synchronize()
+    return first.elapsed_time(last) / 1e3
+
+
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
+    """The times of each call in each round, after a warm-up of caches, allocators and a GPU's clock."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for round_ in range(WARM_UP + rounds):
+        for name, call in calls.items():
+            duration = seconds(call, device)
+            if round_ >= WARM_UP:
+                times[name].append(duration)
+    return times
+
+
+def compared(times: Mapping[Key, list[float]], reference: Key) -> dict[Key, dict[str, Any]]:
+    """Minimum and median of each, and its ratio to the reference: of the minima, and of each round its median and
+    range."""
+    result = {}
+    for name, values in times.items():
+        ratios = [value / other for value, other in zip(values, times[reference], strict=True)]
+        result[name] = {
+            "min_s": min(values),
+            "median_s": statistics.median(values),
+            "ratio_of_minima": min(values) / min(times[reference]),
+            "median_ratio": statistics.median(ratios),
+            "ratio_range": [min(ratios), max(ratios)],
+        }
+    return result
+
+
+def resident(field: str = "VmRSS") -> int:
+    """Memory of this process in bytes, on Linux: now, or at most ("VmHWM"). The resource module's peak would be that
+    of the process which started this one, where that is higher."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers depend on: the machine and the versions."""
+    import transformers
+
+    cpu = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        cpu = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
+    return {
+        "cpu": cpu,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_before": os.getloadavg()[0],
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
