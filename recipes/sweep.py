@@ -9,8 +9,9 @@
 Flags that a sweep does not know are the recipe's and go to each run as they are. Validation chooses among the values
 of what --choose names. A full grid has a run per combination; with --search_seeds 1 the first seed searches, and the
 others run only at the best point. Each GPU has one run at a time. Started again, or twice at once, a sweep leaves out
-what has ended and goes on where a run was killed. Several sweeps may share a folder, as where full fine-tuning has
-learning rates of its own: `python recipes/study_table.py runs/study` prints the table of all runs in it.
+what has ended and goes on where a run was killed; with jobs on a cluster it waits for them, and Ctrl-C cancels them.
+Several sweeps may share a folder, as where full fine-tuning has learning rates of its own:
+`python recipes/study_table.py runs/study` prints the table of all runs in it.
 """
 
 import argparse
@@ -91,7 +92,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--cluster_options", nargs="+", metavar="NAME=VALUE", default=[], help="submitit's parameters."
     )
-    parser.add_argument("--dry_run", action="store_true", help="Print the commands of the runs that are left.")
+    parser.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="Print the commands that are left; of the search, as long as it has not ended.",
+    )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")

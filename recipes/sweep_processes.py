@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Outcome:
 
 
 def execute(
-    run: Run, launch: Sequence[str], device: str | None = None, stop: threading.Event | None = None
+    run: Run, launch: Sequence[str], environment: Mapping[str, str] | None = None, stop: threading.Event | None = None
 ) -> Outcome:
     """Runs it to its end, unless it has ended or someone else is at it.
 
@@ -41,7 +41,7 @@ def execute(
     Args:
         run: What to run.
         launch: The command that the recipe and its flags are put after.
-        device: The GPUs that the run sees; None leaves that as it is.
+        environment: Changes of the environment.
         stop: Once set, the run is stopped.
     """
     stop = stop or threading.Event()
@@ -56,7 +56,7 @@ def execute(
         start = log.tell()
         process = subprocess.Popen(
             [*launch, *run.arguments],
-            env=os.environ | ({} if device is None else {"CUDA_VISIBLE_DEVICES": device}),
+            env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -120,17 +120,21 @@ class LocalExecutor:
         self.free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         for place in places:
             self.free.put(place)
+        # On the CPU each run would take all cores.
+        cores = max(1, (os.cpu_count() or 1) // len(places))
+        self.threads_each = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
 
     def submit(self, runs: Sequence[Run]) -> list["Future[Outcome]"]:
         """Starts the runs, or puts them behind those that are under way."""
         return [self.threads.submit(self._execute, run) for run in runs]
 
     def _execute(self, run: Run) -> Outcome:
-        device = self.free.get()
+        place = self.free.get()
+        environment = self.threads_each if place is None else {"CUDA_VISIBLE_DEVICES": place}
         try:
-            return execute(run, self.launch, device, self.stopping)
+            return execute(run, self.launch, environment, self.stopping)
         finally:
-            self.free.put(device)
+            self.free.put(place)
 
     def cancel(self) -> None:
         """Stops all runs, and returns when they have stopped."""

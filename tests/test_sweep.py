@@ -33,7 +33,8 @@ folder = Path(flags["--output_dir"])
 checkpoint, results = folder / "checkpoint", folder / "results.json"
 step = int(checkpoint.read_text()) if checkpoint.exists() else 0
 with (folder / "starts").open("a") as starts:
-    starts.write(f"{step} {time.time()} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
+    devices, threads = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
+    starts.write(f"{step} {time.time()} {devices} {threads}\\n")
 if flags.get("--fail") in (flags["--seed"], flags["--learning_rate"]):
     sys.exit("a run that fails")
 while step < int(flags["--steps"]) or ((folder / "hold").exists() and step < 600):
@@ -169,7 +170,7 @@ class TestExecution:
         assert self.sweep(recipe, axes, places=["GPU-a", "GPU-b"]) == {}
         spans: dict[str, list[tuple[float, float]]] = {}
         for file in results(recipe):
-            _, begin, device = (file.parent / "starts").read_text().split()
+            _, begin, device, _ = (file.parent / "starts").read_text().split()
             spans.setdefault(device, []).append((float(begin), json.loads(file.read_text())["ended"]))
         assert set(spans) == {"GPU-a", "GPU-b"}
         for runs in spans.values():
@@ -177,6 +178,16 @@ class TestExecution:
             assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(runs))
         (a, b), (c, d) = spans["GPU-a"][0], spans["GPU-b"][0]
         assert max(a, c) < min(b, d), "the devices do not run at the same time"
+
+    @pytest.mark.parametrize(("given", "used"), [(None, 4), ("3", 3)])
+    def test_the_cores_are_shared(self, recipe, monkeypatch, given, used):
+        monkeypatch.setattr("os.cpu_count", lambda: 8)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0", "1"]}, places=[None, None]) == {}
+        files = [file.parent / "starts" for file in results(recipe)]
+        assert [int(file.read_text().split()[3]) for file in files] == [used, used]
 
     def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
