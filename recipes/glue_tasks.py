@@ -115,9 +115,7 @@ def load_test_sets(task: Task, data_dir: str | None) -> dict[str, Dataset]:
         data = _read(test_set.source, test_set.split, data_dir)
         check_columns(data, f"{test_set.source} {test_set.split}", task.text_columns, label_columns=())
         if "idx" in data.column_names and [int(index) for index in data["idx"]] != list(range(len(data))):
-            raise RecipeError(
-                f"{test_set.source} {test_set.split}: idx must count the rows from 0, as predictions do."
-            )
+            raise RecipeError(f"{test_set.source} {test_set.split}: idx must count the rows from 0, in their order.")
         sets[name] = data.select_columns(list(task.text_columns))
     return sets
 
