@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import sys
 import zipfile
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from statistics import mean
@@ -348,7 +350,11 @@ class TestTrackers:
         flags = ["--report_to", "trackio", "--project", "study", "--run_name", "rte", "--logging_steps", 1]
         short(encoder, data, tmp_path / "run", "--task", "rte", *flags)
         [base] = (tmp_path / "trackio").rglob("study*.db")
-        assert base.stat().st_size > 0
+        with closing(sqlite3.connect(base)) as connection:
+            logged = [json.loads(row[0]) for row in connection.execute("select metrics from metrics order by id")]
+        assert len([entry for entry in logged if "train/loss" in entry]) == 2
+        accuracies = [entry["eval/accuracy"] for entry in logged if "eval/accuracy" in entry]
+        assert max(accuracies) == results_of(tmp_path / "run")["best_score"]
 
 
 class TestMistakes:
