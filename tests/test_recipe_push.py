@@ -117,7 +117,7 @@ def refusals(flags):
 def test_without_a_token_nothing_is_trained(hub, inputs, tmp_path):
     """By no recipe."""
     data = ["--data", str(inputs)]
-    flags = {recipe: data for recipe in ("squad", "token_classification", "mlm", "stream", "text_classification")}
+    flags = dict.fromkeys(("squad", "token_classification", "mlm", "stream", "text_classification"), data)
     flags["glue"] = ["--task", "rte", "--data_dir", str(inputs)]
     found = hub.call(refusals, flags, home=tmp_path, token=None)
     assert found.keys() == flags.keys()
