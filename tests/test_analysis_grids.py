@@ -188,8 +188,10 @@ class TestGradientNorms:
             ("module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.up_proj.bias",
              "decoder.block.0"),
             ("base_model.model.classifier.modules_to_save.default.weight", "classifier"),
-            ("bert.pooler.dense.bias", "bert.pooler.dense"),
-            ("bert.embeddings.LayerNorm.houlsby_norm.default.weight", "bert.embeddings.LayerNorm"),
+            ("bert.pooler.dense.bias", "bert.pooler"),
+            ("bert.embeddings.LayerNorm.houlsby_norm.default.weight", "bert.embeddings"),
+            ("pre_classifier.weight", "pre_classifier"),
+            ("shared.weight", "shared"),
         ],
     )  # fmt: skip
     def test_layers(self, parameter, layer):
@@ -229,13 +231,14 @@ class TestGradientNorms:
 
 class TestGrid:
     def test_flags_of_the_recipe_go_through_and_the_demo_is_short(self):
-        def parse(*flags: str) -> list[str]:
+        def parse(*flags: str) -> tuple[list[str], list[str]]:
             with patch.object(sys, "argv", ["x.py", *flags]):
-                return GridParser("runs/x", "Text.").parse()[1]
+                arguments, rest = GridParser("runs/x", "Text.", {"seed": [7]}).parse()
+            return arguments.seed, rest
 
-        assert parse() == ["--num_train_epochs", "1"]
-        assert parse("--max_steps", "9") == ["--max_steps", "9"]
-        assert parse("--task", "cola", "--data_dir", "glue") == ["--data_dir", "glue"]
+        assert parse() == (["7"], ["--num_train_epochs", "1"])
+        assert parse("--max_steps", "9", "--seed", "1") == (["1"], ["--max_steps", "9"])
+        assert parse("--task", "cola", "--data_dir", "glue") == (["0", "1", "2"], ["--data_dir", "glue"])
 
     def test_a_failed_run_says_where_its_log_is(self, tmp_path, capsys):
         recipe = tmp_path / "broken.py"

@@ -105,12 +105,12 @@ def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     # From the worst to no change; gains, which are small, are white as well, and their numbers say so.
     image = axes.imshow(percent, cmap="cividis", vmin=min(np.nanmin(percent), -1), vmax=0)
-    middle = image.norm.vmin / 2
+    middle, digits = image.norm.vmin / 2, int(size <= 8 and image.norm.vmin > -10)
     for row in rows[1:]:
         first, last = row["span"]
         value = percent[first, last]
         axes.text(
-            last, first, f"{value:.0f}".replace("-0", "0"), ha="center", va="center",
+            last, first, f"{round(value, digits) + 0.0:.{digits}f}", ha="center", va="center",
             fontsize=5 if size > 8 else 7, color="black" if value > middle else "white",
         )  # fmt: skip
         if first == last:

@@ -35,7 +35,7 @@ NO_CHECKPOINTS = ("--save_strategy", "no", "--load_best_model_at_end", "false")
 
 def main() -> None:
     """Reads the command line, makes the runs that are missing, writes the numbers and the figure."""
-    parser = GridParser("runs/extensions", __doc__)
+    parser = GridParser("runs/extensions", __doc__, {"seed": [0]})
     parser.add_values("variant", VARIANTS, help="Variants.")
     arguments, flags = parser.parse()
     axes = {"variant": arguments.variant, "seed": arguments.seed}

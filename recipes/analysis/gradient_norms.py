@@ -77,13 +77,12 @@ def layer_of(parameter: str) -> str:
     """Of a parameter's name the part that tells its layer, or its module beside the layers.
 
     "base_model.model.bert.encoder.layer.3.output.LayerNorm.houlsby_norm.default.weight" is of "bert.encoder.layer.3",
-    "base_model.model.classifier.modules_to_save.default.weight" of "classifier".
+    "bert.pooler.dense.weight" of "bert.pooler", "base_model.model.classifier.modules_to_save.default.weight" of
+    "classifier".
     """
     name = re.sub(r"^(module\.|base_model\.model\.)+", "", parameter)
-    layer = re.match(r".*?\.\d+(?=\.)", name)
-    if layer:
-        return layer[0]
-    return re.sub(r"\.(modules_to_save|houlsby_\w+|base_layer)\..*|\.(weight|bias)$", "", name)
+    found = re.match(r".*?\.\d+(?=\.)|(.*?\.)?(\w*embeddings|pooler)(?=\.)|[^.]+", name)
+    return found[0] if found else name
 
 
 def main() -> None:

@@ -24,33 +24,41 @@ class GridParser(argparse.ArgumentParser):
     Args:
         output_dir: Default of --output_dir.
         description: The script's docstring, whose first paragraph --help shows.
-        seeds: Default of --seed.
+        demo: Defaults for the run without data, which is to take minutes; its runs have one epoch.
     """
 
-    def __init__(self, output_dir: str, description: str, seeds: Sequence[str] = ("0", "1", "2")) -> None:
+    def __init__(self, output_dir: str, description: str, demo: Mapping[str, Iterable[object]]) -> None:
         super().__init__(
             description=description.split("\n\n")[0],
             epilog="All other flags go to the recipe (recipes/glue.py --help), such as --data_dir, --model_name.",
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
             allow_abbrev=False,
         )
+        self._demo = {name: _strings(values) for name, values in demo.items()}
         self.add_argument("--output_dir", default=output_dir, type=Path, help="Folder of the runs and the figure.")
         self.add_argument("--task", nargs="+", default=[MINIMAL_PAIRS], help="Tasks of the recipe.")
-        self.add_argument("--seed", nargs="+", default=list(seeds), help="Seeds.")
+        self.add_values("seed", [0, 1, 2], help="Seeds.")
         self.add_argument("--jobs", type=int, help="Runs at once; default: one per GPU, or one.")
         self.add_argument("--draw_only", action="store_true", help="Draw the runs that there are; run nothing.")
 
     def add_values(self, name: str, default: Iterable[object], help: str) -> None:
         """Adds a flag with one or more values."""
-        self.add_argument(f"--{name}", nargs="+", default=[str(value) for value in default], help=help)
+        self.add_argument(f"--{name}", nargs="+", default=_strings(default), help=help)
 
     def parse(self) -> tuple[argparse.Namespace, list[str]]:
-        """The grid's flags and the recipe's. Without data, runs have one epoch unless the recipe's flags say."""
+        """The grid's flags and the recipe's. A run without data has defaults of its own, which flags overrule."""
         arguments, flags = self.parse_known_args()
+        if arguments.task == [MINIMAL_PAIRS]:
+            self.set_defaults(**self._demo)
+            arguments, flags = self.parse_known_args()
+            if not {"--num_train_epochs", "--max_steps"} & set(flags):
+                flags += ["--num_train_epochs", "1"]
         arguments.output_dir = arguments.output_dir.resolve()
-        if arguments.task == [MINIMAL_PAIRS] and not {"--num_train_epochs", "--max_steps"} & set(flags):
-            flags += ["--num_train_epochs", "1"]
         return arguments, flags
+
+
+def _strings(values: Iterable[object]) -> list[str]:
+    return [str(value) for value in values]
 
 
 def make_grids(

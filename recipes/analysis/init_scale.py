@@ -28,14 +28,23 @@ from analysis.grid import GridParser, complete, finished, make_grids, percent
 from analysis.runs import write_lines
 
 
+PAPER_R, PAPER_STD = "64", "1e-2"  # the size of the runs that vary the standard deviation, and the other way round
+STDS = ("1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1", "1")
+DEMO_STDS = ("1e-7", "1e-4", "1e-2", "1e-1", "1")
+
+
 def main() -> None:
     """Reads the command line, makes the runs that are missing, writes the numbers and the figure."""
-    parser = GridParser("runs/init_scale", __doc__)
-    parser.add_values("init_std", [f"1e-{n}" for n in range(7, 0, -1)] + ["1"], help="Standard deviations.")
+    parser = GridParser("runs/init_scale", __doc__, {"init_std": DEMO_STDS, "seed": [0]})
+    parser.add_values("init_std", STDS, help="Standard deviations.")
     parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.")
     arguments, flags = parser.parse()
     if not arguments.draw_only:
-        grids = [{axis: getattr(arguments, axis), "seed": arguments.seed} for axis in ("init_std", "r")]
+        others = [r for r in arguments.r if r != PAPER_R]
+        grids = [
+            {"init_std": arguments.init_std, "r": [PAPER_R], "seed": arguments.seed},
+            {"init_std": [PAPER_STD], "r": others, "seed": arguments.seed},
+        ]
         complete(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments.jobs)
     points = summarize(finished(arguments.output_dir))
     write_lines(arguments.output_dir / "init_scale.jsonl", points)

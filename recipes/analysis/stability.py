@@ -45,7 +45,8 @@ OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
 
 def main() -> None:
     """Reads the command line, makes the runs that are missing, writes the numbers and the figures."""
-    parser = GridParser("runs/stability", __doc__, seeds=[str(seed) for seed in range(10)])
+    parser = GridParser("runs/stability", __doc__, {"seed": range(3)})
+    parser.set_defaults(seed=[str(seed) for seed in range(10)])
     parser.add_values("learning_rate", [1e-3], help="For adapters.")
     parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning.")
     parser.add_argument("--pretraining_steps", nargs="*", type=int, default=[], help="Steps on the task's own text.")
@@ -162,7 +163,8 @@ def draw_norms(norms: Mapping[str, dict[str, dict[int, float]]], task: str) -> F
             axes.plot(steps.keys(), steps.values(), label=label, marker="", **style)
         axes.set(title=f"{task}, {name}", xlabel="step", yscale="log")
     panels[0][0].set_ylabel("norm of the gradient")
-    figure.legend(*panels[0][-1].get_legend_handles_labels(), loc="outside right center")
+    lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside right center")
     return figure
 
 

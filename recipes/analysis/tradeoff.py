@@ -45,7 +45,7 @@ CHOSEN = ("learning_rate", "num_train_epochs")
 
 def main() -> None:
     """Reads the command line, makes the runs that are missing, writes the numbers and the figure."""
-    parser = GridParser("runs/tradeoff", __doc__)
+    parser = GridParser("runs/tradeoff", __doc__, {"r": SIZES[::3], "top_k": [1, 3], "seed": [0]})
     parser.add_argument("--recipe", type=Path, default=GLUE, help="The recipe's script.")
     parser.add_values("method", ["houlsby", "top_k", "layer_norm", "lora", "full"], help="Methods of the recipe.")
     parser.add_values("r", SIZES, help="Adapter sizes.")
