@@ -101,3 +101,14 @@ def row_names(hidden: torch.Tensor, adapter_names: Sequence[str]) -> tuple[str, 
             f"{len(adapter_names)} and {hidden.shape[0]} respectively."
         )
     return tuple(name for name in adapter_names for _ in range(times))
+
+
+def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """The given rows of every tensor that has a row per example, inside any arguments."""
+    if isinstance(value, torch.Tensor):
+        return value.index_select(0, index) if value.dim() and value.shape[0] == rows else value
+    if isinstance(value, tuple):
+        return tuple(select_rows(item, index, rows) for item in value)
+    if isinstance(value, dict):
+        return {key: select_rows(item, index, rows) for key, item in value.items()}
+    return value

@@ -11,7 +11,7 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from .adapter_rows import BASE, row_names
+from .adapter_rows import BASE, row_names, select_rows
 from .base_modules import base_modules
 from .offloading import copy_of, device_of, dtype_of
 
@@ -122,7 +122,7 @@ class HoulsbyHead(ModulesToSaveWrapper):
             known = name != BASE and name in self.modules_to_save
             head = self.modules_to_save[name] if known else self.original_module
             index = torch.tensor(rows, device=inputs.device)
-            own_args, own_kwargs = _select((args, kwargs), index, len(names))
+            own_args, own_kwargs = select_rows((args, kwargs), index, len(names))
             outputs[name] = head(*own_args, **own_kwargs)
             if not isinstance(outputs[name], torch.Tensor) or outputs[name].shape[:1] != (len(rows),):
                 raise TypeError(
@@ -151,17 +151,6 @@ def wrap_heads(
             wrapper.set_adapter(active, inference_mode=inference_mode)
             parent, _, child_name = name.rpartition(".")
             setattr(model.get_submodule(parent), child_name, wrapper)
-
-
-def _select(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """The given rows of every tensor that has a row per example, inside any arguments."""
-    if isinstance(value, torch.Tensor):
-        return value.index_select(0, index) if value.dim() and value.shape[0] == rows else value
-    if isinstance(value, tuple):
-        return tuple(_select(item, index, rows) for item in value)
-    if isinstance(value, dict):
-        return {key: _select(item, index, rows) for key, item in value.items()}
-    return value
 
 
 def _scatter(outputs: dict[str, torch.Tensor], rows_of: dict[str, list[int]], rows: int) -> torch.Tensor:
