@@ -19,7 +19,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import chart
 import growth
 import starting
 import torch
@@ -55,7 +54,7 @@ def main() -> None:
         for cell in args.cells:
             shape, batch, length = cell.split(":")
             result["steps"] += steps((shape, int(batch), int(length)), args)
-        chart.draw(result["steps"], args.output.with_suffix(".png"))
+        draw(result["steps"], args.output.with_suffix(".png"))
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:
@@ -115,6 +114,16 @@ def grown(args: argparse.Namespace) -> dict[str, Rows]:
         "tasks": table(growth.by_tasks(shape, rows, length, args.rounds, args.device)),
         "held": table(growth.by_adapters_held(shape, numbers)),
     }
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draws the chart, which needs matplotlib; all else does without."""
+    try:
+        import chart
+    except ImportError as error:
+        print(f"No chart: {error}. pip install matplotlib")
+    else:
+        chart.draw(rows, path)
 
 
 def table(rows: Rows) -> Rows:
