@@ -130,6 +130,10 @@ class TestSpans:
         with pytest.raises(RecipeError, match=r"in each layer.*here \[1, 2\]"):
             SpanModel(model)
 
+    def test_a_model_without_adapters(self):
+        with pytest.raises(RecipeError, match="BertForSequenceClassification has none"):
+            SpanModel(tiny_bert())
+
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory):

@@ -50,7 +50,7 @@ class AblationArguments:
     prune: float | None = HfArg(
         default=None, help="Save the adapter without the longest span that costs at most this share of the score."
     )
-    max_eval_samples: int | None = HfArg(default=None, help="Score on the first so many examples only.")
+    max_eval_samples: int | None = HfArg(default=None, help="Score on so many examples only, drawn at random.")
     batch_size: int = HfArg(default=64, help="Sentences per evaluation step.")
     output_dir: str | None = HfArg(default=None, help="Where to write; default: the run's folder.")
 

@@ -11,6 +11,7 @@ import torch
 from common.data import tokenize
 from common.errors import RecipeError
 from common.saved import load_saved
+from common.split import draw
 from datasets import Dataset
 from glue_tasks import TASKS, Task, load_splits
 from peft import PeftModel
@@ -37,11 +38,12 @@ class Run:
         return f"{self.task.name}, {Path(self.results['model']).name}"
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
-        """The first `limit` validation examples (None: all) in padded batches on the model's device, short ones first;
-        with "labels"."""
-        order = np.argsort(self.validation["length"][:limit], kind="stable")
+        """The validation examples, or `limit` of them, drawn at random, in padded batches on the model's device, short
+        ones first; with "labels"."""
+        drawn = draw(self.validation, limit, seed=0)
         wanted = {*self.tokenizer.model_input_names, "label"}
-        data = self.validation.select(order).select_columns([c for c in self.validation.column_names if c in wanted])
+        data = drawn.select(np.argsort(drawn["length"], kind="stable"))
+        data = data.select_columns([name for name in data.column_names if name in wanted])
         for batch in DataLoader(data, size, collate_fn=DataCollatorWithPadding(self.tokenizer)):
             yield dict(batch.to(self.model.device))
 

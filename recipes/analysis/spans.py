@@ -6,6 +6,7 @@ import torch
 from common.errors import RecipeError
 from peft import PeftModel
 from torch import nn
+from transformers import PreTrainedModel
 
 from houlsby_peft import HoulsbyConfig, ablate
 from houlsby_peft.places import find_places
@@ -33,7 +34,9 @@ class SpanModel:
         RecipeError: If its layers cannot be run from the middle on, or one has no adapter.
     """
 
-    def __init__(self, model: PeftModel, keep_norms: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel | PeftModel, keep_norms: bool = True) -> None:
+        if not isinstance(model, PeftModel):
+            raise RecipeError(f"Spans are taken of a model with adapters; this {type(model).__name__} has none.")
         base = model.get_base_model()
         if base.config.model_type not in RESTARTABLE:
             raise RecipeError(
