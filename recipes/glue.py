@@ -22,6 +22,7 @@ import glue_reports
 from common.arguments import BERT, AdapterArguments, RecipeTrainingArguments
 from common.data import describe_data, tokenize
 from common.ending import end_with_one_line
+from common.errors import RecipeError
 from common.methods import MethodArguments, apply_method
 from common.model import describe_head, load_classifier
 from common.push import plan_push
@@ -46,6 +47,8 @@ def main() -> None:
     adapter.config()  # checks the options before anything is loaded
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
+    if len(tasks) > 1 and "{task}" not in (training.hub_model_id or "{task}"):
+        raise RecipeError(f"--hub_model_id must have {{task}} in it, for each task's own: {training.hub_model_id}.")
     folder = training.output_dir
     scores = {}
     for task in tasks:
@@ -94,18 +97,18 @@ def train(
     trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
     if arguments.predict:
         predict(task, trainer, arguments)
-    is_demo = task.name == MINIMAL_PAIRS and method.method == "houlsby"
-    test_scores = demo.compare_with_probe(trainer, splits) if is_demo else None
+    is_demo = task.name == MINIMAL_PAIRS
+    test_scores = demo.compare_with_probe(trainer, splits) if is_demo and method.method == "houlsby" else None
     if test_scores and trainer.is_world_process_zero():
         print(demo.explain(test_scores, splits, trainer.trainable))
-    source = None if arguments.data_dir or task.name == MINIMAL_PAIRS else HUB_DATASET
+    source = None if arguments.data_dir or is_demo else HUB_DATASET
     results = run.finish(
         trainer,
         method=method.method,
         task=task.name,
         model=arguments.model_name,
-        dataset=describe_data(f"GLUE {task.name}", source, task.name, splits, task.validation_splits[0])
-        | {"language": "en"},
+        dataset={"language": "en"} | describe_data(task.title, source, task.name, splits, task.validation_splits[0]),
+        references=glue_reports.references(task.name),
         test=test_scores,
     )
     push(training.output_dir)

@@ -3,14 +3,26 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from common.errors import RecipeError
 from common.results import write_whole
 from common.scores import check_finite
 from numpy.typing import NDArray
-from study_papers import mean_of_nine, server_average
+from study_papers import COLUMNS, PAPER_ROWS, mean_of_nine, server_average
 from submission import TEST_SETS, pack, problems
+
+
+def references(task: str) -> list[dict[str, Any]]:
+    """What Houlsby et al. report for a task, fine-tuned and with adapters of size 64, for a card beside our scores."""
+    columns = {column: score for column, (of_task, score) in COLUMNS.items() if of_task == task}
+    found = []
+    for row in PAPER_ROWS:
+        scores = {columns[column]: value / 100 for column, value in row.by_column.items() if column in columns}
+        if scores and row.label.startswith("Houlsby") and row.label.endswith((": full", ": r 64")):
+            found.append({"name": f"{row.label} ({row.split})", "scores": scores})
+    return found
 
 
 def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating]]) -> None:

@@ -28,6 +28,11 @@ class Task:
     test_splits: tuple[str, ...] = ()  # GLUE's own are not here: their labels are not public
 
     @property
+    def title(self) -> str:
+        """What the data are called on a card."""
+        return "generated minimal pairs" if self.name == MINIMAL_PAIRS else f"GLUE {self.name}"
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """Every split that a run reads."""
         return ("train", *self.validation_splits, *self.test_splits)

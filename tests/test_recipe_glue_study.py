@@ -190,6 +190,12 @@ class TestAllTasks:
         assert len(server) == 9
         assert written["scores"] == best
 
+    def test_the_papers_scores_go_to_the_card(self, nine):
+        mnli = results_of(nine / "mnli")["references"]
+        assert [row["name"].split(": ")[1] for row in mnli] == ["full (test)", "r 64 (test)"]
+        assert mnli[1]["scores"] == pytest.approx({"matched_accuracy": 0.853, "mismatched_accuracy": 0.846})
+        assert results_of(nine / "wnli")["references"] == []
+
     def test_which_is_which_is_said(self, encoder, data, nine, capsys):
         """By the same command, which finds all runs finished."""
         with pytest.raises(RecipeError, match="would refuse"):
@@ -269,6 +275,7 @@ class TestHeadAndPooler:
         ("flags", "message"),
         [
             (["--head", "two_layer", "--method", "full"], "--head two_layer needs --method houlsby, got full"),
+            (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must have \{task\} in it"),
             (["--push_to_hub", "--method", "lora"], "--push_to_hub needs --method houlsby, got lora"),
             (["--base_dtype", "bfloat16", "--method", "full"], "is for weights that stay frozen .*; full trains some"),
             (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for weights that stay frozen"),
