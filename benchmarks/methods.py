@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from models import Method, floor, frozen
 from peft import LoraConfig, get_peft_model
 
@@ -28,6 +29,7 @@ METHODS: dict[str, Method] = {
     FLOOR: floor,
     FULL: lambda base: base,
     OURS: houlsby(r=64),
+    f"{OURS}, bfloat16 base": lambda base: houlsby(r=64)(base.to(torch.bfloat16)),
     f"{OURS}, no norms": houlsby(r=64, train_layer_norm=False),
     f"{OURS}, shared in each layer": houlsby(r=64, share_layers=1),
     f"{OURS}, shared in each layer, no norms": houlsby(r=64, share_layers=1, train_layer_norm=False),
