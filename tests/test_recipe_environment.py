@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-from common.environment import emissions, hardware
+from common.environment import command, emissions, hardware
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
@@ -29,3 +29,12 @@ def test_emissions_are_those_of_the_last_run(tmp_path):
     rows = ["timestamp,project_name,duration,emissions,cpu_power", "a,run,1.5,0.25,5", "b,run,1.5,1.5e-05,5"]
     (tmp_path / "emissions.csv").write_text("\n".join(rows) + "\n")
     assert emissions(tmp_path) == 1.5e-5
+
+
+def test_the_command_tells_no_secrets():
+    argv = ["/home/someone/recipes/glue.py", "--hub-token", "hf_secret", "--hub_tok=hf_secret", "--data_dir",
+            "/home/someone/glue data", "--output_dir", "runs/{task}", "--learning_rate", "1e-3"]  # fmt: skip
+    assert command(argv, "hf_secret") == (
+        "accelerate launch recipes/glue.py --hub-token TOKEN --hub_tok=TOKEN --data_dir 'glue data' --output_dir "
+        "'runs/{task}' --learning_rate 1e-3"
+    )

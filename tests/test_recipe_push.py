@@ -74,6 +74,7 @@ def test_glue(hub, inputs, tmp_path):
     command = "accelerate launch recipes/glue.py --model_name org/tiny-bert"
     assert results["command"].startswith(command)
     assert command in card
+    assert str(tmp_path.parent) not in card
 
     again = start(hub, tmp_path, "glue", *flags)
     assert again.returncode == 0, again.stderr

@@ -2,6 +2,8 @@
 
 import csv
 import platform
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +25,14 @@ def emissions(output_dir: Path) -> float | None:
         return None
     with path.open(newline="") as file:
         return float(list(csv.DictReader(file))[-1]["emissions"])
+
+
+def command(argv: Sequence[str], token: str | None = None) -> str:
+    """The command line of a recipe as others may see it: without a token, and without the folders that absolute paths
+    lie in, which often tell a name."""
+    script, *words = (word.replace(token, "TOKEN") if token else word for word in argv)
+    words = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    return shlex.join(["accelerate", "launch", f"recipes/{Path(script).name}", *words])
 
 
 def _processor() -> str:

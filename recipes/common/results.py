@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shlex
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from accelerate import Accelerator, DistributedType
 from transformers import TrainingArguments
 from transformers.trainer_callback import TrainerState
 
-from common.environment import emissions, hardware
+from common.environment import command, emissions, hardware
 from common.trainer import RecipeTrainer
 
 
@@ -99,7 +98,7 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
         "defaults": {field.name: field.default for group in arguments for field in fields(group) if _is_plain(field)},
         "hardware": hardware(),
         "emissions": emissions(output),
-        "command": shlex.join(["accelerate", "launch", f"recipes/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": command(sys.argv, training.hub_token),
     }
     if not trainer.is_world_process_zero():
         return content
