@@ -10,7 +10,8 @@
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
 validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
 .csv, .tsv (no quoting) and .jsonl do as well, with the columns of the Hub's nyu-mll/glue. The same command again goes
-on where a run was interrupted, and trains nothing that is finished.
+on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate and
+--hub_model_id stands for the task's name.
 """
 
 import copy

@@ -6,7 +6,8 @@
 
 --data is a folder with a folder per task, named as in PAPER below, with train, validation and test files, columns as
 for text_classification.py. The papers do not give their splits, so that scores can be compared within a point or two
-at best, and not at all where the table says that rows or classes are others than the paper's.
+at best, and not at all where the table says that rows or classes are others than the paper's. With --push_to_hub
+--hub_model_id user/name, the best adapter of each task goes to a repository of its own, user/name-task.
 """
 
 import copy

@@ -5,7 +5,8 @@
 Each task of classification gets an adapter and a head of its own, of whatever width. After each, all earlier tasks are
 run again: their outputs must be equal to the last bit to what they were when they were new. At the end it prints the
 scores, and what the model with all adapters weighs beside a fine-tuned model for each task. Data and labels are as for
-text_classification.py; the last epoch's weights are kept.
+text_classification.py; the last epoch's weights are kept. With --push_to_hub --hub_model_id user/name, each task's
+adapter goes to a repository of its own, user/name-task.
 """
 
 import copy

@@ -82,6 +82,11 @@ def test_glue(hub, inputs, tmp_path):
     assert "trainable parameters" not in again.stdout
     assert repo.head.files["adapter_model.safetensors"] == saved
 
+    elsewhere = start(hub, tmp_path / "elsewhere", "glue", *flags[:4], "--evaluate", "user/rte")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    evaluation = json.loads((tmp_path / "elsewhere" / "runs" / "rte" / "evaluation.json").read_text())
+    assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-5)
+
     labels, found = hub.call(predictions, "user/rte", home=tmp_path / "elsewhere")
     assert labels == ["entailment", "not_entailment"]
     assert {one["label"] for one in found} <= set(labels)
