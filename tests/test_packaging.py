@@ -98,7 +98,7 @@ def imported_distributions(folder):
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             modules.add(node.module.partition(".")[0])
     modules -= sys.stdlib_module_names | {path.stem for path in paths} | {path.parent.name for path in paths}
-    return {{"sklearn": "scikit-learn"}.get(module, module).replace("_", "-") for module in modules}
+    return {{"sklearn": "scikit-learn", "yaml": "pyyaml"}.get(module, module).replace("_", "-") for module in modules}
 
 
 def test_dependencies_are_what_the_library_imports(setup_cfg):
