@@ -26,7 +26,7 @@ from houlsby_peft import HoulsbyConfig, ablate
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'analysis'")
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import glue
 from analysis import ablation
 from analysis.runs import load_run

@@ -23,7 +23,7 @@ from houlsby_peft import HoulsbyConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'analysis'")
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 from analysis import init_scale, stability, tradeoff
 from analysis.gradient_norms import FILE, GradientNorms, layer_of
 from analysis.grid import GridParser, complete, make_grids

@@ -14,7 +14,7 @@ from recipe_runs import run, save_tiny_encoder
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'analysis'")
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import glue
 from analysis import robustness
 from analysis.pwws import FUNCTION_WORDS, pwws
@@ -138,9 +138,11 @@ class TestPwws:
         assert (found.text, found.success) == ("superb plot film", True)
 
     def test_the_rest_of_the_text_stays_to_the_letter(self):
-        found = attack("  A Great plot -- and GREAT film's 2nd?!", 1, Toy(0.5, **WEIGHTS))
-        assert found.text == "  A Fine story -- and FINE movie's 2nd?!"
-        assert found.words == 8  # a, great, plot, and, great, film, s, nd
+        found = attack(
+            "  A Great plot -- and GREAT film's 's 2nd film?!", 1, Toy(0.5, **WEIGHTS), {**SYNONYMS, "s": ["sulfur"]}
+        )
+        assert found.text == "  A Fine story -- and FINE film's 's 2nd movie?!"
+        assert found.words == 9  # a, great, plot, and, great, film's, s, nd, film
 
     def test_nothing_to_replace(self):
         model = Toy(0.5)

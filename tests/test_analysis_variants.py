@@ -20,7 +20,7 @@ from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'analysis'")
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import glue
 from analysis import extensions, variants
 from analysis.variants import VARIANTS, replace_bottlenecks

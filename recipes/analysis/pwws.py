@@ -54,12 +54,12 @@ def pwws(
         synonyms: From a word to its possible substitutes.
         unknown: What stands for an unknown word.
     """
-    pieces = re.findall(r"[^\W\d_]+|[\W\d_]+", text)
-    places = [place for place, piece in enumerate(pieces) if piece.isalpha()]
+    pieces = re.split(r"([^\W\d_]+(?:'[^\W\d_]+)*)", text)  # a word at every second place
+    places = range(1, len(pieces), 2)
     substitutes = {
         place: [_like(pieces[place], word) for word in synonyms(pieces[place])]
         for place in places
-        if pieces[place].lower() not in FUNCTION_WORDS
+        if len(pieces[place]) > 1 and pieces[place].lower() not in FUNCTION_WORDS
     }
     candidates = [(place, word) for place, words in substitutes.items() for word in words]
     if not candidates:
