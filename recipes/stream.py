@@ -28,6 +28,7 @@ from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
 from numpy.typing import NDArray
 from peft import PeftModel
+from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
@@ -75,7 +76,7 @@ def main() -> None:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         write_results(trainer, (arguments, adapter, own), model=arguments.model_name, **rows[-1])
     for name, push in pushes.items():
-        push(runs[name].output_dir)
+        push(runs[name].output_dir, adapter=".")
     if training.should_log:
         print(explain(rows))
         Path(training.output_dir, "stream.json").write_text(json.dumps(rows, indent=2) + "\n")
@@ -113,6 +114,8 @@ def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -
         name = re.sub(r"\W", "_", task.name)  # part of modules' names, which a dot would split
         if name in tasks:
             raise RecipeError(f"Each task needs a name of its own, but two of --data are called {name}. Rename one.")
+        if hasattr(nn.ModuleDict, name):  # such as "train", which PyTorch does not let a module be called
+            raise RecipeError(f"No task can be called {name}. Rename the file or folder {source}.")
         tasks[name] = task
     return tasks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 from hub_models import BASE, LABELS, TEXTS, make_base
+from transformers import AutoTokenizer
 
 import houlsby_peft
 
@@ -24,7 +26,10 @@ SHORT = ("--model_name", BASE, "--use_cpu", "--num_train_epochs", "2", "--learni
 def inputs(hub, tmp_path_factory):
     """A base model on the Hub, a data set of the user's own, and one of GLUE."""
     folder = tmp_path_factory.mktemp("inputs")
-    hub.add(BASE, make_base(folder / "base"))
+    make_base(folder / "base", max_position_embeddings=128)
+    # Questions take windows of more than 64 tokens.
+    AutoTokenizer.from_pretrained(folder / "base", model_max_length=128).save_pretrained(folder / "base")
+    hub.add(BASE, folder / "base")
     (folder / "rte").mkdir()
     for split in ("train", "validation"):
         rows = pd.DataFrame({"text": [text for text, _ in TEXTS], "label": [LABELS[label] for _, label in TEXTS]})
@@ -104,6 +109,50 @@ def test_the_best_of_a_sweep(hub, inputs, tmp_path):
     assert repo.head.files["adapter_model.safetensors"] == saved.read_bytes()
     assert not repo.private
     assert list(houlsby_peft.HoulsbyConfig.from_pretrained(str(saved.parent)).id2label.values()) == sorted(LABELS)
+
+
+def pushed(flags):
+    """Client: runs each recipe, one after the other."""
+    sys.path.insert(0, str(RECIPES))
+    for recipe, own in flags.items():
+        sys.argv = [
+            f"{recipe}.py",
+            *SHORT,
+            "--push_to_hub",
+            "--hub_model_id",
+            f"user/{recipe}",
+            "--max_steps",
+            "1",
+            *own,
+        ]
+        importlib.import_module(recipe).main()
+
+
+def test_the_other_recipes(hub, inputs, tmp_path):
+    """Their adapters are whole, and say what they are for."""
+    sentences = [{"tokens": text.split(), "tags": ["B-X", *["O"] * (len(text.split()) - 1)]} for text, _ in TEXTS]
+    questions = [
+        {"id": str(i), "context": text, "question": "What?", "answers": {"text": [text[:9]], "answer_start": [0]}}
+        for i, (text, _) in enumerate(TEXTS)
+    ]
+    for name, rows in (("tags", sentences), ("questions", questions)):
+        for split in ("train", "validation"):
+            path = tmp_path / name / f"{split}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("\n".join(map(json.dumps, rows)))
+    shutil.copy(inputs / "train.csv", tmp_path / "messages.csv")
+    flags = {
+        "token_classification": ["--data", str(tmp_path / "tags")],
+        "squad": ["--data", str(tmp_path / "questions"), "--max_length", "96", "--stride", "8"],
+        "mlm": ["--data", str(inputs), "--max_length", "48"],
+        "stream": ["--data", str(tmp_path / "messages.csv")],
+    }
+    hub.call(pushed, flags, home=tmp_path / "home")
+    kinds = {"token_classification": "token-classification", "squad": "question-answering", "mlm": "fill-mask",
+             "stream-messages": "text-classification"}  # fmt: skip
+    for name, kind in kinds.items():
+        assert "adapter_model.safetensors" in hub.store.repos[f"user/{name}"].head.files
+        assert card_of(hub, f"user/{name}")[0]["pipeline_tag"] == kind
 
 
 def refusals(flags):

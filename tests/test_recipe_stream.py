@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -137,3 +138,9 @@ def test_likely_mistakes(encoder, data, tmp_path, files, flags, message):
             tmp_path,
             *flags,
         )
+
+
+def test_a_name_that_pytorch_takes(encoder, data, tmp_path):
+    shutil.copy(data / "three.jsonl", tmp_path / "train.jsonl")
+    with pytest.raises(RecipeError, match=r"No task can be called train\. Rename the file or folder .*train.jsonl"):
+        run(stream, "--data", tmp_path / "train.jsonl", "--model_name", encoder, "--output_dir", tmp_path)
