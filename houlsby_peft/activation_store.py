@@ -77,10 +77,11 @@ class FolderStore:
             return None
         path, offset, tokens, width, number = self._places[key]
         dtype = self._DTYPES[number]
-        with path.open("rb") as file:
+        content = bytearray(tokens * width * dtype.itemsize)
+        with path.open("rb", buffering=0) as file:
             file.seek(offset)
-            read = file.read(tokens * width * dtype.itemsize)
-        return torch.frombuffer(bytearray(read), dtype=dtype).view(tokens, width)
+            file.readinto(content)
+        return torch.frombuffer(content, dtype=dtype).view(tokens, width)
 
     def put(self, key: bytes, rows: torch.Tensor) -> None:
         if key in self._places or rows.nbytes > self._room:

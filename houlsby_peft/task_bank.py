@@ -27,7 +27,8 @@ class TaskBank:
         adapters: the tasks, and the folder or the name on the Hub of the adapter of each.
         base_model: the base model, or its name or folder, in place of the one that the first adapter names.
         max_bytes: how much memory the adapters' weights may take; beyond it, the least recently used ones are
-            dropped. The adapters of one batch are always held together.
+            dropped. The adapters of one batch are always held together; the first one that is loaded always stays,
+            and is not counted.
         token: for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: where to put the model. Default: where it is, for a new one the CPU.
         dtype: of the base model. Default: as in its files.

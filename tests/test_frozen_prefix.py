@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import perturb, tiny_bert
 from contract_models import gpt2, llama
-from peft import get_peft_model
+from peft import get_peft_model, get_peft_model_state_dict
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Trainer, TrainingArguments
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.activation_store import FolderStore, MemoryStore
@@ -197,6 +198,36 @@ def test_gradient_checkpointing(token_ids):
     FrozenPrefix(model)
     for _ in range(2):
         assert_equal(step(model, token_ids), expected)
+
+
+def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):
+    data = [{"input_ids": row[: 7 - number % 3], "labels": int(row[0] % 3)} for number, row in enumerate(token_ids)]
+
+    def collate(rows):
+        ids = nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids > 0).long(),
+            "labels": torch.tensor([r["labels"] for r in rows]),
+        }
+
+    trained = []
+    for with_prefix in (False, True):
+        model = upper()
+        calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
+        if with_prefix:
+            FrozenPrefix(model)
+        arguments = TrainingArguments(
+            tmp_path / str(with_prefix), num_train_epochs=3, per_device_train_batch_size=2, learning_rate=1e-2,
+            eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, use_cpu=True, report_to="none",
+            disable_tqdm=True,
+        )  # fmt: skip
+        Trainer(model, arguments, data_collator=collate, train_dataset=data, eval_dataset=data).train()
+        trained.append(get_peft_model_state_dict(model))
+        assert len(calls) == (3 if with_prefix else 3 * (3 + 1))
+    assert trained[0].keys() == trained[1].keys()
+    for name, weight in trained[0].items():
+        torch.testing.assert_close(trained[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
 def test_where_nothing_is_frozen_it_is_refused(token_ids):
