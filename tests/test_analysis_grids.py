@@ -159,6 +159,12 @@ class TestStability:
         read = stability.read_norms({"arguments": {"output_dir": path.parent}} for path in tmp_path.glob(f"*/{FILE}"))
         assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
 
+    def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.5)
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        assert_drawn(tmp_path / "stability")
+        assert not list(tmp_path.glob("gradient_norms*"))
+
     def test_pretraining_comes_first_and_its_checkpoints_are_the_starts(self, tmp_path):
         arguments = Namespace(
             output_dir=tmp_path, task=["minimal_pairs"], seed=["0", "1"], learning_rate=["1e-3"], jobs=1,

@@ -60,8 +60,10 @@ def main() -> None:
     write_lines(arguments.output_dir / "stability.jsonl", rows)
     save(draw(rows), arguments.output_dir / "stability")
     for task in {one["task"]: None for one in results}:
-        norms = {name: read_norms(runs) for name, runs in by_start(results, task).items() if name in (ADAPTERS, FULL)}
-        save(draw_norms(norms, task), arguments.output_dir / f"gradient_norms_{task}")
+        starts = by_start(results, task)
+        norms = {name: found for name in (FULL, ADAPTERS) if (found := read_norms(starts.get(name, ())))}
+        if norms:
+            save(draw_norms(norms, task), arguments.output_dir / f"gradient_norms_{task}")
 
 
 def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Run]:
@@ -140,8 +142,9 @@ def read_norms(runs: Iterable[Results]) -> dict[str, dict[int, float]]:
     """By layer and step the median over the runs of the gradient's norm."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in runs:
-        for line in Path(one["arguments"]["output_dir"], FILE).read_text().splitlines():
-            row = json.loads(line)
+        path = Path(one["arguments"]["output_dir"], FILE)
+        # Runs that another command has made have none.
+        for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
             for layer, norm in row["norms"].items():
                 found[layer][row["step"]].append(norm)
     return {layer: {step: median(norms) for step, norms in steps.items()} for layer, steps in found.items()}
