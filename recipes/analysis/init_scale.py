@@ -76,7 +76,8 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
         _line(right, "r", [point for point in own if point["init_std"] == std], task, color, marker)
     at_std = [point for point in points if point["init_std"] == std]
     over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
-    right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
+    if len({point["task"] for point in points}) > 1:
+        right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
     left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel="validation score (%)",
              title=f"Initialization, size {r}")  # fmt: skip
     right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
