@@ -172,6 +172,10 @@ class TestTheFolderOfARun:
         run(glue, *more)
         assert [entry["step"] for entry in scores(tmp_path)] == [12, 18]
 
+    def test_a_checkpoint_that_is_not_there(self, flags, tmp_path):
+        with pytest.raises(RecipeError, match=r"must be the folder of a checkpoint or 'last', got .*checkpoint-7\."):
+            run(glue, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", tmp_path / "checkpoint-7")
+
     def test_what_counts_as_other_arguments(self):
         now = {"learning_rate": 1.0, "r": 8, "logging_steps": 5, "hub_model_id": "a", "seed": 1}
         before = {"learning_rate": 1.0, "r": 4, "logging_steps": 50, "hub_model_id": None, "gone": 2}

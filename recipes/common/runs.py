@@ -41,7 +41,7 @@ class Run:
         checkpoint: The folder to go on from, or None.
 
     Raises:
-        RecipeError: If the folder holds a run with other arguments.
+        RecipeError: If the folder holds a run with other arguments, or there is no such checkpoint.
     """
 
     def __init__(self, training: RecipeTrainingArguments, *groups: Any) -> None:
@@ -60,6 +60,10 @@ class Run:
                 shutil.rmtree(path)
         elif asked is not None:
             checkpoint = last_checkpoint(self._folder) if asked == LAST else asked
+            if asked != LAST and not Path(asked).is_dir():
+                raise RecipeError(
+                    f"--resume_from_checkpoint must be the folder of a checkpoint or {LAST!r}, got {asked}."
+                )
         elif self._is_occupied():
             self._check_arguments(arguments)
             results, checkpoint = read_results(self._folder), last_checkpoint(self._folder)
