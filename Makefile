@@ -25,7 +25,7 @@ ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
 TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --timeout 10 --retries 0
 endif
 
-.PHONY: help install demo test test-oldest style quality lock
+.PHONY: help install demo test test-oldest bench style quality lock
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data
 test-oldest:  ## run the library's tests under the oldest supported PEFT, transformers and torch
 	$(MAKE) install VENV=.venv-oldest LOCK=constraints/oldest.txt PROJECT='-e .[test]'
 	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 $(OLDEST)
+
+bench: $(INSTALLED)  ## measure speed and memory beside other methods: hours, minutes with benchmarks/run.py --quick
+	$(BIN)/python benchmarks/run.py
 
 style: $(INSTALLED)  ## repair what ruff can repair
 	$(BIN)/ruff check --fix
