@@ -6,13 +6,13 @@ from .ablation import ablate, prune
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
-from .hub import push_to_hub
-from .inference import load
+from .hub.push import push_to_hub
+from .inference.load import load
+from .inference.predictor import Predictor
+from .inference.task_bank import TaskBank
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
-from .predictor import Predictor
 from .registration import register
-from .task_bank import TaskBank
 
 
 __all__ = [

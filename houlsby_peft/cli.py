@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .adapter_files import WEIGHTS_FILE, check_weights, read_config
-from .card_facts import adapter_rows, base_rows
-from .cards import CARD_FILE, make_card, merge_cards
 from .errors import AdapterError, HubError
-from .hub import push_to_hub
-from .inference import find_folder, load
-from .predictor import Input
+from .hub.card_facts import adapter_rows, base_rows
+from .hub.cards import CARD_FILE, make_card, merge_cards
+from .hub.push import push_to_hub
+from .inference.adapter_files import WEIGHTS_FILE, check_weights, read_config
+from .inference.load import find_folder, load
+from .inference.predictor import Input
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

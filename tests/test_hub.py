@@ -18,7 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.training_push import plan_push
+from houlsby_peft.hub.training import plan_push
 
 
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]

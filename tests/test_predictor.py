@@ -20,7 +20,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.question_answering import QuestionAnswering
+from houlsby_peft.inference.question_answering import QuestionAnswering
 from houlsby_peft.tasks import record_head, task_of_class, task_of_config
 
 

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
-from houlsby_peft.held_adapters import HeldAdapters
+from houlsby_peft.inference.held_adapters import HeldAdapters
 
 
 WORDS = [text for text, _ in TEXTS]

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 import houlsby_peft
 from common.errors import RecipeError
 from common.model import find_model
-from houlsby_peft.adapter_files import CONFIG_FILE
+from houlsby_peft.inference.adapter_files import CONFIG_FILE
 
 
 def load_saved(

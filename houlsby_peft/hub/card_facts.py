@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from ..config import HoulsbyConfig
 from .card_results import Run, mean_and_error, number, scores, words
-from .config import HoulsbyConfig
 
 
 Rows = Sequence[tuple[str, ...]]

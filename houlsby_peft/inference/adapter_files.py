@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .config import HoulsbyConfig
-from .errors import AdapterError
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
 
 
 CONFIG_FILE = "adapter_config.json"

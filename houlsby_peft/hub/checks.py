@@ -8,8 +8,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
-from .errors import AdapterError, HubError
-from .hub_errors import TOKENS_PAGE, explained
+from ..errors import AdapterError, HubError
+from ..hub_errors import TOKENS_PAGE, explained
 
 
 def check_access(repo_id: str, token: str | None = None) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import AdapterError
+from ..errors import AdapterError
 
 
 Run = Mapping[str, Any]

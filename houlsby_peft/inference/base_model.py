@@ -13,12 +13,12 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, HubError
+from ..hub_errors import explained
+from ..tasks import task_of_config
 from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, shortened
-from .config import HoulsbyConfig
-from .errors import AdapterError, HubError
-from .hub_errors import explained
 from .predictor import label_arguments
-from .tasks import task_of_config
 
 
 # transformers' advice is to lift these rules.

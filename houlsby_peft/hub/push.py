@@ -17,17 +17,17 @@ from huggingface_hub.hf_api import ModelInfo
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
-from .base_model import load_tokenizer
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, HubError
+from ..hub_errors import explained
+from ..inference.adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
+from ..inference.base_model import load_tokenizer
+from ..inference.load import load
+from ..inference.predictor import Input, Predictor
+from ..tasks import record_head, task_of_config
 from .card_results import Results
 from .cards import CARD_FILE, make_card, merge_cards
-from .config import HoulsbyConfig
-from .errors import AdapterError, HubError
-from .hub_checks import base_on_hub, check_access
-from .hub_errors import explained
-from .inference import load
-from .predictor import Input, Predictor
-from .tasks import record_head, task_of_config
+from .checks import base_on_hub, check_access
 
 
 def push_to_hub(

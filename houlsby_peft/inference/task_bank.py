@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from transformers import DataCollatorWithPadding, PreTrainedModel
 
-from .config import HoulsbyConfig
-from .errors import AdapterError
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
 from .held_adapters import HeldAdapter, HeldAdapters
-from .inference import find_folder, load
+from .load import find_folder, load
 from .predictor import Input, Predictor
 
 

@@ -13,10 +13,10 @@ import transformers
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from .config import HoulsbyConfig
-from .errors import AdapterError
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..tasks import Task
 from .question_answering import QuestionAnswering
-from .tasks import Task
 
 
 if TYPE_CHECKING:

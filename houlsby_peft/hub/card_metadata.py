@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
+from ..tasks import Task
 from .card_results import Run, of_method, scores, words
-from .tasks import Task
 
 
 _TAGS = ("adapter", "houlsby", "peft")

@@ -13,9 +13,9 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from .config import HoulsbyConfig
+from ..config import HoulsbyConfig
+from ..tuner_layer import HoulsbyTunerLayer
 from .predictor import Predictor
-from .tuner_layer import HoulsbyTunerLayer
 
 
 @dataclass

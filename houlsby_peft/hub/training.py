@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .hub import push_to_hub
-from .hub_checks import base_on_hub, check_access
+from .checks import base_on_hub, check_access
+from .push import push_to_hub
 
 
 if TYPE_CHECKING:

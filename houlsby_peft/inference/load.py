@@ -14,15 +14,15 @@ from huggingface_hub import HfApi, snapshot_download
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..head import HoulsbyHead
+from ..hub_errors import explained
+from ..tasks import task_of_class, task_of_config
+from ..two_layer_head import has_two_layer_head, put_two_layer_head
 from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, check_weights, missing_weights, read_config
 from .base_model import load_base, load_tokenizer
-from .config import HoulsbyConfig
-from .errors import AdapterError
-from .head import HoulsbyHead
-from .hub_errors import explained
 from .predictor import Predictor, label_arguments
-from .tasks import task_of_class, task_of_config
-from .two_layer_head import has_two_layer_head, put_two_layer_head
 
 
 def load(

@@ -1,0 +1,1 @@
+"""Adapters on the Hub: pushed with a generated card, in one commit."""
