@@ -247,7 +247,12 @@ class HoulsbyModel(BaseTuner):
 
 
 def _check_name(model: nn.Module, adapter_name: str) -> None:
-    """Refuse the name of an adapter of another method: PEFT keeps configurations and weights by name."""
+    """Refuse a name that no module can have, or that of an adapter of another method: PEFT keeps both by name."""
+    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
+        raise ValueError(
+            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
+            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
+        )
     others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
     for module in others:
         if adapter_name in module._get_available_adapters():

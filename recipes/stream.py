@@ -114,7 +114,7 @@ def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -
         name = re.sub(r"\W", "_", task.name)  # part of modules' names, which a dot would split
         if name in tasks:
             raise RecipeError(f"Each task needs a name of its own, but two of --data are called {name}. Rename one.")
-        if hasattr(nn.ModuleDict, name):  # such as "train", which PyTorch does not let a module be called
+        if hasattr(nn.ModuleDict(), name):  # such as "train", which PyTorch does not let a module be called
             raise RecipeError(f"No task can be called {name}. Rename the file or folder {source}.")
         tasks[name] = task
     return tasks

@@ -278,3 +278,14 @@ def test_an_unknown_architecture_without_target_modules_is_an_error():
     x = torch.randn(3, 8)
     layer = model.base_model.model.lin0
     torch.testing.assert_close(model(x), F.relu(layer.houlsby_adapter["default"](layer.base_layer(x))))
+
+
+@pytest.mark.filterwarnings("ignore:Adapter name '' should not be contained")  # PEFT's own word on it
+@pytest.mark.parametrize("name", ["", "a.b", "train", "training", "keys"])
+def test_a_name_that_no_module_can_have_is_refused_and_leaves_the_model_as_it_was(name):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match="The name of an adapter must be one that a module can have"):
+        model.add_adapter(name, HoulsbyConfig(r=4))
+    assert list(model.state_dict()) == before
+    assert list(model.peft_config) == ["default"]
