@@ -9,14 +9,10 @@ from typing import Any, Literal
 
 from peft import PeftConfig
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from transformers.activations import ACT2FN
 
+from .config_rules import POSITIONS, PROBLEM_TYPES, check_config
 from .loading import refuse_pickle
 from .registration import houlsby_peft_type
-
-
-POSITIONS = ("attention", "feed_forward", "cross_attention")
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
 @dataclass
@@ -113,9 +109,9 @@ class HoulsbyConfig(PeftConfig):
         self.was_trained_elsewhere = self.base_fingerprint is not None
         self.recorded_head: dict[str, Any] = {}
         self.weights_file: Path | None = None
-        self._check_bottleneck()
-        self._check_places()
-        self._check_labels()
+        if isinstance(self.id2label, dict):  # JSON turns the numbers into strings
+            self.id2label = {int(key) if str(key).isdecimal() else key: name for key, name in self.id2label.items()}
+        check_config(self)
 
     @classmethod
     def from_pretrained(
@@ -146,101 +142,6 @@ class HoulsbyConfig(PeftConfig):
         if Path(save_directory).is_dir():
             refuse_pickle(save_directory)
         super().save_pretrained(save_directory, **kwargs)
-
-    def _check_bottleneck(self) -> None:
-        _require(
-            _is_int(self.r) and self.r >= 1, "r", self.r, "a whole number of at least 1", "The paper uses 8 to 256"
-        )
-        _require(
-            isinstance(self.activation, str) and self.activation in ACT2FN, "activation", self.activation,
-            "a key of transformers' ACT2FN", f"Choose one of {', '.join(sorted(ACT2FN))}",
-        )  # fmt: skip
-        _require(
-            _is_number(self.dropout) and 0 <= self.dropout < 1, "dropout", self.dropout, "a probability in [0, 1)",
-            "The paper uses 0",
-        )  # fmt: skip
-        _require(
-            _is_number(self.init_std) and self.init_std >= 0, "init_std", self.init_std, "a number of at least 0",
-            "The paper uses 0.01; 0 starts at the exact identity",
-        )  # fmt: skip
-        _require(
-            self.train_layer_norm in (True, False, "all") and not _is_int(self.train_layer_norm),
-            "train_layer_norm", self.train_layer_norm, "True, False or 'all'",
-            "True trains the norms of the adapted layers",
-        )  # fmt: skip
-
-    def _check_places(self) -> None:
-        _require(
-            _is_int(self.share_layers) and self.share_layers >= 0, "share_layers", self.share_layers,
-            "a whole number of at least 0", "0 shares nothing, 1 within a layer, k across k consecutive layers",
-        )  # fmt: skip
-        _require(
-            bool(self.positions) and set(self.positions) <= set(POSITIONS), "positions", self.positions,
-            f"one or more of {POSITIONS}", "The paper uses ('attention', 'feed_forward')",
-        )  # fmt: skip
-        _require(
-            self.target_modules != "all-linear", "target_modules", self.target_modules,
-            "a list of name suffixes or a regular expression",
-            "An adapter goes after a sub-layer, not after each of its linear layers; None finds the places",
-        )  # fmt: skip
-        _require(
-            all(_is_int(size) and size >= 1 for size in self.rank_pattern.values()), "rank_pattern", self.rank_pattern,
-            "a dict from names to whole numbers of at least 1", "For example {'attention.output.dropout': 8}",
-        )  # fmt: skip
-        _require(
-            not (self.rank_pattern and self.share_layers), "rank_pattern", self.rank_pattern,
-            f"empty where places share one bottleneck (here share_layers={self.share_layers})",
-            "Set share_layers=0 to give places different sizes, or drop rank_pattern",
-        )  # fmt: skip
-        layers = self.layers_to_transform
-        _require(
-            layers is None or _is_index(layers)
-            or (isinstance(layers, list) and bool(layers) and all(_is_index(layer) for layer in layers)),
-            "layers_to_transform", layers, "None, a layer's index, or a non-empty list of indices, counted from 0",
-            "None adapts all layers",
-        )  # fmt: skip
-        _require(
-            layers is not None or not self.layers_pattern, "layers_pattern", self.layers_pattern,
-            "given together with layers_to_transform", "Add layers_to_transform, or drop layers_pattern",
-        )  # fmt: skip
-
-    def _check_labels(self) -> None:
-        if isinstance(self.id2label, dict):  # JSON turns the numbers into strings
-            self.id2label = {int(key) if str(key).isdecimal() else key: name for key, name in self.id2label.items()}
-        _require(
-            self.id2label is None or _are_labels(self.id2label), "id2label", self.id2label,
-            "a dict from every number from 0 on to a name", "For example {0: 'negative', 1: 'positive'}",
-        )  # fmt: skip
-        _require(
-            self.problem_type in (None, *PROBLEM_TYPES), "problem_type", self.problem_type, f"one of {PROBLEM_TYPES}",
-            "None leaves it to the base model's configuration",
-        )  # fmt: skip
-        _require(
-            isinstance(self.two_layer_head, bool), "two_layer_head", self.two_layer_head, "True or False",
-            "True for a model that put_two_layer_head has changed",
-        )  # fmt: skip
-
-
-def _require(holds: bool, name: str, value: object, rule: str, remedy: str) -> None:
-    if not holds:
-        raise ValueError(f"HoulsbyConfig.{name} must be {rule}; got {value!r}. {remedy}.")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_index(value: Any) -> bool:
-    return _is_int(value) and value >= 0
-
-
-def _are_labels(value: Any) -> bool:
-    numbered = isinstance(value, dict) and set(value) == set(range(len(value)))
-    return numbered and bool(value) and all(isinstance(name, str) for name in value.values())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
 from .averaging import average, check_alike
@@ -21,7 +21,7 @@ from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .loading import check_shapes
 from .mixed_forward import MixedForward
 from .places import Place
-from .plan import Plan, modules_to_save
+from .plan import Plan, check_name, modules_to_save
 from .registration import PREFIX
 from .sharded import refuse_shards
 from .tasks import record_head
@@ -82,7 +82,7 @@ class HoulsbyModel(BaseTuner):
         if heads:
             config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
         self._plan.check_weights(model, state_dict)
-        _check_name(model, adapter_name)
+        check_name(model, adapter_name)
         self._recognize_base(model, adapter_name, config)
         self._mixed_forward = MixedForward(model)
         # Before PEFT does, which finds our wrappers and uses them.
@@ -244,19 +244,3 @@ class HoulsbyModel(BaseTuner):
         self._mixed_forward.check(names, self._own_adapters, args, kwargs)
         with self._mixed_forward.adapters_of_rows(names):
             yield
-
-
-def _check_name(model: nn.Module, adapter_name: str) -> None:
-    """Refuse a name that no module can have, or that of an adapter of another method: PEFT keeps both by name."""
-    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
-        raise ValueError(
-            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
-            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
-        )
-    others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
-    for module in others:
-        if adapter_name in module._get_available_adapters():
-            raise ValueError(
-                f"Adapters of all methods must have names of their own; {adapter_name!r} is one of "
-                f"{type(module).__module__} in this model. Give another adapter_name."
-            )

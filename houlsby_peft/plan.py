@@ -137,6 +137,26 @@ def modules_to_save(model: nn.Module, config: HoulsbyConfig) -> list[str]:
     return found
 
 
+def check_name(model: nn.Module, adapter_name: str) -> None:
+    """Refuse a name that no module can have, or that of an adapter of another method: PEFT keeps both by name.
+
+    Raises:
+        ValueError: the name is one of these.
+    """
+    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
+        raise ValueError(
+            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
+            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
+        )
+    others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
+    for module in others:
+        if adapter_name in module._get_available_adapters():
+            raise ValueError(
+                f"Adapters of all methods must have names of their own; {adapter_name!r} is one of "
+                f"{type(module).__module__} in this model. Give another adapter_name."
+            )
+
+
 def _check_called(model: nn.Module, key: str) -> None:
     """Refuse a place inside a module of PyTorch that reads its sub-modules' weights instead of calling them."""
     parts = key.split(".")
