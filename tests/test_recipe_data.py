@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 from common.data import check_columns, numeric_labels, read_split
 from common.errors import RecipeError
-from glue_tasks import TASKS, find_task, load_splits
+from glue_tasks import TASKS, find_tasks, load_splits
 
 
 REAL_DATA = Path(__file__).parents[2] / "shared" / "data" / "glue"
@@ -117,8 +117,8 @@ class TestReading:
 
 class TestTasks:
     def test_unknown_task_names_the_known_ones(self):
-        with pytest.raises(RecipeError, match=r"one of cola, .*, minimal_pairs, got 'mrcp'"):
-            find_task("mrcp")
+        with pytest.raises(RecipeError, match=r"one of cola, .*, minimal_pairs, all, got 'mrcp'"):
+            find_tasks("mrcp")
 
     def test_mnli_has_two_validation_splits(self, tmp_path):
         frame = pd.DataFrame({"premise": ["a"] * 3, "hypothesis": ["b"] * 3, "label": [0, 1, 2]})
