@@ -129,6 +129,12 @@ def test_the_example_of_the_snippet_is_the_one_that_was_run(adapter, example):
     assert ast.literal_eval(snippet[2].value) == example
 
 
+def test_a_number_that_is_written_otherwise_is_no_change(adapter):
+    run = RUN | {"arguments": {"num_train_epochs": 10.0}, "defaults": {"num_train_epochs": 10}}
+    card = make_card(adapter, "user/messages", results=run)
+    assert [line for line in card.text.splitlines() if line.startswith("| `")] == ["| `num_train_epochs` | 10 |"]
+
+
 def test_changed_hyperparameters_come_first(adapter):
     card = make_card(adapter, "user/messages", results=RUN)
     rows = [line for line in card.text.splitlines() if line.startswith("| `")]
@@ -136,7 +142,7 @@ def test_changed_hyperparameters_come_first(adapter):
         "| `max_length` | 128 | 256 |",
         "| `seed` | 1 | 42 |",
         "| `learning_rate` | 0.0003 |",
-        "| `weight_decay` | 0.0 |",
+        "| `weight_decay` | 0 |",
     ]
 
 

@@ -16,7 +16,7 @@ _HYPERPARAMETERS = (
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "warmup_steps", "lr_scheduler_type", "optim", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "dropout", "init_std",
-    "bf16", "fp16", "seed",
+    "base_dtype", "bf16", "fp16", "seed",
 )  # fmt: skip
 
 
@@ -96,8 +96,15 @@ def hyperparameter_rows(run: Run) -> tuple[Rows, Rows]:
     defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
     defaults |= run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if name in arguments]
-    rows = [(f"`{name}`", str(arguments[name]), str(defaults.get(name, ""))) for name in known]
-    return [row for row in rows if row[1] != row[2]], [row[:2] for row in rows if row[1] == row[2]]
+    changed = [name for name in known if arguments[name] != defaults.get(name)]
+    return (
+        [(f"`{name}`", _value(arguments[name]), _value(defaults.get(name, ""))) for name in changed],
+        [(f"`{name}`", _value(arguments[name])) for name in known if name not in changed],
+    )
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def environment_rows(run: Run) -> Rows:
