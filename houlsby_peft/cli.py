@@ -62,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
 def _add_card_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-model", help="the base model's name on the Hub, where the adapter records a folder")
     parser.add_argument("--results", nargs="+", help="results.json of a run, or of a run per seed")
-    parser.add_argument("--example", nargs="+", metavar="TEXT", help="a text, or two, to show what the adapter gives")
+    parser.add_argument("--example", nargs="+", metavar="TEXT", help="texts to show what the adapter gives")
+    parser.add_argument("--pairs", action="store_true", help="take two texts of --example as one input")
     parser.add_argument("--license", help="of the adapter, such as apache-2.0")
     parser.add_argument("--language", help="of the texts, such as en")
 
@@ -93,30 +94,29 @@ def _info(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
-    for result in adapter.predict(_inputs(options)):
+    from_stdin = options.texts == ["-"]
+    texts = [line.rstrip("\n") for line in sys.stdin] if from_stdin else options.texts
+    if from_stdin and options.pairs:
+        texts = [part for line in texts for part in line.split("\t")]
+    for result in adapter.predict(_inputs(texts, options.pairs)):
         print(json.dumps(result, default=float, ensure_ascii=False))
 
 
-def _inputs(options: argparse.Namespace) -> list[Input]:
-    from_stdin = options.texts == ["-"]
-    texts: list[str] = [line.rstrip("\n") for line in sys.stdin] if from_stdin else options.texts
-    if not options.pairs:
+def _inputs(texts: list[str], pairs: bool) -> list[Input]:
+    if not pairs:
         return list(texts)
-    flat = [part for line in texts for part in line.split("\t")] if from_stdin else texts
-    if len(flat) % 2:
-        raise ValueError(f"--pairs needs an even number of texts, got {len(flat)}.")
-    return list(zip(flat[::2], flat[1::2], strict=True))
+    if len(texts) % 2:
+        raise ValueError(f"--pairs needs an even number of texts, got {len(texts)}.")
+    return list(zip(texts[::2], texts[1::2], strict=True))
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:
-    example = options.example
-    if example is not None and len(example) > 2:
-        raise ValueError(f"--example takes one text or two, got {len(example)}. Quote each of them.")
+    example = options.example and _inputs(options.example, options.pairs)
     metadata = {"license": options.license, "language": options.language}
     return {
         "base_model": options.base_model,
         "results": options.results,
-        "example": example and (example[0] if len(example) == 1 else tuple(example)),
+        "example": example[0] if example and len(example) == 1 else example,
         "metadata": {name: value for name, value in metadata.items() if value is not None},
     }
 

@@ -75,14 +75,18 @@ def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_card_writes_the_page_into_the_folder(base, tmp_path, capsys):
+@pytest.mark.parametrize("pairs", [False, True])
+def test_card_writes_the_page_into_the_folder(pairs, base, tmp_path, capsys):
     adapter = make_adapter(tmp_path, base, str(base))
-    main(["card", str(adapter), "user/messages", "--base-model", BASE, "--example", *(t for t, _ in TEXTS[:2])])
+    texts = [text for text, _ in TEXTS[:4]]
+    command = ["card", str(adapter), "user/messages", "--base-model", BASE, "--example", *texts]
+    main([*command, *(["--pairs"] if pairs else [])])
     assert capsys.readouterr().out.strip() == str(adapter / "README.md")
     card = ModelCard.load(adapter / "README.md")
     assert card.data.base_model == BASE
-    answer = houlsby_peft.load(adapter).predict(tuple(t for t, _ in TEXTS[:2]))
-    assert f"```text\n{answer[0]}\n```" in card.text
+    inputs = [(texts[0], texts[1]), (texts[2], texts[3])] if pairs else texts
+    answers = houlsby_peft.load(adapter).predict(inputs)
+    assert "```text\n" + "\n".join(map(str, answers)) + "\n```" in card.text
 
 
 def test_info_says_what_an_adapter_is(adapter, capsys):
@@ -118,7 +122,7 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     [
         (["info", "./nothing"], "error: An adapter must be a folder, or a name on the Hub"),
         (["card", "{adapter}", "user/x", "--license", "My Own"], "error: The card's license must be an identifier"),
-        (["card", "{adapter}", "user/x", "--example", "a", "b", "c"], "error: --example takes one text or two, got 3"),
+        (["card", "{adapter}", "user/x", "--pairs", "--example", "a", "b", "c"], "error: --pairs needs an even"),
         (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: --pairs needs an even number"),
     ],
 )
