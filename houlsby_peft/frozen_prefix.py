@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,14 @@ from torch import nn
 
 from .activation_store import KEY_BYTES, ActivationStore, FolderStore, MemoryStore
 from .adapter_rows import select_rows
-from .prefix_modules import blank, embeddings_of, lowest_trained_layer, modules_before_the_adapter, trains
+from .prefix_modules import (
+    blank,
+    embeddings_of,
+    lowest_trained_layer,
+    module_around,
+    modules_before_the_adapter,
+    trains,
+)
 from .registration import PREFIX
 
 
@@ -59,7 +67,9 @@ class FrozenPrefix:
         self._mask = torch.ones(0, 0, dtype=torch.bool)
         self._segments = [_Segment(self, b"h", frozen)]
         _without_dropout(self._embeddings)
-        self._handles = [base.register_forward_pre_hook(self._new_batch, with_kwargs=True)]
+        # Not on the model as a whole, as a user may call the encoder in it.
+        encoder = module_around(base, self._embeddings, self.name)
+        self._handles = [encoder.register_forward_pre_hook(self._new_batch, with_kwargs=True)]
         self._handles.append(layers[self.index].register_forward_pre_hook(self._extend, with_kwargs=True))
         self._is_extended = False
 
@@ -72,12 +82,13 @@ class FrozenPrefix:
         self._embeddings.__dict__.pop("train", None)
 
     def _new_batch(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        ids = args[0] if args else kwargs.get("input_ids")
+        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        given |= given.pop("kwargs", {})
+        ids, mask = given.get("input_ids"), given.get("attention_mask")
         if ids is None:
             raise ValueError("Texts must come as input_ids while their activations are kept; got none.")
-        mask = kwargs.get("attention_mask")
         self._mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        texts = [ids, *(kwargs[key] for key in ("token_type_ids", "position_ids") if kwargs.get(key) is not None)]
+        texts = [ids, *(given[key] for key in ("token_type_ids", "position_ids") if given.get(key) is not None)]
         rows = zip(torch.stack([text.expand_as(ids) for text in texts], -1).cpu(), self._mask.cpu(), strict=True)
         kind, automatic = ids.device.type, torch.is_autocast_enabled(ids.device.type)
         precision = str(torch.get_autocast_dtype(kind) if automatic else "").encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -51,13 +51,14 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
         config: what to adapt.
 
     Raises:
-        ValueError: nothing is found, with the reason and the remedy.
+        ValueError: nothing is found, or a layer is not there, with the reason and the remedy.
     """
     modules = dict(base_modules(model))
     if config.target_modules is None:
         candidates = list(_architecture_places(model, modules, config))
     else:
         candidates = _target_places(modules, config)
+    _check_layers(candidates, config)
     bottlenecks = {place.key: place for place in candidates if _wanted(place, config)}
     _check_not_nested(model, bottlenecks)
     heads = [] if config.modules_to_save == [] else find_head(model, bottlenecks)
@@ -102,6 +103,17 @@ def _architecture_places(model: nn.Module, modules: dict[str, nn.Module], config
         for position, end in sub_layers.items():
             layer = f"{stack}.{index}"
             yield Place(f"{layer}.{end.output}", position, stack, index, f"{layer}.{end.projection or end.output}")
+
+
+def _check_layers(candidates: Iterable[Place], config: HoulsbyConfig) -> None:
+    asked = config.layers_to_transform
+    last = max((place.layer for place in candidates if place.layer is not None), default=None)
+    highest = max(asked) if isinstance(asked, list) else asked
+    if highest is not None and last is not None and highest > last:
+        raise ValueError(
+            f"HoulsbyConfig.layers_to_transform must be among this model's layers, 0 to {last}; got {asked!r}. Layers "
+            "are counted from 0; None adapts all."
+        )
 
 
 def _check_not_nested(model: nn.Module, bottlenecks: dict[str, Place]) -> None:

@@ -43,6 +43,16 @@ def embeddings_of(model: Any, layers: str) -> nn.Module:
     return model.get_submodule(name)  # type: ignore[no-any-return]
 
 
+def module_around(model: nn.Module, module: nn.Module, layers: str) -> nn.Module:
+    """The smallest module that holds a module and the layers of a name: the encoder, for its embeddings."""
+    around = {
+        name: outer
+        for name, outer in model.named_modules()
+        if (not name or is_inside(layers, name)) and any(inner is module for inner in outer.modules())
+    }
+    return model.get_submodule(max(around, key=len))
+
+
 def trains(module: nn.Module) -> bool:
     return any(parameter.requires_grad for parameter in module.parameters())
 

@@ -26,6 +26,7 @@ from common.ending import end_with_one_line
 from common.errors import RecipeError
 from common.methods import MethodArguments, apply_method
 from common.model import describe_head, load_classifier
+from common.prefix import keep_prefix
 from common.push import plan_push
 from common.results import without_times
 from common.runs import Run
@@ -89,6 +90,8 @@ def train(
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
     config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels), **method.adapter_fields)
     model = apply_method(model, method, config, adapter.init_adapter)
+    if method.keep_prefix:
+        keep_prefix(model, method.keep_prefix, method.keep_prefix_gb)
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
     splits = tokenized(splits, task, tokenizer, arguments)

@@ -138,13 +138,17 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", SECOND]
     assert (tmp_path / SECOND / "adapter_model.safetensors").is_file()
     model.set_adapter(SECOND)
-    expected = output(model, row)
+    expected, file = output(model, row), file_of(model, SECOND)
     for loaded in (
         PeftModel.from_pretrained(row.base(), tmp_path / SECOND, adapter_name="renamed"),
         PeftModel.from_pretrained(row.base(), tmp_path, subfolder=SECOND),
         PeftModel.from_pretrained(row.base(), tmp_path / SECOND, low_cpu_mem_usage=True),
     ):
-        assert torch.equal(output(loaded, row), expected)
+        found = file_of(loaded, loaded.active_adapters[0])
+        assert found.keys() == file.keys()
+        assert all(torch.equal(found[key], file[key]) for key in file)
+        # Not to the last bit: some processors' convolutions depend on where in memory their inputs are.
+        torch.testing.assert_close(output(loaded, row), expected, atol=1e-6, rtol=1e-6)
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
     # Into a running model, and over an adapter that is there.
     model.load_adapter(tmp_path / SECOND, "third")

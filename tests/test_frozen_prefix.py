@@ -230,6 +230,17 @@ def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):
         torch.testing.assert_close(trained[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
+def test_the_encoder_may_be_called_by_itself_and_its_mask_by_place(token_ids):
+    model = upper()
+    encoder = model.get_base_model().bert
+    expected = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    FrozenPrefix(model)
+    model(token_ids, MASK)
+    found = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    for one, other, mask in zip(found, expected, (MASK[:, :5], MASK), strict=True):
+        torch.testing.assert_close(one[mask.bool()], other[mask.bool()], atol=1e-6, rtol=1e-5)
+
+
 def test_where_nothing_is_frozen_it_is_refused(token_ids):
     with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0 trains\. Leave lower layers out"):
         FrozenPrefix(upper(layers=[0, 1]))

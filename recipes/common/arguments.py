@@ -61,6 +61,9 @@ class AdapterArguments:
         default="true", help="Train the layer norms of the adapted layers, none, or all of the model's."
     )
     activation: str = HfArg(default="gelu", help="Any activation that transformers knows by name.")
+    layers: list[int] | None = HfArg(  # noqa: RUF009, which takes the type for a mutable default
+        default=None, help="Layers to adapt, counted from 0; default: all."
+    )
     dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
     init_adapter: str | None = HfArg(
@@ -75,6 +78,7 @@ class AdapterArguments:
                 r=self.r,
                 share_layers=self.share_layers,
                 train_layer_norm=train_layer_norm,
+                layers_to_transform=self.layers,
                 activation=self.activation,
                 dropout=self.dropout,
                 init_std=self.init_std,

@@ -44,6 +44,12 @@ class MethodArguments:
     base_dtype: Literal["float32", "bfloat16"] = HfArg(
         default="float32", help="Of the weights that stay frozen; what adapters and LoRA train is in float32."
     )
+    keep_prefix: str | None = HfArg(
+        default=None,
+        help="Compute what lies below the adapted --layers once for each text, without dropout, and keep it: in "
+        "'memory', or in a folder, for later runs, too.",
+    )
+    keep_prefix_gb: float = HfArg(default=4.0, help="So much is kept at most, in each process.")
     top_k: int | None = HfArg(default=None, help="Layers that --method top_k trains, counted from the top.")
     lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = HfArg(default=16, help="LoRA's scale, divided by the rank.")
@@ -65,6 +71,8 @@ class MethodArguments:
                 f"--base_dtype {self.base_dtype} is for weights that stay frozen (--method {' or '.join(ADDING)}); "
                 f"{self.method} trains some of them, which needs float32. For speed, give --bf16."
             )
+        if self.keep_prefix and self.method != "houlsby":
+            raise RecipeError(f"--keep_prefix needs --method houlsby and --layers, got {self.method}.")
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError("--method top_k needs --top_k, the number of layers to train; no other method has it.")
 

@@ -23,6 +23,8 @@ from houlsby_peft.fingerprint import differences
 MINILM = "minilm"
 # What a model that is no folder of the user's is called on the Hub, where it is not its own name.
 HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
+# Options of the adapter whose flag has another name.
+_FLAGS = {"layers_to_transform": "layers"}
 
 
 def find_model(name: str) -> str:
@@ -128,12 +130,14 @@ def add_adapter(
 
 def _start_from(model: PeftModel, path: str, name: str) -> None:
     config, source = model.peft_config[name], HoulsbyConfig.from_pretrained(path)
-    for option in ("r", "share_layers", "train_layer_norm", "activation", "positions"):
+    for option in ("r", "share_layers", "train_layer_norm", "layers_to_transform", "activation", "positions"):
         here, there = getattr(config, option), getattr(source, option)
         if here != there:
+            given = " ".join(map(str, there)) if isinstance(there, list) else str(there).lower()
+            remedy = "Leave --layers out" if there is None else f"Give --{_FLAGS.get(option, option)} {given}"
             raise RecipeError(
                 f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
-                f"Give --{option} {str(there).lower()}."
+                f"{remedy}."
             )
     reasons = differences(source.base_fingerprint or {}, config.base_fingerprint)
     if reasons:

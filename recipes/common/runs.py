@@ -20,6 +20,7 @@ ARGUMENTS_FILE = "arguments.json"
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
     *("report_to", "run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "torch_compile"),
+    "keep_prefix_gb",
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
 _LISTED = 3
