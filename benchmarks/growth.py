@@ -19,6 +19,7 @@ from timing import compared, interleaved, resident
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft.frozen_prefix import FrozenPrefix
 
 
 Rows = list[dict[str, Any]]
@@ -31,14 +32,28 @@ TEXT = "the adapter of this task reads these words and those of all other tasks 
 
 
 def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> Rows:
-    """A training step with bottlenecks of several sizes, and with adapters in the upper layers only."""
+    """A training step with bottlenecks of several sizes, and with adapters in the upper layers only; of the upper half
+    also with what lies below kept, as from the second epoch on."""
     depth = SHAPES[cell[0]]["num_hidden_layers"]
     methods: dict[str, Method] = {FLOOR: floor}
     methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
     for top in (depth // 2, depth // 3, 1):
         layers = list(range(depth - top, depth))
         methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(r=64, layers_to_transform=layers)
-    return measure("train", methods, cell, rounds, device)
+    half = f"Houlsby r=64, top {depth // 2} of {depth} layers"
+    with tempfile.TemporaryDirectory() as folder:
+        methods[f"{half}, kept in memory"] = _keeping(methods[half], None)
+        methods[f"{half}, kept on disk"] = _keeping(methods[half], Path(folder))
+        return measure("train", methods, cell, rounds, device)
+
+
+def _keeping(method: Method, folder: Path | None) -> Method:
+    def build(base: torch.nn.Module) -> torch.nn.Module:
+        model = method(base)
+        FrozenPrefix(model, folder=folder)
+        return model
+
+    return build
 
 
 def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Rows:
