@@ -15,6 +15,7 @@ from common.model import add_adapter
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.base_modules import base_modules
 from houlsby_peft.head import find_head
+from houlsby_peft.new_modules import find_new
 from houlsby_peft.places import find_places, is_norm
 from houlsby_peft.two_layer_head import put_two_layer_head
 
@@ -127,10 +128,11 @@ def _prepare_heads(model: PreTrainedModel, method: MethodArguments) -> list[str]
         except ValueError as error:
             raise RecipeError(str(error)) from error
     heads = find_head(model, ())
+    heads += find_new(model, heads, ())
     if method.train_pooler:
         if getattr(model.base_model, "pooler", None) is None:
             raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
-        heads.append(f"{model.base_model_prefix}.pooler")
+        heads = list(dict.fromkeys([*heads, f"{model.base_model_prefix}.pooler"]))
     if method.base_dtype != "float32":
         for name in heads:
             keep_in_float32(model.get_submodule(name))
