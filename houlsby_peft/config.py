@@ -38,8 +38,8 @@ class HoulsbyConfig(PeftConfig):
         layers_to_transform: Index or indices of the layers to adapt. None: all.
         layers_pattern: Name of the list of layers that `layers_to_transform` counts in, if there are several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the place.
-        modules_to_save: Further modules to train and save. A task head that the base checkpoint does not have is
-            found and added by itself; an empty list prevents that.
+        modules_to_save: Further modules to train and save. A task head, or a pooler below it, that the base checkpoint
+            does not have is found and added by itself; an empty list prevents that.
         trainable_token_indices: Tokens whose embeddings to train and save, such as ones added to the vocabulary, as a
             list, or as a dict from names of embedding modules to lists. See PEFT's `LoraConfig`.
         base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when

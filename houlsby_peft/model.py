@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -17,20 +16,17 @@ from torch import nn
 from .averaging import average, check_alike
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
-from .head import HoulsbyHead, find_head, wrap_heads
+from .head import HoulsbyHead, wrap_heads
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .loading import check_shapes
 from .mixed_forward import MixedForward
-from .new_modules import find_new
+from .new_modules import add_new_modules
 from .places import Place
 from .plan import Plan, check_name, modules_to_save
 from .registration import PREFIX
 from .sharded import refuse_shards
 from .tasks import record_head
 from .tuner_layer import NO_MERGE, HoulsbyTunerLayer
-
-
-logger = logging.getLogger(__name__)
 
 
 class HoulsbyModel(BaseTuner):
@@ -83,8 +79,8 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         self._plan = Plan(model, config)
-        if config.modules_to_save != []:
-            self._add_heads(model, config)
+        if add_new_modules(model, config, self._plan.bottlenecks):
+            self._plan = Plan(model, config)
         self._plan.check_weights(model, state_dict)
         check_name(model, adapter_name)
         self._recognize_base(model, adapter_name, config)
@@ -96,22 +92,6 @@ class HoulsbyModel(BaseTuner):
         # transformers disables heads together with tuner layers, but enables the tuner layers alone.
         first = next(module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
         first.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-
-    def _add_heads(self, model: nn.Module, config: HoulsbyConfig) -> None:
-        """Adds to the modules to save what the base checkpoint does not have."""
-        heads = find_head(model, self._plan.bottlenecks)
-        asked = modules_to_save(model, config)
-        new = [key for key in find_new(model, heads, self._plan.bottlenecks) if key not in asked]
-        if new and not config.was_trained_elsewhere:  # a file says itself what was trained
-            logger.warning(
-                "The base checkpoint has no weights for %s: those are new, so they are trained, and saved with the "
-                "adapter.",
-                ", ".join(new),
-            )
-            heads += new
-        if heads:
-            config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
-            self._plan = Plan(model, config)
 
     def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
         """Record the base and the labels of a new adapter; warn if a loaded one was trained on another base."""

@@ -1,13 +1,48 @@
-"""Finds what a checkpoint lacks of the encoder itself, such as BERT's pooler where only its masked words were trained."""
+"""What a base checkpoint lacks and an adapter has to bring: the head, and in some of BERT's the pooler."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
 from .base_modules import is_inside
+from .config import HoulsbyConfig
+from .head import find_head
+from .plan import modules_to_save
+
+
+logger = logging.getLogger(__name__)
+
+
+def add_new_modules(model: nn.Module, config: HoulsbyConfig, adapted: Iterable[str]) -> bool:
+    """Adds what the base checkpoint lacks to the configuration's modules to save, unless they are an empty list.
+
+    Args:
+        model: the base model.
+        config: the configuration, changed in place.
+        adapted: names of the modules that get a bottleneck.
+
+    Returns:
+        Whether there is anything.
+    """
+    if config.modules_to_save == []:
+        return False
+    adapted = list(adapted)
+    heads = find_head(model, adapted)
+    asked = modules_to_save(model, config)
+    new = [key for key in find_new(model, heads, adapted) if key not in asked]
+    if new and not config.was_trained_elsewhere:  # a file says itself what was trained
+        logger.warning(
+            "The base checkpoint has no weights for %s: they are new, are trained, and are saved with the adapter.",
+            ", ".join(new),
+        )
+        heads += new
+    if heads:
+        config.modules_to_save = list(dict.fromkeys([*(config.modules_to_save or []), *heads]))
+    return bool(heads)
 
 
 def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> list[str]:
