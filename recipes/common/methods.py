@@ -40,7 +40,9 @@ class MethodArguments:
         help="One layer on the pooled [CLS] vector, or for adapters a second one with tanh before it.",
     )
     train_pooler: bool = HfArg(
-        default=False, help="Train BERT's pretrained pooler, too; --method full and top_k always do."
+        default=False,
+        help="Train BERT's pooler, too, as --method full and top_k always do. For an encoder whose pooler has had no "
+        "pretraining, such as minilm, it makes adapters learn sooner, and with all seeds.",
     )
     base_dtype: Literal["float32", "bfloat16"] = HfArg(
         default="float32", help="Of the weights that stay frozen; what adapters and LoRA train is in float32."
