@@ -10,6 +10,7 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
+from glue_tasks import TASKS
 from study_papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
 from study_results import arrange, collect, columns, mean_and_error
 from study_table import print_study, study
@@ -136,6 +137,17 @@ class TestRows:
     def test_where_a_run_was_made_makes_no_row(self):
         runs = [cola(0.5, logging_dir="a", report_to=[]), cola(0.6, 1, logging_dir="b", report_to=["tensorboard"])]
         assert len(arrange(runs, CHOSEN)) == 1
+
+    def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
+        runs = [result(task, scores) for task, scores in SCORES.items()]
+        for run in runs:
+            run["chosen_by"] = TASKS[run["task"]].main_score
+            run["arguments"]["metric_for_best_model"] = run["chosen_by"]
+        (row,) = arrange(runs, CHOSEN)
+        assert set(row.cells) == set(SCORES)
+        other = result("mrpc", SCORES["mrpc"], metric_for_best_model="accuracy")
+        other["chosen_by"] = "accuracy"
+        assert len(arrange([*runs, other], CHOSEN)) == 2
 
     def test_the_size_may_be_chosen_too(self):
         runs = [cola(0.5, r=8), cola(0.6, r=64), result("rte", {"accuracy": 0.7}, r=8)]
