@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import time
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from common.trainer import RecipeTrainer
 
 
 RANK = int(os.environ.get("RANK", "0"))
-# Where to write: {"record": folder}; what to change: {"train_all": bool, "layers": list}; what happens to process 1 in
+# Where to write: {"record": folder}; what to change: {"train_all": bool}; what happens to process 1 in
 # the first life of the run: {"hang": step, "kill_in_save": step}.
 ORDERS = json.loads(os.environ["WORKER_ORDERS"])
 
@@ -158,9 +157,6 @@ def main() -> None:
     os.umask(0o002 if RANK == 1 else 0o022)
     if "LOCAL_RANK" in os.environ:
         imitate_gpus()
-    if "layers" in ORDERS:
-        make_config = glue.AdapterArguments.config
-        glue.AdapterArguments.config = partialmethod(make_config, layers_to_transform=ORDERS["layers"])
     glue.RecipeTrainer = WatchedTrainer
     glue.main()
     if torch.distributed.is_initialized():

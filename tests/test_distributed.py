@@ -123,7 +123,7 @@ def test_accumulated_steps_exchange_once(inputs, one, tmp_path):
 
 
 def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tmp_path):
-    two = run(inputs, tmp_path, "ddp", layers=[1, 2])
+    two = run(inputs, tmp_path, "ddp", "--layers", "1", "2")
     for record in two.records:
         assert record["find_unused_parameters"] is False
         assert sum(record["exchanged"]) == STEPS * 4 * two.results["trainable_parameters"]
