@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from common.ending import end_with_one_line
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from study_results import Cell, Row, arrange
 
 from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
@@ -122,12 +123,23 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
     axes.set(
-        xscale="log", xlabel="trained parameters per task",
-        title=f"{len(tasks)} tasks: median, 20th to 80th percentile" if tasks[1:] else f"{tasks[0]}: mean and s.d.",
+        xscale="log", xlabel="trained parameters per task", title=_title(points, tasks),
         ylabel="score - full fine-tuning's (points)" if relative else "score (%)",
     )  # fmt: skip
-    axes.legend()
+    sizes = [point["trained_parameters"] for point in points if point["series"] in names]
+    # Whole decades alone leave a narrow range without a number.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 1000 * min(sizes) else (1, 2, 5)))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
+
+
+def _title(points: Sequence[dict[str, Any]], tasks: Sequence[str]) -> str:
+    if len(tasks) > 1:
+        return f"{len(tasks)} tasks: median, 20th to 80th percentile"
+    seeds = max(len(values) for point in points for values in point["scores"].values())
+    return f"{tasks[0]}: mean and s.d. of {seeds} seeds" if seeds > 1 else f"{tasks[0]}, one seed"
 
 
 if __name__ == "__main__":
