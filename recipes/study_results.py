@@ -106,7 +106,7 @@ def _key(results: Results, chosen: Sequence[str]) -> str:
         if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
     }
     method = results.get("method", "houlsby")
-    if results["chosen_by"] == GLUE_TASKS.get(results["task"], (None,))[0]:
+    if arguments.get("metric_for_best_model") == GLUE_TASKS.get(results["task"], ("",))[0]:
         # Each task has a score of its own, by which alone it would be in another row than the other tasks.
         arguments["metric_for_best_model"] = "main"
     meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
