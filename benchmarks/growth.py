@@ -66,7 +66,7 @@ def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Ro
         # The stack of a batch is kept until the next one, so one after the other.
         times = {}
         for tasks in numbers:
-            names = [str(row * tasks // rows) for row in range(rows)]
+            names = [f"task_{row * tasks // rows}" for row in range(rows)]
             turned = [names[turn:] + names[:turn] for turn in range(1, 4)]
             for order, lists in (("same", [names]), ("changed", turned)):
                 call = partial(_evaluate, model, ids, itertools.cycle(lists))
@@ -101,7 +101,7 @@ def _with_adapters(shape: str, method: Method, number: int) -> PeftModel:
     model = method(BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False))
     assert isinstance(model, PeftModel)
     for name in range(number):
-        model.add_adapter(str(name), model.peft_config["default"])
+        model.add_adapter(f"task_{name}", model.peft_config["default"])
     return model
 
 

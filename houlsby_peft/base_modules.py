@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Names and modules of the base model, without the model itself and what tuner layers add.
+    """Names and modules of the base model, without the model itself and what tuner layers and trained heads add.
 
     Like `named_modules`, in the same order and each module once. It does not walk through adapters, of which a model
     may have hundreds.
@@ -23,7 +24,11 @@ def is_inside(name: str, outer: str) -> bool:
 
 
 def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    base = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+    base: nn.Module = module
+    if isinstance(module, BaseTunerLayer):
+        base = module.get_base_layer()
+    elif isinstance(module, AuxiliaryTrainingWrapper):
+        base = module.original_module
     if base in seen:
         return
     seen.add(base)

@@ -42,11 +42,14 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
 
     def update_layer(self, adapter_name: str, bottleneck: Bottleneck) -> None:
-        """Add an adapter with a bottleneck that this layer owns."""
+        """Add an adapter with a bottleneck that this layer owns, also in place of one of the same name."""
+        self.houlsby_owner.pop(adapter_name, None)
         self.houlsby_adapter[adapter_name] = bottleneck
 
     def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
-        """Add an adapter that uses the bottleneck of another layer, its owner."""
+        """Add an adapter that uses the bottleneck of another layer, its owner, also in place of one of its own."""
+        if adapter_name in self.houlsby_adapter:
+            del self.houlsby_adapter[adapter_name]
         self.houlsby_owner[adapter_name] = owner
 
     def bottleneck(self, adapter_name: str) -> Bottleneck | None:

@@ -50,15 +50,8 @@ class HoulsbyModel(BaseTuner):
     def __init__(
         self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
     ) -> None:
-        configs = getattr(model, "peft_config", {})
-        before = dict(configs)
-        try:
+        with _unchanged_by_errors(getattr(model, "peft_config", {})):
             super().__init__(model, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
-        except Exception:
-            # PEFT has entered the configuration into those of the model, where it would stand for an adapter.
-            configs.clear()
-            configs.update(before)
-            raise
 
     def inject_adapter(
         self,
@@ -207,8 +200,9 @@ class HoulsbyModel(BaseTuner):
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
         check_alike(self.model, self._own_adapters, adapters)
-        self.peft_config[adapter_name] = replace(self.peft_config[adapters[0]])
-        self.inject_adapter(self.model, adapter_name)
+        with _unchanged_by_errors(self.peft_config):
+            self.peft_config[adapter_name] = replace(self.peft_config[adapters[0]])
+            self.inject_adapter(self.model, adapter_name)
         average(self.model, adapters, weights, adapter_name)
 
     @classmethod
@@ -244,3 +238,16 @@ class HoulsbyModel(BaseTuner):
         self._mixed_forward.check(names, self._own_adapters, args, kwargs)
         with self._mixed_forward.adapters_of_rows(names):
             yield
+
+
+@contextmanager
+def _unchanged_by_errors(configs: dict[str, Any]) -> Iterator[None]:
+    """Take out of a model's configurations what was entered for an adapter that could not be added: it would stand for
+    an adapter, and be saved as one."""
+    before = dict(configs)
+    try:
+        yield
+    except Exception:
+        configs.clear()
+        configs.update(before)
+        raise

@@ -10,6 +10,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 
+from .base_modules import base_modules
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
@@ -138,7 +139,7 @@ def modules_to_save(model: nn.Module, config: HoulsbyConfig) -> list[str]:
 
 
 def check_name(model: nn.Module, adapter_name: str) -> None:
-    """Refuse a name that no module can have, or that of an adapter of another method: PEFT keeps both by name.
+    """Refuse a name that no module can have, a part of the model's own names, or an adapter's of another method.
 
     Raises:
         ValueError: the name is one of these.
@@ -147,6 +148,15 @@ def check_name(model: nn.Module, adapter_name: str) -> None:
         raise ValueError(
             "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
             f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
+        )
+    parts = set(FILE_PREFIX.split("."))
+    for key, base in base_modules(model):
+        parts.update(key.split("."), (name for name, _ in base.named_parameters(recurse=False)))
+    if adapter_name in parts:
+        raise ValueError(
+            "The name of an adapter must be no part of the names of the model's modules, as PEFT leaves out all "
+            f"weights with such a part when it saves another adapter; got {adapter_name!r}. Give another "
+            f"adapter_name, such as {'task_' + adapter_name!r}."
         )
     others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
     for module in others:

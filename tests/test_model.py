@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from conftest import perturb, tiny_bert
-from peft import get_peft_model
+from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch.nn import functional as F
 from transformers import (
     BertConfig,
@@ -281,11 +281,35 @@ def test_an_unknown_architecture_without_target_modules_is_an_error():
 
 
 @pytest.mark.filterwarnings("ignore:Adapter name '' should not be contained")  # PEFT's own word on it
-@pytest.mark.parametrize("name", ["", "a.b", "train", "training", "keys"])
-def test_a_name_that_no_module_can_have_is_refused_and_leaves_the_model_as_it_was(name):
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (["", "a.b", "train", "training", "keys"], "must be one that a module can have"),
+        # PEFT leaves out all keys with such a part when it saves the other adapter.
+        (["1", "bert", "classifier", "weight", "base_model", "model"], "must be no part of the names of the model's"),
+    ],
+)
+def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_it_was(names, rule):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
     before = list(model.state_dict())
-    with pytest.raises(ValueError, match="The name of an adapter must be one that a module can have"):
-        model.add_adapter(name, HoulsbyConfig(r=4))
+    for name in names:
+        with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
+            model.add_adapter(name, HoulsbyConfig(r=4))
+        with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
+            model.add_weighted_adapter(["default"], [1.0], name)
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["default"]
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
+@pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3), (1, 2)])
+def test_an_adapter_that_is_made_again_shares_as_it_now_says(before, after, tmp_path, token_ids):
+    base = tiny_bert()
+    get_peft_model(base, HoulsbyConfig(r=4, share_layers=before))
+    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=after)).eval()
+    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=after)).eval()
+    assert list(get_peft_model_state_dict(model)) == list(get_peft_model_state_dict(fresh))
+    perturb(model)
+    set_peft_model_state_dict(fresh, get_peft_model_state_dict(model))
+    assert torch.equal(fresh(token_ids).logits, model(token_ids).logits)
