@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from torch import nn
 
 from .adapter_rows import BASE, AdapterRows, RowsCache, row_names
@@ -31,6 +31,8 @@ class MixedForward:
         """For the time of this context, each tuner layer and head applies to each row its own adapter."""
         hook = partial(_pass_adapter_names, rows=self._rows.get(names, self._containers))
         handles = [layer.register_forward_pre_hook(hook, with_kwargs=True) for layer in self._layers]
+        embed = partial(_embed, rows=names)
+        handles += [wrapper.register_forward_hook(embed) for wrapper in self._token_wrappers]
         try:
             yield
         finally:
@@ -78,7 +80,13 @@ class MixedForward:
     # The model has thousands of modules when it has many adapters, so it is searched once.
     @cached_property
     def _layers(self) -> list[nn.Module]:
-        return [m for m in self._model.modules() if isinstance(m, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))]
+        kinds = (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)
+        found = [module for module in self._model.modules() if isinstance(module, kinds)]
+        return [module for module in found if not isinstance(module, TrainableTokensWrapper)]
+
+    @cached_property
+    def _token_wrappers(self) -> list[TrainableTokensWrapper]:
+        return [module for module in self._model.modules() if isinstance(module, TrainableTokensWrapper)]
 
     @cached_property
     def _containers(self) -> list[nn.ModuleDict]:
@@ -97,3 +105,15 @@ def _pass_adapter_names(module: nn.Module, args: Any, kwargs: dict[str, Any], ro
     # PEFT's own wrappers want a name for each row of their input, which beam search has repeated.
     names = rows if isinstance(module, HoulsbyTunerLayer) or not args else row_names(args[0], rows)
     return args, {**kwargs, "adapter_names": names}
+
+
+def _embed(module: TrainableTokensWrapper, args: Any, output: torch.Tensor, rows: Sequence[str]) -> torch.Tensor:
+    """What each row's own adapter gives. PEFT's mixed batch wants all adapters to train tokens, the active one too."""
+    if module.disable_adapters:
+        return output
+    names = row_names(args[0], rows)
+    result: torch.Tensor = module.original_module(*args)
+    for name in module._get_available_adapters() & set(names):
+        own = torch.tensor([row for row, other in enumerate(names) if other == name], device=result.device)
+        result = result.index_copy(0, own, module.token_adapter.forward_adapters(args[0][own], [name]))
+    return result

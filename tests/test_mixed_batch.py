@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -97,10 +98,10 @@ class Counting(TorchDispatchMode):
 def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(token_ids):
     calls = {}
     for adapters in (2, 5):
-        model = add(tiny_bert(), "0", HoulsbyConfig(r=4, modules_to_save=[]), seed=0)
+        model = add(tiny_bert(), "task_0", HoulsbyConfig(r=4, modules_to_save=[]), seed=0)
         for i in range(1, adapters):
-            model = add(model, str(i), HoulsbyConfig(r=4, modules_to_save=[]), seed=i)
-        names = [str(i % adapters) for i in range(5)]
+            model = add(model, f"task_{i}", HoulsbyConfig(r=4, modules_to_save=[]), seed=i)
+        names = [f"task_{i % adapters}" for i in range(5)]
         with torch.no_grad():
             model(token_ids, adapter_names=names)
             with Counting() as counting:
@@ -114,9 +115,9 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(toke
 
 
 def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_training(token_ids):
-    model = add(tiny_bert(), "0", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=0)
-    model = add(model, "1", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=1)
-    names = ["0", "1", "0", "1", "1"]
+    model = add(tiny_bert(), "task_0", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=0)
+    model = add(model, "task_1", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=1)
+    names = ["task_0", "task_1", "task_0", "task_1", "task_1"]
     with torch.no_grad(), Counting() as counting:
         model(token_ids, adapter_names=names)
     # 2 owners with two weights and two biases each, and not 8 places.
@@ -124,7 +125,7 @@ def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_tr
     model.train()
     for parameter in model.parameters():
         parameter.data.mul_(0.9)  # leaves no trace that autograd could count
-    model.eval().set_adapter("1")
+    model.eval().set_adapter("task_1")
     with torch.no_grad():
         expected = model(token_ids).logits
         mixed = model(token_ids, adapter_names=names).logits
@@ -222,3 +223,23 @@ def test_rows_that_a_layer_is_called_with_directly():
     layer = HoulsbyLayer(nn.Identity())
     with pytest.raises(ValueError, match="got 2 and 3"):
         layer(torch.randn(3, 4), adapter_names=[BASE, BASE])
+
+
+def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_none(token_ids):
+    options = {"first": None, "second": [3, 5], "third": {"word_embeddings": [int(token_ids[0, 1])]}}
+    model = tiny_bert()
+    for seed, (name, tokens) in enumerate(options.items()):
+        model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=tokens), seed=seed)
+    names = ["third", "first", BASE, "second", "third"]
+    for active in options:
+        model.set_adapter(active)
+        mixed = model(token_ids, adapter_names=names).logits
+        for row, name in enumerate(names):
+            with model.disable_adapter() if name == BASE else nullcontext():
+                if name != BASE:
+                    model.set_adapter(name)
+                alone = model(token_ids[row : row + 1]).logits
+            torch.testing.assert_close(mixed[row : row + 1], alone, atol=1e-5, rtol=1e-5)
+    with model.disable_adapter():
+        expected = model(token_ids).logits
+        torch.testing.assert_close(model(token_ids, adapter_names=names).logits, expected)

@@ -6,6 +6,8 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from peft import PeftModel
@@ -38,8 +40,10 @@ class HeldAdapter:
     @property
     def nbytes(self) -> int:
         """Memory that its weights take."""
-        modules = [part for mapping, part in self.parts if isinstance(mapping, nn.ModuleDict)]
-        return sum(weight.nbytes for module in modules for weight in module.parameters())
+        # The owners of shared bottlenecks, in plain mappings, have been counted as such.
+        parts = [part for mapping, part in self.parts if isinstance(mapping, nn.Module)]
+        weights = (part.parameters() if isinstance(part, nn.Module) else [part] for part in parts)
+        return sum(weight.nbytes for weight in chain.from_iterable(weights))
 
     def put_in(self) -> None:
         """Put it into the model, if it is not there."""
@@ -116,11 +120,14 @@ class HeldAdapters:
         return HeldAdapter(predictor.name, predictor.config, self._shared(predictor.tokenizer), parts)
 
     def _drop(self, wanted: Iterable[str]) -> None:
-        # Wanted ones have been moved to the end.
-        while self._nbytes > self._max_bytes and (oldest := next(iter(self._held))) not in wanted:
-            dropped = self._held.pop(oldest)
-            self._nbytes -= dropped.nbytes
-            dropped.take_out()
+        for task, adapter in tuple(self._held.items()):
+            if self._nbytes <= self._max_bytes:
+                return
+            # To drop the first one, which never leaves the model, would free nothing.
+            if task not in wanted and adapter.parts:
+                del self._held[task]
+                self._nbytes -= adapter.nbytes
+                adapter.take_out()
 
     def _shared(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
         """The first tokenizer that is equal to this one: most adapters bring the base model's, of many megabytes."""
@@ -135,7 +142,5 @@ def _mappings(model: PeftModel) -> Iterator[Any]:
     """All that a model keeps by adapter name."""
     yield model.peft_config
     for module in model.modules():
-        if isinstance(module, HoulsbyTunerLayer):
-            yield from (getattr(module, name) for name in (*module.adapter_layer_names, *module.other_param_names))
-        elif isinstance(module, AuxiliaryTrainingWrapper):
-            yield module.modules_to_save
+        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+            yield from (attrgetter(name)(module) for name in (*module.adapter_layer_names, *module.other_param_names))
