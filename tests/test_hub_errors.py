@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from dataclasses import replace
@@ -48,6 +49,7 @@ def push_and_load_wrongly(folder, other_base):
         "no folder": _attempt(load, "./nothing"),
         "other base": _attempt(load, "user/public", base_model=other_base),
         "no base on the Hub": _attempt(load, "user/baseless"),
+        "base from another repository": _attempt(load, "user/recorded", base_model="org/mirror"),
         "right after all that": _attempt(load, "user/public"),
     }
 
@@ -72,6 +74,7 @@ EXPECTED = {
     "no folder": "AdapterError: An adapter must be a folder, or a name on the Hub .* ./nothing is neither",
     "other base": "AdapterError: user/public: Adapter 'default' was trained on the base model 'org/tiny-bert' and is",
     "no base on the Hub": "HubError: The base model org/no-such-model: there is no such repository",
+    "base from another repository": "ok: ",
     "right after all that": "ok: ",
 }
 
@@ -93,6 +96,11 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
     hub.add("other/theirs", adapter)
     hub.add("other/private", adapter, private=True)
     hub.add("user/baseless", make_adapter(tmp_path / "baseless", base, "org/no-such-model"))
+    recorded = make_adapter(tmp_path / "recorded", base)
+    path = recorded / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "0" * 40}))
+    hub.add("user/recorded", recorded)
+    hub.add("org/mirror", base)
     other = make_base(tmp_path / "other", seed=9)
     outcomes = hub.call(push_and_load_wrongly, str(adapter), str(other), home=tmp_path / "home", token=None)
     for case, (kind, message) in outcomes.items():

@@ -8,13 +8,15 @@ import pytest
 import torch
 from conftest import perturb
 from hub_models import TEXTS, make_adapter, make_base
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BloomConfig,
+    BloomForSequenceClassification,
     PreTrainedTokenizerBase,
 )
 
@@ -181,6 +183,65 @@ def test_adapters_with_other_classes_share_a_base_model_and_stay_apart(base, tmp
     assert [{0: "ab", 1: "xyz"}[n][i] for n, i in enumerate(mixed[:2].argmax(-1).tolist())] == [
         alone[0][0]["label"], alone[1][1]["label"]
     ]  # fmt: skip
+
+
+def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
+    folders = [make_adapter(tmp_path / str(seed), base, str(base), seed) for seed in range(4)]
+    expected = [houlsby_peft.load(folder).predict(WORDS) for folder in folders]
+    first = houlsby_peft.load(folders[0])
+    houlsby_peft.load(folders[1], beside=first)
+    third = houlsby_peft.load(folders[2], beside=first)
+    first.model.delete_adapter("default_2")
+    fourth = houlsby_peft.load(folders[3], beside=first)
+    assert (third.name, fourth.name) == ("default_3", "default_2")
+    for name in ("default", "default_3"):
+        with pytest.raises(AdapterError, match=f"must be new to its model; '{name}' is one of default, default_3"):
+            houlsby_peft.load(folders[1], beside=first, adapter_name=name)
+    with pytest.raises(AdapterError, match=r"must hold no Houlsby adapters.* Give beside="):
+        houlsby_peft.load(folders[1], base_model=first.model.get_base_model())
+    for predictor, known in ((first, 0), (third, 2), (fourth, 3)):
+        assert predictor.predict(WORDS) == expected[known]
+
+
+def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
+    folder = make_adapter(tmp_path, base, str(base))
+    placed = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, device_map={"": "cpu"})
+    assert houlsby_peft.load(folder, base_model=placed).predict(WORDS) == houlsby_peft.load(folder).predict(WORDS)
+
+
+def test_a_text_is_not_cut_where_no_length_is_known(base, tokenizer, tmp_path):
+    config = BloomConfig(vocab_size=200, hidden_size=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0)
+    model = BloomForSequenceClassification(config)
+    model.save_pretrained(tmp_path / "base")
+    endless = AutoTokenizer.from_pretrained(base, model_max_length=None)
+    endless.model_max_length = int(1e30)
+    endless.save_pretrained(tmp_path / "base")
+    adapted = get_peft_model(model, HoulsbyConfig(r=4, task_type="SEQ_CLS"))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    perturb(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    text = " ".join(WORDS) * 3
+    with torch.no_grad():
+        logits = adapted.eval()(**endless(text, return_tensors="pt")).logits[0]
+    predictor = houlsby_peft.load(tmp_path / "adapter")
+    assert predictor.tokenizer.model_max_length > 1e20
+    found = predictor.predict(text)[0]
+    assert found["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
+    bank = houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
+    assert bank.predict([("a", text)])[0]["score"] == pytest.approx(found["score"], rel=1e-4)
+
+
+def test_a_pattern_for_the_list_of_layers_may_be_a_string(base, tmp_path):
+    options = {"layers_to_transform": [0], "layers_pattern": r"encoder\.layer"}
+    folder = make_adapter(tmp_path, base, str(base), **options)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), str(folder)
+    ).eval()
+    predictor = houlsby_peft.load(folder)
+    inputs = predictor.tokenizer(WORDS[0], return_tensors="pt")
+    with torch.no_grad():
+        score = adapted(**inputs).logits.softmax(-1).max().item()
+    assert predictor.predict(WORDS[0])[0]["score"] == pytest.approx(score, rel=1e-4)
 
 
 def test_another_base_or_another_head_cannot_be_put_beside(base, tmp_path):

@@ -147,7 +147,8 @@ def _check_types(path: Path, fields: dict[str, Any]) -> None:
 
 def _check_patterns(path: Path, fields: dict[str, Any]) -> None:
     single = [fields.get(name) for name in ("target_modules", "exclude_modules", "layers_pattern")]
-    several = [*(fields.get("rank_pattern") or ()), *(fields.get("layers_pattern") or ())]
+    names = fields.get("layers_pattern")
+    several = [*(fields.get("rank_pattern") or ()), *(names if isinstance(names, list) else ())]
     for pattern in filter(None, single + several):
         if isinstance(pattern, str) and not (_SIMPLE_PATTERN.fullmatch(pattern) and _compiles(pattern)):
             raise AdapterError(

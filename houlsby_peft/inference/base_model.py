@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..hub_errors import explained
 from ..tasks import task_of_config
 from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, shortened
 from .predictor import label_arguments
+from .process_state import environment, verbosity
 
 
 # transformers' advice is to lift these rules.
@@ -66,7 +67,8 @@ def load_base(
 def load_tokenizer(
     folder: Path, config: HoulsbyConfig, base_name: str | None, token: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The adapter's own tokenizer, or the base model's if it has none.
+    """The adapter's own tokenizer, or the base model's if it has none: of the recorded revision, if it is the recorded
+    base model.
 
     Raises:
         AdapterError: The files are not usable.
@@ -74,10 +76,9 @@ def load_tokenizer(
     """
     own = (folder / TOKENIZER_FILES[0]).is_file()
     source = str(folder) if own else base_name or _base_name(folder, config)
+    revision = config.revision if source == config.base_model_name_or_path else None
     with _loading(f"The tokenizer of {source}"):
-        return AutoTokenizer.from_pretrained(
-            source, revision=None if own else config.revision, token=token, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
 
 
 def _base_name(folder: Path, config: HoulsbyConfig) -> str:
@@ -113,14 +114,5 @@ def _loading(what: str) -> Iterator[None]:
 def _as_it_is() -> Iterator[None]:
     """Without transformers' advice to train a head that the adapter brings along, and without its request to a server,
     which gets the user's token, to convert weights that are pickled."""
-    verbosity, name = transformers.logging.get_verbosity(), "DISABLE_SAFETENSORS_CONVERSION"
-    before = os.environ.get(name)
-    transformers.logging.set_verbosity_error()
-    os.environ[name] = "1"
-    try:
+    with verbosity(logging.ERROR), environment("DISABLE_SAFETENSORS_CONVERSION", "1"):
         yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before

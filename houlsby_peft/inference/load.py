@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 import torch
@@ -19,10 +19,12 @@ from ..errors import AdapterError
 from ..head import HoulsbyHead
 from ..hub_errors import explained
 from ..tasks import task_of_class, task_of_config
+from ..tuner_layer import HoulsbyTunerLayer
 from ..two_layer_head import has_two_layer_head, put_two_layer_head
 from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, check_weights, missing_weights, read_config
 from .base_model import load_base, load_tokenizer
 from .predictor import Predictor, label_arguments
+from .process_state import raised_warnings
 
 
 def load(
@@ -45,32 +47,33 @@ def load(
         revision: a branch, tag or commit of the adapter's repository. The base model's is recorded in the adapter.
         base_model: the base model, or its name or folder, in place of the one that the adapter names.
         beside: an adapter that was loaded before, on whose base model this one is put, too.
-        adapter_name: the name in the model. Default: "default", then "default_2" and so on.
+        adapter_name: the name in the model, where it must be new. Default: "default", or the first that is free of
+            "default_2", "default_3" and so on.
         token: for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: where to put the model. Default: where it is, for a new one the CPU.
         dtype: of the base model. Default: as in its files.
 
     Raises:
-        AdapterError: The files are no Houlsby adapter, are damaged, or belong to another base model.
+        AdapterError: The files are no Houlsby adapter, are damaged, or belong to another base model; or the base model
+            that is given holds adapters already, or one of this name.
         HubError: A repository does not exist, is private or cannot be reached.
     """
     folder = find_folder(name_or_path, revision, token)
     with _messages_name(name_or_path, folder):
         config = read_config(folder)
         check_weights(folder, config)
+        name = _new_name(adapter_name, beside)
         if beside is not None:
-            name, task = adapter_name or f"default_{len(beside.model.peft_config) + 1}", beside.task
-            model = _put_beside(beside, folder, config, name)
+            base_model = _base(beside.model)
+        elif not isinstance(base_model, PreTrainedModel):
+            base_model = load_base(folder, config, base_model, token, dtype)
+        # Before the adapter, which an error would leave in a model that is in use.
+        tokenizer = load_tokenizer(folder, config, base_model.name_or_path, token)
+        if beside is not None:
+            task, model = beside.task, _put_beside(beside, folder, config, name)
         else:
-            name = adapter_name or "default"
-            if not isinstance(base_model, PreTrainedModel):
-                base_model = load_base(folder, config, base_model, token, dtype)
             task = task_of_class(type(base_model).__name__) or task_of_config(config)
-            with _fitting():
-                if config.two_layer_head:
-                    put_two_layer_head(base_model)
-                model = PeftModel.from_pretrained(base_model, str(folder), name, config=config)
-        tokenizer = load_tokenizer(folder, config, _base(model).name_or_path, token)
+            model = _put_on(base_model, folder, config, name)
     return Predictor(model.eval().to(device) if device else model.eval(), name, task, tokenizer)
 
 
@@ -99,6 +102,31 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
 
 def _base(model: PeftModel) -> PreTrainedModel:
     return model.get_base_model()  # type: ignore[return-value]
+
+
+def _new_name(asked: str | None, beside: Predictor | None) -> str:
+    """A name that no adapter of the model has: the one that is asked for, or a free one. PEFT would load the weights
+    into the adapter that has it."""
+    taken = beside.model.peft_config if beside else {}
+    if asked in taken:
+        raise AdapterError(
+            f"The name of an adapter must be new to its model; {asked!r} is one of {', '.join(taken)}. Give another "
+            "adapter_name, or delete that adapter first."
+        )
+    names = chain(["default"], (f"default_{number}" for number in count(2)))
+    return asked or next(name for name in names if name not in taken)
+
+
+def _put_on(base: PreTrainedModel, folder: Path, config: HoulsbyConfig, name: str) -> PeftModel:
+    if any(isinstance(module, HoulsbyTunerLayer) for module in base.modules()):
+        raise AdapterError(
+            "A base model that is given must hold no Houlsby adapters, which would be changed; this "
+            f"{type(base).__name__} does. Give beside=, what houlsby_peft.load returned for it, or a base model anew."
+        )
+    with _fitting():
+        if config.two_layer_head:
+            put_two_layer_head(base)
+        return PeftModel.from_pretrained(base, str(folder), name, config=config)
 
 
 def _put_beside(beside: Predictor, folder: Path, config: HoulsbyConfig, name: str) -> PeftModel:
@@ -150,8 +178,7 @@ def _messages_name(name: str | os.PathLike[str], folder: Path) -> Iterator[None]
 def _fitting() -> Iterator[None]:
     """Refuse an adapter that does not fit the base model, also where PEFT would only warn of it."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="Adapter .* was trained on the base model")
+        with raised_warnings("Adapter .* was trained on the base model"):
             yield
     except (UserWarning, ValueError, RuntimeError, KeyError) as error:
         raise AdapterError(str(error)) from error

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import transformers
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..tasks import Task
+from .process_state import verbosity
 from .question_answering import QuestionAnswering
 
 
@@ -72,8 +73,7 @@ class Predictor:
         several = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
         keys = ("question", "context") if self.task.pipeline == "question-answering" else ("text", "text_pair")
         items: list[Any] = [item if isinstance(item, str) else dict(zip(keys, item, strict=True)) for item in several]
-        cut = {"truncation": True, "max_length": self._max_length()}
-        options = cut if self.task.pipeline == "text-classification" else {}
+        options = cut(self.tokenizer, self.model.config) if self.task.pipeline == "text-classification" else {}
         return list(pipeline(items, batch_size=batch_size, **options)) if items else []
 
     def pipeline(self, **options: Any) -> Pipeline | QuestionAnswering:
@@ -87,8 +87,11 @@ class Predictor:
         Raises:
             AdapterError: There is none for the task.
         """
-        parts = {"model": self._view(), "tokenizer": self.tokenizer, "device": self.model.device}
-        with _without_advice():
+        parts: dict[str, Any] = {"model": self._view(), "tokenizer": self.tokenizer}
+        if not getattr(self.model, "hf_device_map", None):  # accelerate has put its modules where they are
+            parts["device"] = self.model.device
+        # Without the page that transformers logs about models of a class that it does not know, such as PeftModel.
+        with verbosity(logging.CRITICAL):
             match self.task.pipeline:
                 case "question-answering":
                     return QuestionAnswering(self._view(), self.tokenizer, **options)
@@ -102,10 +105,6 @@ class Predictor:
             f"is {self.task.pipeline}. Use its model and tokenizer."
         )
 
-    def _max_length(self) -> int:
-        lengths = (self.tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", None))
-        return min(int(length) for length in lengths if length)
-
     def _view(self) -> PeftModel:
         """The model, all modules shared, with this adapter's labels, that makes this adapter active when called."""
         view = copy.copy(self.model)
@@ -116,15 +115,11 @@ class Predictor:
         return view
 
 
-@contextmanager
-def _without_advice() -> Iterator[None]:
-    """Without the page that transformers logs about models of a class that it does not know, such as PeftModel."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
+def cut(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> dict[str, Any]:
+    """The tokenizer's arguments that cut texts to what the model can read; none where no length is known."""
+    lengths = (tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None))
+    known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
+    return {"truncation": True, "max_length": min(known)} if known else {}
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from .held_adapters import HeldAdapter, HeldAdapters
 from .load import find_folder, load
-from .predictor import Input, Predictor
+from .predictor import Input, Predictor, cut
 
 
 class TaskBank:
@@ -111,10 +111,8 @@ class TaskBank:
         return logits.float().cpu()
 
     def _encode(self, adapter: HeldAdapter, text: Input) -> dict[str, list[int]]:
-        readable = getattr(self._adapters.model.config, "max_position_embeddings", None)
-        length = min(int(each) for each in (adapter.tokenizer.model_max_length, readable) if each)
         texts = (text,) if isinstance(text, str) else text
-        return dict(adapter.tokenizer(*texts, truncation=True, max_length=length))
+        return dict(adapter.tokenizer(*texts, **cut(adapter.tokenizer, self._adapters.model.config)))
 
     def _load(self, task: str, name: str, beside: Predictor | None) -> Predictor:
         predictor = load(self._sources[task], beside=beside, adapter_name=name, **self._options)
