@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -67,12 +68,16 @@ def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapte
 
 def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
     environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_write"}
-    command = [sys.executable, "-m", "houlsby_peft.cli", "push", str(adapter), "user/messages"]
+    results = tmp_path / "results 0.json"
+    asked = ["push", str(adapter), "user/messages", "--private", "--base-model", BASE, "--results", str(results)]
+    command = [sys.executable, "-m", "houlsby_peft.cli", *asked]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("error: user/messages: http://127.0.0.1:9 cannot be reached")
     assert "Traceback" not in done.stderr
+    # What is tried again is the same: an adapter that is to be private must not become public.
+    assert shlex.split(line.partition("To try again: ")[2]) == ["houlsby-peft", *asked]
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -87,6 +92,20 @@ def test_card_writes_the_page_into_the_folder(pairs, base, tmp_path, capsys):
     inputs = [(texts[0], texts[1]), (texts[2], texts[3])] if pairs else texts
     answers = houlsby_peft.load(adapter).predict(inputs)
     assert "```text\n" + "\n".join(map(str, answers)) + "\n```" in card.text
+
+
+def test_the_example_of_a_card_where_the_recorded_base_is_gone(hub, base, tmp_path):
+    hub.add(BASE, base)
+    adapter = make_adapter(tmp_path / "adapter", base, str(tmp_path / "gone"))
+    text = TEXTS[0][0]
+    answer = str(houlsby_peft.load(adapter, base_model=str(base)).predict(text)[0])
+    command = [adapter, "user/gone", "--example", text, "--base-model"]
+    status, _, error = run(hub, tmp_path, "card", *command, BASE)
+    assert status == 0, error
+    assert answer in (adapter / "README.md").read_text()
+    status, _, error = run(hub, tmp_path, "push", *command, BASE)
+    assert status == 0, error
+    assert answer in hub.store.repos["user/gone"].head.files["README.md"].decode()
 
 
 def test_info_says_what_an_adapter_is(adapter, capsys):

@@ -21,13 +21,12 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..hub_errors import explained
 from ..inference.adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
-from ..inference.base_model import load_tokenizer
-from ..inference.load import load
-from ..inference.predictor import Input, Predictor
-from ..tasks import record_head, task_of_config
+from ..inference.predictor import Input
+from ..tasks import record_head
 from .card_results import Results
 from .cards import CARD_FILE, make_card, merge_cards
 from .checks import base_on_hub, check_access
+from .example import answer_of_folder, answer_of_model
 
 
 def push_to_hub(
@@ -72,11 +71,16 @@ def push_to_hub(
     """
     in_memory = isinstance(adapter, PeftModel)
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
-    with _nothing_lost(folder, repo_id):
+    options = {"--private": private, "--base-model": base_model, "--results": results}
+    with _nothing_lost(["houlsby-peft", "push", str(folder), repo_id, *_flags(options)]):
         base = base_on_hub(base_model or read_config(folder).base_model_name_or_path or "", given=bool(base_model))
         _record_revision(folder, base)
         repo_id = check_access(repo_id, token)
-        answer = None if example is None else _answer(adapter, folder, tokenizer, example, token)
+        answer = None
+        if isinstance(adapter, PeftModel) and example is not None:
+            answer = answer_of_model(adapter, folder, tokenizer, example, token)
+        elif example is not None:
+            answer = answer_of_folder(folder, example, base_model, token)
         card = make_card(
             folder, repo_id, base_model=base, results=results, metadata=metadata, example=example, answer=answer
         )
@@ -102,14 +106,25 @@ def _upload(
 
 
 @contextmanager
-def _nothing_lost(folder: Path, repo_id: str) -> Iterator[None]:
+def _nothing_lost(command: Sequence[str]) -> Iterator[None]:
     """Say with every error where the adapter is and how to push it again, as the process may end with the error."""
     try:
         yield
     except (AdapterError, HubError, ValueError) as error:
-        command = shlex.join(["houlsby-peft", "push", str(folder), repo_id])
         kind = HubError if isinstance(error, HubError) else AdapterError
-        raise kind(f"{error} Nothing is lost: all is in {folder}. To try again: {command}") from error
+        raise kind(f"{error} Nothing is lost: all is in {command[2]}. To try again: {shlex.join(command)}") from error
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Arguments of `push_to_hub` as flags of the command, as far as they can be written there."""
+    flags = []
+    for flag, value in options.items():
+        values = [value] if isinstance(value, (str, os.PathLike)) else value
+        if value is True:
+            flags.append(flag)
+        elif isinstance(values, Sequence) and all(isinstance(each, (str, os.PathLike)) for each in values):
+            flags += [flag, *map(str, values)]
+    return flags
 
 
 def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
@@ -139,26 +154,6 @@ def _record_revision(folder: Path, base: str) -> None:
     if isinstance(cached, str) and fields.get("base_model_name_or_path") == base:
         fields["revision"] = Path(cached).parent.name
         path.write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def _answer(
-    adapter: PeftModel | str | os.PathLike[str],
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase | None,
-    example: Input | Sequence[Input],
-    token: str | None,
-) -> list[Any]:
-    """What the adapter gives for the example of the card; a model that is being trained is used as it is."""
-    if not isinstance(adapter, PeftModel):
-        return load(folder, token=token).predict(example)
-    config, training = read_config(folder), adapter.training
-    tokenizer = tokenizer or load_tokenizer(folder, config, None, token)
-    try:
-        return Predictor(adapter.eval(), adapter.active_adapters[0], task_of_config(config), tokenizer).predict(
-            example
-        )
-    finally:
-        adapter.train(training)
 
 
 def _check_repository(info: ModelInfo, private: bool | None) -> None:
