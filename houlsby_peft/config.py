@@ -39,7 +39,8 @@ class HoulsbyConfig(PeftConfig):
         layers_pattern: Name of the list of layers that `layers_to_transform` counts in, if there are several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the place.
         modules_to_save: Further modules to train and save. A task head, or a pooler below it, that the base checkpoint
-            does not have is found and added by itself; an empty list prevents that.
+            does not have is found and added by itself; an empty list prevents that, but not together with a
+            `task_type` whose head PEFT always trains.
         trainable_token_indices: Tokens whose embeddings to train and save, such as ones added to the vocabulary, as a
             list, or as a dict from names of embedding modules to lists. See PEFT's `LoraConfig`.
         base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when
@@ -100,6 +101,8 @@ class HoulsbyConfig(PeftConfig):
         self.peft_type = houlsby_peft_type()
         self.positions = _names(self.positions)
         self.target_modules = _list_or_pattern(self.target_modules)
+        if isinstance(self.modules_to_save, (list, tuple, set)):  # PEFT adds the head to the list itself
+            self.modules_to_save = list(self.modules_to_save)
         self.exclude_modules = _list_or_pattern(self.exclude_modules)
         self.rank_pattern = dict(self.rank_pattern or {})
         if isinstance(self.layers_to_transform, (tuple, set, range)):

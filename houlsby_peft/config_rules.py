@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 POSITIONS = ("attention", "feed_forward", "cross_attention")
+# The task types of PEFT whose model classes add the head to the modules to save.
+_TRAINED_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
@@ -86,6 +88,11 @@ def _check_places(config: HoulsbyConfig) -> None:
 
 
 def _check_head(config: HoulsbyConfig) -> None:
+    _require(
+        config.modules_to_save != [] or config.task_type not in _TRAINED_HEADS, "modules_to_save",
+        config.modules_to_save, f"None or name modules where task_type is {config.task_type}, whose head PEFT always "
+        "trains", "Leave task_type out to train no head",
+    )  # fmt: skip
     _require(
         config.id2label is None or _are_labels(config.id2label), "id2label", config.id2label,
         "a dict from every number from 0 on to a name", "For example {0: 'negative', 1: 'positive'}",

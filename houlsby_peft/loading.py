@@ -116,7 +116,8 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
         raise ValueError(
             f"The weights of a Houlsby adapter must fit its configuration and the base model; those of {source} do "
             f"not: {'; '.join(problems)}. Load the adapter on the base model that it was trained on, with its own "
-            "adapter_config.json; for a new adapter of the same configuration, give dataclasses.replace(config)."
+            "adapter_config.json; for a new adapter of the same configuration, give dataclasses.replace(config, "
+            "base_fingerprint=None, id2label=None, problem_type=None, inference_mode=False)."
         )
 
 

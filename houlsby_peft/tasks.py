@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import AdapterError
+from .two_layer_head import has_two_layer_head
 
 
 if TYPE_CHECKING:
@@ -76,13 +77,13 @@ def task_of_config(config: HoulsbyConfig) -> Task:
 
 
 def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
-    """Record in an adapter's configuration what the head predicts, where the user has not given it.
+    """Record in an adapter's configuration what the head is and predicts, where the user has not given it.
 
     Called when an adapter is made and again before it is pushed, as names may be given, and the Trainer's loss finds
     the kind of task out, in between.
 
     Args:
-        config: of the adapter; `id2label` and `problem_type` are set.
+        config: of the adapter; `id2label`, `problem_type` and `two_layer_head` are set.
         model: the base model, whose configuration knows both. A head of one output is a regression, as for
             transformers' loss.
     """
@@ -91,6 +92,8 @@ def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
     if task is None or not task.has_labels or known is None:
         return
     recorded = config.recorded_head
+    if config.two_layer_head in (False, recorded.get("two_layer_head")):
+        config.two_layer_head = recorded["two_layer_head"] = has_two_layer_head(model)
     if config.id2label in (None, recorded.get("id2label")):
         config.id2label = recorded["id2label"] = {int(number): str(name) for number, name in known.id2label.items()}
     if config.problem_type in (None, recorded.get("problem_type")):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from peft import PeftConfig, PeftType, TaskType, get_peft_config
+from conftest import tiny_bert
+from peft import PeftConfig, PeftType, TaskType, get_peft_config, get_peft_model
+from transformers import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 
 from houlsby_peft import HoulsbyConfig
 
@@ -37,12 +39,29 @@ from houlsby_peft import HoulsbyConfig
         ({"layers_to_transform": []}, "layers_to_transform", "None adapts all"),
         ({"layers_to_transform": [0, "1"]}, "layers_to_transform", "counted from 0"),
         ({"layers_pattern": "layer"}, "layers_pattern", "layers_to_transform"),
+        ({"modules_to_save": [], "task_type": "SEQ_CLS"}, "modules_to_save", "SEQ_CLS"),
+        ({"modules_to_save": [], "task_type": "TOKEN_CLS"}, "modules_to_save", "Leave task_type out"),
+        ({"modules_to_save": [], "task_type": "QUESTION_ANS"}, "modules_to_save", "[]"),
     ],
 )
 def test_error_names_field_rule_value_and_remedy(fields, name, said):
     with pytest.raises(ValueError, match=rf"^HoulsbyConfig\.{name} must be .*; got .*\. .*\.$") as error:
         HoulsbyConfig(**fields)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("task_type", ["SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS"])
+def test_peft_trains_the_head_of_these_task_types_whatever_the_modules_to_save(task_type):
+    """Why an empty list is refused with them; a user's own list stays the user's."""
+    given = ["bert.pooler"]
+    config = HoulsbyConfig(task_type=task_type, modules_to_save=given)
+    classes = {"SEQ_CLS": BertForSequenceClassification, "TOKEN_CLS": BertForTokenClassification}
+    base = classes.get(task_type, BertForQuestionAnswering)(tiny_bert().config)
+    config.modules_to_save.clear()
+    model = get_peft_model(base, config)
+    head = "qa_outputs" if task_type == "QUESTION_ANS" else "classifier"
+    assert any(head in name for name, weight in model.named_parameters() if weight.requires_grad)
+    assert given == ["bert.pooler"]
 
 
 def test_unknown_activation_lists_the_known_ones():

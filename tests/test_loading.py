@@ -224,7 +224,11 @@ def test_hot_swapping_is_refused_clearly(saved):
 def test_a_configuration_of_a_saved_adapter_makes_new_ones_if_copied(saved):
     config = HoulsbyConfig.from_pretrained(saved / "good")
     wider = tiny_bert(hidden_size=48)
-    with pytest.raises(ValueError, match=r"give dataclasses\.replace\(config\)"):
+    with pytest.raises(ValueError, match=r"give dataclasses\.replace\(config, ") as error:
         get_peft_model(wider, config)
-    fresh = replace(config, base_fingerprint=None, inference_mode=False)
-    assert get_peft_model(wider, fresh).get_nb_trainable_parameters()[0] > 0
+    advice = re.search(r"dataclasses\.(replace\(.*\))\.$", str(error.value))
+    model = get_peft_model(wider, eval(advice[1], {"replace": replace, "config": config}))
+    new = get_peft_model(tiny_bert(hidden_size=48), HoulsbyConfig(r=4, share_layers=1, task_type="SEQ_CLS"))
+    assert model.get_nb_trainable_parameters() == new.get_nb_trainable_parameters()
+    assert model.peft_config["default"].id2label == new.peft_config["default"].id2label
+    assert model.peft_config["default"].base_fingerprint == new.peft_config["default"].base_fingerprint

@@ -109,6 +109,20 @@ def test_heads_of_both_kinds_on_one_base_model(saved, tmp_path, first):
         assert torch.equal(logits(adapter.model, adapter.tokenizer), expected_of[name]), name
 
 
+def test_it_is_recorded_where_the_configuration_does_not_tell(saved, tmp_path):
+    base, _, _ = saved
+    config = HoulsbyConfig(task_type="SEQ_CLS", r=4)
+    plain = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config)
+    assert not plain.peft_config["default"].two_layer_head
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    put_two_layer_head(model)
+    model = get_peft_model(model, config).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    loaded = houlsby_peft.load(tmp_path)
+    assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(model, loaded.tokenizer))
+
+
 def test_peft_alone_says_what_does_not_fit(saved):
     base, folder, _ = saved
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
