@@ -35,7 +35,7 @@ class FrozenPrefix:
     attention below its first adapter is kept, too, which takes as much memory again.
 
     Neither the frozen weights nor the set of active adapters may be changed while it is in use. Texts must come as
-    `input_ids`, with an `attention_mask` if they are padded.
+    `input_ids`, with an `attention_mask` if they are padded; the hidden states of padding are zeros.
 
     Args:
         model: a model with adapters in the upper layers of one stack, changed in place.
@@ -69,6 +69,7 @@ class FrozenPrefix:
         _without_dropout(self._embeddings)
         # Not on the model as a whole, as a user may call the encoder in it.
         encoder = module_around(base, self._embeddings, self.name)
+        self._encoder = encoder
         self._handles = [encoder.register_forward_pre_hook(self._new_batch, with_kwargs=True)]
         self._handles.append(layers[self.index].register_forward_pre_hook(self._extend, with_kwargs=True))
         self._is_extended = False
@@ -77,9 +78,10 @@ class FrozenPrefix:
         """Give the model back as it was; what is in a folder stays there."""
         for handle in self._handles:
             handle.remove()
-        for segment in self._segments:
-            segment.remove()
-        self._embeddings.__dict__.pop("train", None)
+        for module in [self._embeddings, *(module for segment in self._segments for module in segment.modules)]:
+            module.__dict__.pop("forward", None)
+            module.__dict__.pop("train", None)
+            module.train(self._encoder.training)
 
     def _new_batch(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
@@ -92,7 +94,10 @@ class FrozenPrefix:
         rows = zip(torch.stack([text.expand_as(ids) for text in texts], -1).cpu(), self._mask.cpu(), strict=True)
         kind, automatic = ids.device.type, torch.is_autocast_enabled(ids.device.type)
         precision = str(torch.get_autocast_dtype(kind) if automatic else "").encode()
-        self._keys = [_hash(precision + row[own].numpy().tobytes()) for row, own in rows]
+        # With their positions, as other ones have other embeddings where a text is padded on the left.
+        self._keys = [
+            _hash(precision + own.nonzero().numpy().tobytes() + row[own].numpy().tobytes()) for row, own in rows
+        ]
 
     def _extend(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """At the first batch: keep what lies below the first adapter of its layer, too, if that can be told."""
@@ -118,21 +123,16 @@ class _Segment:
     def __init__(
         self, prefix: FrozenPrefix, name: bytes, modules: list[nn.Module], shapes: list[Any] | None = None
     ) -> None:
-        self._prefix, self._name, self._modules = prefix, name, modules
+        self._prefix, self._name, self.modules = prefix, name, modules
         self._missing = torch.zeros(0, dtype=torch.long)
         self._kept: list[torch.Tensor | None] = []
         for number, module in enumerate(modules):
             _without_dropout(module)
             module.forward = partial(self._run, number, module.forward, shapes and shapes[number])
 
-    def remove(self) -> None:
-        for module in self._modules:
-            module.__dict__.pop("forward", None)
-            module.__dict__.pop("train", None)
-
     @torch.no_grad()
     def _run(self, number: int, forward: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
-        keys, last = self._prefix._keys, number == len(self._modules) - 1
+        keys, last = self._prefix._keys, number == len(self.modules) - 1
         if number == 0:
             self._kept = [self._prefix._store.get(self._own(key)) for key in keys]
             missing = [row for row, kept in enumerate(self._kept) if kept is None]

@@ -190,6 +190,29 @@ def test_decoders(build):
     assert kept.get_total_flops() < new.get_total_flops()
 
 
+def test_padding_on_the_left_moves_the_positions():
+    """GPT-2 counts them from the padding on: the same text has other activations behind it."""
+    ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    plain, padded = [
+        {
+            "input_ids": nn.functional.pad(ids, (left, 0)),
+            "attention_mask": nn.functional.pad(ids > 0, (left, 0)).long(),
+        }
+        for left in (0, 3)
+    ]
+    model = get_peft_model(gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM"))
+    perturb(model.eval())
+    with torch.no_grad():
+        expected = model(**padded).logits[:, 3:]
+        prefix = FrozenPrefix(model)
+        assert not torch.allclose(model(**plain).logits, expected, atol=1e-3)
+        for _ in range(2):
+            torch.testing.assert_close(model(**padded).logits[:, 3:], expected, atol=1e-6, rtol=1e-5)
+    model.train()
+    prefix.remove()
+    assert all(module.training for module in model.modules())
+
+
 def test_gradient_checkpointing(token_ids):
     model = upper()
     expected = step(model, token_ids)
