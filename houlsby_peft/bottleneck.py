@@ -57,10 +57,13 @@ class Bottleneck(nn.Module):
         nn.init.zeros_(self.up_proj.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # The weights may be float32 on a base in half precision; the branch is small, so it is computed in full.
-        branch: torch.Tensor = self.down_proj(hidden.to(self.down_proj.weight.dtype))
+        # The weights may be float32 on a base in half precision; the branch is small, so it is computed in full. A
+        # shared one may serve layers on several devices; what is on the meta device is brought in when it is called.
+        weight = self.down_proj.weight
+        wide = hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
+        branch: torch.Tensor = self.down_proj(wide)
         branch = self.dropout(self.up_proj(self.activation(branch)))
-        return hidden + branch.to(hidden.dtype)
+        return hidden + branch.to(hidden)
 
 
 def _truncated_normal_(weight: torch.Tensor, std: float) -> None:

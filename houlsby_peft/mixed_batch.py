@@ -95,10 +95,10 @@ class _Group:
     def adapt(self, hidden: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """`result` with this group's rows replaced by their adapted `hidden` states."""
         own = hidden if self.rows is None else hidden.index_select(0, self.rows)
-        stacked = own.to(self.down.dtype).reshape(self.down.shape[0], -1, hidden.shape[-1])
+        stacked = own.to(self.down).reshape(self.down.shape[0], -1, hidden.shape[-1])
         branch: torch.Tensor = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
         branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape)
-        adapted = own + branch.to(hidden.dtype)
+        adapted = own + branch.to(hidden)
         return adapted if self.rows is None else result.index_copy(0, self.rows, adapted)
 
 

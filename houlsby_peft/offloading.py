@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import ExitStack
+from itertools import chain
 
 import torch
 from accelerate.utils import align_module_device  # type: ignore[import-untyped]
@@ -31,12 +32,12 @@ def copy_of(module: nn.Module) -> nn.Module:
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Where a module's weights are while it runs; None if it has none, or only ones on the meta device."""
-    weight = next(module.parameters(), None)
-    if weight is None:
-        return None
-    device = torch.device(getattr(getattr(module, "_hf_hook", None), "execution_device", None) or weight.device)
-    return None if device == torch.device("meta") else device
+    """Where a module's weights are while it runs, or the buffers that hold quantized ones; None if it has neither, or
+    only ones on the meta device."""
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        device = next((tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta")
+    return None if torch.device(device) == torch.device("meta") else torch.device(device)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from accelerate import cpu_offload
+from accelerate.hooks import AlignDevicesHook
 from conftest import perturb, tiny_bert
 from peft import PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from torch import nn
 from transformers import BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.offloading import copy_of
+from houlsby_peft.bottleneck import Bottleneck
+from houlsby_peft.offloading import copy_of, device_of
 
 
 CPU = torch.device("cpu")
@@ -111,3 +113,21 @@ def test_a_copy_of_an_offloaded_module_holds_its_own_weights():
         copied[0].weight.zero_()
     assert not torch.equal(copied(x), result)
     assert torch.equal(module(x), result)
+
+
+def test_the_device_of_weights_that_are_quantized_or_elsewhere():
+    quantized = nn.Module()
+    quantized.register_buffer("qweight", torch.zeros(4, dtype=torch.int32))
+    assert device_of(quantized) == CPU
+    quantized._hf_hook = AlignDevicesHook(execution_device="cuda:1")
+    assert device_of(quantized) == torch.device("cuda:1")
+    assert device_of(nn.Dropout()) is None
+    assert device_of(nn.Linear(2, 2, device="meta")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_a_shared_bottleneck_serves_a_layer_on_another_device():
+    bottleneck = Bottleneck(8, 2, init_weights=False)
+    hidden = torch.randn(3, 8)
+    expected = bottleneck(hidden)
+    torch.testing.assert_close(bottleneck.to("cuda")(hidden), expected)
