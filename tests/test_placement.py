@@ -31,6 +31,7 @@ module to save: classifier                           1,538
 trainable (0.40% of the base model's 109,483,778)  434,946
 """
 README = Path(__file__).parents[1] / "README.md"
+PAGE = README.with_name("docs") / "architectures.md"
 
 
 @pytest.fixture
@@ -105,8 +106,10 @@ def test_the_list_names_every_architecture():
     assert all(any(row.note in note for note in notes) for row in ARCHITECTURES.values())
 
 
-def test_the_readme_has_the_list():
-    found = re.search(r"<!-- architectures:begin -->\n(.*)<!-- architectures:end -->", README.read_text(), re.DOTALL)
-    if found is None:
-        pytest.skip("README.md has no <!-- architectures:begin --> and <!-- architectures:end -->")
+def test_the_page_has_the_list():
+    page = PAGE.read_text()
+    found = re.search(r"<!-- architectures:begin -->\n(.*)<!-- architectures:end -->", page, re.DOTALL)
+    assert found is not None
     assert found[1].strip() == architectures_list(), "write it anew: python -m houlsby_peft.placement --architectures"
+    names = architectures_list().splitlines()[0]
+    assert f"for {len(names.split(','))} [architectures]" in README.read_text()
