@@ -1,8 +1,10 @@
 """The `adapters` library at the same shape, and the same floor, in an environment of its own: rows as JSON.
 
-It pins an older transformers than houlsby_peft needs, so that only ratios to the floor of each environment compare:
+It pins an older transformers than houlsby_peft asks for, so that ratios to the floor of each environment compare.
+Training and evaluation of ours run there, too, where PEFT and the package have been installed without their
+dependencies; then both are measured side by side:
 
-    python -m venv other && other/bin/pip install adapters
+    python -m venv other && other/bin/pip install adapters accelerate && other/bin/pip install --no-deps peft -e .
     python benchmarks/run.py --adapters_python other/bin/python
 
 or, by itself, `other/bin/python benchmarks/adapters_library.py --shape minilm --batch 32 --length 64 --rounds 20`.
@@ -12,14 +14,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import adapters
 import torch
+import transformers
 from models import floor, frozen
 from steps import measure
 from timing import keep_freed_memory, machine
 
+
+try:
+    from methods import METHODS, OURS
+except ImportError as error:
+    print(f"Without ours: {error}", file=sys.stderr)
+    ours = {}
+else:
+    ours = {f"{name}, transformers {transformers.__version__}": METHODS[name] for name in (OURS, f"{OURS}, no norms")}
 
 FLOOR = "frozen floor"
 NAME = f"adapters {adapters.__version__}, Houlsby r=64"
@@ -47,8 +59,8 @@ def main() -> None:
     keep_freed_memory()
     cell = (args.shape, args.batch, args.length)
     rows = [
-        *measure("train", {FLOOR: floor, NAME: adapted}, cell, args.rounds, args.device),
-        *measure("eval", {FLOOR: frozen, NAME: adapted}, cell, args.rounds, args.device),
+        *measure("train", {FLOOR: floor, NAME: adapted, **ours}, cell, args.rounds, args.device),
+        *measure("eval", {FLOOR: frozen, NAME: adapted, **ours}, cell, args.rounds, args.device),
     ]
     print(json.dumps({"machine": machine(args.device), "rows": rows}))
 

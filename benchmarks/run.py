@@ -22,7 +22,7 @@ from typing import Any
 import growth
 import starting
 import torch
-from methods import EVALUATED, METHODS, QUICK
+from methods import EVALUATED, FLOOR, METHODS, QUICK
 from steps import measure, peak_memory
 from timing import keep_freed_memory, machine
 
@@ -94,14 +94,14 @@ def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
 
 
 def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
-    """The library's own rows; their ratios refer to the floor in its environment."""
+    """The rows of the library, and of ours beside it if it runs there; their ratios refer to the floor there."""
     shape, batch, length = map(str, cell)
     script = str(Path(__file__).with_name("adapters_library.py"))
     options = ["--shape", shape, "--batch", batch, "--length", length, "--rounds", str(args.rounds)]
     options += ["--threads", str(args.threads), "--device", args.device]
     command = [args.adapters_python, script, *options]
     found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return [row for row in found["rows"] if row["method"].startswith("adapters")]
+    return [row for row in found["rows"] if row["method"] != FLOOR]
 
 
 def grown(args: argparse.Namespace) -> dict[str, Rows]:

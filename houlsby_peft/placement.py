@@ -53,7 +53,7 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
 
 
 def architectures_list() -> str:
-    """The known architectures in Markdown: all names, then what a user must know of some; docs/architectures.md shows it."""
+    """The known architectures in Markdown, for docs/architectures.md: all names, then what one must know of some."""
     names_of: dict[str, list[str]] = {}
     for architecture in ARCHITECTURES.values():
         names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from methods import FLOOR, METHODS, OURS
 from models import SHAPES, build, flops, inputs, saved_bytes
+from padding import padding
 from timing import compared
 
 
@@ -48,6 +49,12 @@ def test_ratios_are_those_of_the_minima_and_of_each_round():
     assert found["ratio_of_minima"] == 1.5
     assert found["median_ratio"] == 1.5
     assert found["ratio_range"] == [1.0, 2.0]
+
+
+def test_the_share_of_padding_by_hand():
+    # Rows of 4 + 4 and 3 + 3 tokens, of which 10 are of texts.
+    assert padding([1, 2, 3, 4], [0, 3, 1, 2], batch=2) == pytest.approx(1 - 10 / 14)
+    assert padding([5, 5, 5], [2, 0, 1], batch=2) == 0
 
 
 @pytest.mark.slow
