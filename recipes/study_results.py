@@ -94,7 +94,7 @@ def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
         runs.setdefault(_key(one, chosen), {}).setdefault(one["task"], []).append(one)
     labels = _labels([json.loads(key) for key in runs])
     return [
-        Row(labels[number], json.loads(key)["method"], {task: _cell(same, chosen) for task, same in tasks.items()})
+        Row(labels[number], json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
         for number, (key, tasks) in enumerate(runs.items())
     ]
 
@@ -124,7 +124,8 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+def best_cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+    """The runs of a task that differ in the seed and in the arguments `chosen`, whose values validation chooses."""
     points: dict[tuple[Any, ...], dict[int, Results]] = {}
     for results in runs:
         point = tuple(results["arguments"].get(name) for name in chosen)

@@ -25,6 +25,7 @@ from common.ending import end_with_one_line
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from study_results import Cell, Row, arrange
+from sweep_runs import CHOSEN
 
 from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
 from analysis.grid import GLUE, Axes, GridParser, complete, finished, make_grids, percent
@@ -41,7 +42,6 @@ NAMES = {
     "linear": "head only",
 }
 SIZES = [2**n for n in range(10)]
-CHOSEN = ("learning_rate", "num_train_epochs")
 
 
 def main() -> None:
