@@ -118,7 +118,7 @@ def make_executor(arguments: argparse.Namespace) -> "LocalExecutor | ClusterExec
         from sweep_cluster import ClusterExecutor, read_options
     except ModuleNotFoundError as error:
         raise RecipeError(f"--cluster needs submitit: pip install submitit ({error})") from error
-    options = read_options(arguments.cluster_options, arguments.cluster, arguments.jobs)
+    options = read_options(arguments.cluster_options, arguments.cluster, arguments.jobs, arguments.config_file)
     config = arguments.config_file or CONFIGS / ("one_gpu.yaml" if options["gpus_per_node"] else "cpu.yaml")
     folder = Path(arguments.output_dir).resolve() / "jobs"
     return ClusterExecutor(launch_command(str(config)), folder, arguments.cluster, options)

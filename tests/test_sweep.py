@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import os
@@ -237,6 +239,22 @@ class TestExecution:
         stop.set()
         thread.join()
         assert outcomes[0].status == "stopped"
+        assert not is_locked(run)
+
+    def test_locks_as_nfs_has_them(self, recipe, monkeypatch):
+        """flock(2): over NFS, the file of an exclusive lock must be open for writing."""
+        (run,) = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
+        flock = fcntl.flock
+
+        def over_nfs(descriptor, operation):
+            if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", over_nfs)
+        assert not is_locked(run)
+        assert not run.folder.exists()
+        assert execute(run, [sys.executable]).status == "finished"
         assert not is_locked(run)
 
 
