@@ -17,6 +17,7 @@ Results = dict[str, Any]
 
 # Arguments that do not change what is learned.
 IGNORED = {"task", "seed", "output_dir", "run_name", "resume_from_checkpoint", "report_to", "disable_tqdm", "use_cpu"}
+IGNORED |= {"predict", "overwrite_output_dir"}
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
 # Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
 ADDING = ("houlsby", "lora")
@@ -143,9 +144,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Task and score of each column: GLUE's, if there is one of its tasks, then the other tasks' main scores."""
+    """Task and score of each column, of the tasks with runs: GLUE's, then the other tasks' main scores."""
     cells = {task: cell for row in rows for task, cell in row.cells.items()}
-    glue = COLUMNS | WNLI
-    of_glue = {task for task, _ in glue.values()}
-    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in of_glue}
-    return (glue if of_glue & set(cells) else {}) | others
+    glue = {name: column for name, column in (COLUMNS | WNLI).items() if column[0] in cells}
+    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in GLUE_TASKS}
+    return glue | others

@@ -47,7 +47,8 @@ rate, seed = float(flags["--learning_rate"]), int(flags["--seed"])
 score = 0.9 - abs(rate - 0.002) + 0.01 * seed
 run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy", "best_score": score,
        "best_scores": {"accuracy": score}, "trainable_parameters": 10, "total_parameters": 110,
-       "seconds": step / 10, "ended": time.time(), "arguments": {"learning_rate": rate, "r": 64}}
+       "seconds": step / 10, "ended": time.time(),
+       "arguments": {"learning_rate": rate, "r": 64, "output_dir": str(folder)}}
 (folder / "part").write_text(json.dumps(run))
 (folder / "part").replace(results)
 """
@@ -311,7 +312,7 @@ folder = Path(flags["--output_dir"])
 if accelerator.is_main_process:
     run = {"task": "toy", "method": "houlsby", "seed": int(flags["--seed"]), "chosen_by": "accuracy",
            "best_score": SCORE, "best_scores": {"accuracy": SCORE}, "trainable_parameters": 10,
-           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64}}
+           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64, "output_dir": str(folder)}}
     (folder / "results.json").write_text(json.dumps(run))
 accelerator.end_training()
 """
