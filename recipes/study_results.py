@@ -16,8 +16,10 @@ from sweep_runs import MEANT_FOR, choose
 Results = dict[str, Any]
 
 # Arguments that do not change what is learned.
-IGNORED = {"task", "seed", "output_dir", "run_name", "resume_from_checkpoint", "report_to", "disable_tqdm", "use_cpu"}
-IGNORED |= {"predict", "overwrite_output_dir"}
+IGNORED = {
+    *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
+    *("report_to", "disable_tqdm", "use_cpu"),
+}
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
 # Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
 ADDING = ("houlsby", "lora")
