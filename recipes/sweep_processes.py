@@ -103,7 +103,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _last_lines(run: Run, start: int, code: int) -> str:
     lines = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace").splitlines()
     lines = [line for line in lines if line.strip() and "it/s]" not in line]
-    return "\n".join([*lines[-LAST_LINES:], f"(exit status {code})"])
+    without = "" if code else f", but there is no {run.folder / 'results.json'}"
+    return "\n".join([*lines[-LAST_LINES:], f"(exit status {code}{without})"])
 
 
 class LocalExecutor:

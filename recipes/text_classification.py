@@ -24,11 +24,13 @@ from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArgum
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
 from common.data import describe_data
 from common.ending import end_with_one_line
+from common.errors import RecipeError
 from common.model import add_adapter, load_classifier
 from common.push import plan_push
 from common.runs import Run
 from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
+from sweep_runs import choose
 from transformers import set_seed
 from transformers.hf_argparser import HfArg
 
@@ -62,8 +64,12 @@ def run(
     training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(MAIN_SCORE[task.labels.problem_type])
     push = plan_push(training, arguments.model_name)
-    points = [train(task, arguments, *point) for point in sweep_points(sweep, adapter, training)]
-    best = max(points, key=lambda results: results["best_score"] or 0)
+    options = list(sweep_points(sweep, adapter, training))
+    if len(options) > 1 and training.eval_strategy == "no":
+        raise RecipeError("--sweep_r and --sweep_learning_rate choose on validation: leave out --eval_strategy no.")
+    points = [train(task, arguments, *point) for point in options]
+    scores = {number: [point["best_score"]] for number, point in enumerate(points)}
+    best = points[choose(scores, lower_is_better=not training.greater_is_better)]
     if len(points) > 1 and training.should_log:
         rows = [{name: point[name] for name in ("r", "learning_rate", "best_score", "test")} for point in points]
         for row in rows:

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from common.errors import RecipeError
 from minimal_pairs import minimal_pairs
 from recipe_runs import save_tiny_encoder
-from sweep import Sweep
+from sweep import Sweep, parse_arguments
 from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
 from sweep_runs import best_point, choose, make_runs
 
@@ -143,6 +144,33 @@ class TestRuns:
         assert best_point(runs) == {"learning_rate": best}
 
 
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("name", "flags", "message"),
+        [
+            ("paper_tasks", [], "paper_tasks.py writes one per task: run it by itself"),
+            ("stream", ["--data", "a.csv", "b.csv"], "stream.py writes one per task"),
+            (
+                "text_classification",
+                ["--sweep_r", "2", "4"],
+                "writes with --sweep_r one per point: give its",
+            ),
+        ],
+    )
+    def test_recipes_that_a_sweep_cannot_read(self, monkeypatch, name, flags, message):
+        recipe = ROOT / "recipes" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        with pytest.raises(RecipeError, match=message):
+            parse_arguments()
+
+    def test_the_recipes_flags(self, monkeypatch):
+        recipe = ROOT / "recipes" / "text_classification.py"
+        flags = ["--data", "a.csv", "--r", "2", "4"]
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        arguments, rest = parse_arguments()
+        assert (arguments.r, rest) == (["2", "4"], ["--data", "a.csv"])
+
+
 class TestExecution:
     """In this process, without accelerate."""
 
@@ -204,6 +232,12 @@ class TestExecution:
             "learning_rate=0.001,seed=1": 2,
             "learning_rate=0.001,seed=2": 1,
         }
+
+    def test_a_recipe_that_writes_no_results(self, recipe):
+        recipe.write_text("print('done')")
+        (outcome,) = self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}).values()
+        assert outcome.status == "failed"
+        assert re.fullmatch(r"done\n\(exit status 0, but there is no .*,seed=0/results.json\)", outcome.last_lines)
 
     def test_the_search_goes_on_without_what_has_failed(self, recipe):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
