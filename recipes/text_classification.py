@@ -15,7 +15,7 @@ without text are left out, texts are cut to --max_length, and a label that the t
 import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,21 @@ def run(
     if len(options) > 1 and training.eval_strategy == "no":
         raise RecipeError("--sweep_r and --sweep_learning_rate choose on validation: leave out --eval_strategy no.")
     points = [train(task, arguments, *point) for point in options]
+    best = best_of(points, training) if len(points) > 1 else points[0]
+    push(best["arguments"]["output_dir"])
+    return best
+
+
+def best_of(points: Sequence[dict[str, Any]], training: RecipeTrainingArguments) -> dict[str, Any]:
+    """The results that are best on validation; all are printed, and written to sweep.json."""
     scores = {number: [point["best_score"]] for number, point in enumerate(points)}
     best = points[choose(scores, lower_is_better=not training.greater_is_better)]
-    if len(points) > 1 and training.should_log:
+    if training.should_log:
         rows = [{name: point[name] for name in ("r", "learning_rate", "best_score", "test")} for point in points]
         for row in rows:
             print(f"r {row['r']:>4}  learning rate {row['learning_rate']:g}  {best['chosen_by']} {row['best_score']}")
         print(f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}")
         Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
-    push(best["arguments"]["output_dir"])
     return best
 
 
