@@ -4,6 +4,7 @@
     python benchmarks/run.py --quick               # a few minutes
     python benchmarks/run.py --device cuda
     python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
+    python benchmarks/run.py --parts mixed --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
 All methods run in one process, interleaved, on an otherwise idle machine; the table gives the ratio of the minima, and
 the median and the range of the rounds' own ratios. Two figures are free of noise: floating-point operations (of matrix
@@ -40,7 +41,7 @@ CELLS = {
         f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
     ],
 }
-PARTS = ("steps", "growth", "start")
+PARTS = ("steps", "mixed", "growth", "start")
 
 
 def main() -> None:
@@ -51,10 +52,11 @@ def main() -> None:
     print(json.dumps(result["machine"], indent=2))
     if "steps" in args.parts:
         result["steps"] = []
-        for cell in args.cells:
-            shape, batch, length = cell.split(":")
-            result["steps"] += steps((shape, int(batch), int(length)), args)
+        for cell in map(parse, args.cells):
+            result["steps"] += steps(cell, args)
         draw(result["steps"], args.output.with_suffix(".png"))
+    if "mixed" in args.parts:
+        result["tasks"] = mixed(args)
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:
@@ -69,6 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one small shape, few methods and rounds")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128")
+    parser.add_argument("--mixed_cells", nargs="+", help="the same, for batches of several tasks; default: base:64:32")
     parser.add_argument("--rounds", type=int, help="default: 20, or 5 with --quick")
     parser.add_argument("--threads", type=int, default=1, help="on the CPU")
     parser.add_argument("--device", choices=CELLS, default="cpu")
@@ -76,8 +79,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("benchmark.json"), help="the chart stands beside it")
     args = parser.parse_args()
     args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
+    args.mixed_cells = args.mixed_cells or ["tiny:8:16" if args.quick else "base:64:32"]
     args.rounds = args.rounds or (5 if args.quick else 20)
     return args
+
+
+def parse(cell: str) -> tuple[str, int, int]:
+    """Shape, rows and tokens of a cell such as base:8:128."""
+    shape, batch, length = cell.split(":")
+    return shape, int(batch), int(length)
 
 
 def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
@@ -104,14 +114,22 @@ def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Ro
     return [row for row in found["rows"] if row["method"] != FLOOR]
 
 
+def mixed(args: argparse.Namespace) -> Rows:
+    """Batches whose rows use 1 to all different adapters."""
+    rows: Rows = []
+    for cell in args.mixed_cells:
+        found = growth.by_tasks(*parse(cell), args.rounds, args.device)
+        rows += table([{"cell": cell, **row} for row in found])
+    return rows
+
+
 def grown(args: argparse.Namespace) -> dict[str, Rows]:
-    """With the size, the layers, the tasks of a batch and the adapters held."""
-    shape, rows, length = ("tiny", 8, 16) if args.quick else ("base", 64, 32)
+    """With the size, the layers and the adapters held."""
+    shape = "tiny" if args.quick else "base"
     cell = ("tiny", 8, 32) if args.quick else ("minilm", 32, 64)
     numbers = (1, 10, 30) if args.quick else (1, 10, 100, 1000)
     return {
         "sizes": table(growth.by_size_and_layers(cell, args.rounds, args.device)),
-        "tasks": table(growth.by_tasks(shape, rows, length, args.rounds, args.device)),
         "held": table(growth.by_adapters_held(shape, numbers)),
     }
 

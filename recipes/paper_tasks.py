@@ -3,6 +3,11 @@
     accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
     accelerate launch recipes/paper_tasks.py --data additional --num_train_epochs 20 \
         --sweep_r 2 4 8 16 32 64 --sweep_learning_rate 1e-5 3e-5 1e-4 3e-3
+    accelerate launch recipes/paper_tasks.py --data additional --learning_rate 1e-4 --num_train_epochs 50
+
+The second command is the grid of Houlsby et al., who choose among 20, 50 and 100 epochs by hand from the curves on
+validation; here each number is a command, with an --output_dir of its own. The third has the rate and the epochs of
+Mohebbi and Rajaei 2020. The defaults are the recipes', and neither paper's.
 
 --data is a folder with a folder per task, named as in PAPER below, with train, validation and test files, columns as
 for text_classification.py. The papers do not give their splits, so that scores can be compared within a point or two

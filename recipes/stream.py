@@ -5,25 +5,28 @@
 Each task of classification gets an adapter and a head of its own, of whatever width. After each, all earlier tasks are
 run again: their outputs must be equal to the last bit to what they were when they were new. At the end it prints the
 scores, and what the model with all adapters weighs beside a fine-tuned model for each task. Data and labels are as for
-text_classification.py; the last epoch's weights are kept. With --push_to_hub --hub_model_id user/name, each task's
-adapter goes to a repository of its own, user/name-task.
+text_classification.py; the last epoch's weights are kept, and an interrupted run begins anew. With --push_to_hub
+--hub_model_id user/name, each task's adapter goes to a repository of its own, user/name-task.
 """
 
 import copy
 import json
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from accelerate.utils import broadcast_object_list
 from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
 from common.ending import end_with_one_line
 from common.errors import RecipeError
 from common.model import add_adapter, load_classifier
 from common.push import plan_push
-from common.results import write_results
+from common.results import RESULTS_FILE, write_results, write_whole
 from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
 from numpy.typing import NDArray
@@ -33,6 +36,13 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
 from houlsby_peft.head import HoulsbyHead
+
+
+STREAM_FILE = "stream.json"
+NO_SHARDING = (
+    "Each task has a Trainer of its own for the same whole model, which neither DeepSpeed nor FSDP allows: launch "
+    "with recipes/accelerate/ddp.yaml."
+)
 
 
 @dataclass(kw_only=True)
@@ -59,6 +69,7 @@ def main() -> None:
     set_seed(training.seed)
 
     runs = {name: of_task(training, name) for name in tasks}
+    take_folder(training, [own.output_dir for own in runs.values()])
     pushes = {name: plan_push(own, arguments.model_name) for name, own in runs.items()}
     model: PeftModel | None = None
     learned: dict[str, Learned] = {}
@@ -79,7 +90,7 @@ def main() -> None:
         push(runs[name].output_dir, adapter=".")
     if training.should_log:
         print(explain(rows))
-        Path(training.output_dir, "stream.json").write_text(json.dumps(rows, indent=2) + "\n")
+        write_whole(Path(training.output_dir, STREAM_FILE), json.dumps(rows, indent=2) + "\n")
     forgotten = [row["task"] for row in rows if not all(row["unchanged"].values())]
     if forgotten:
         raise RecipeError(f"Earlier tasks' outputs have changed with {', '.join(forgotten)}, which must never happen.")
@@ -87,15 +98,36 @@ def main() -> None:
 
 def parse_arguments() -> tuple[StreamArguments, AdapterArguments, RecipeTrainingArguments]:
     """Reads the command line; checkpoints, which would hold all adapters of the model, are off."""
+    if "true" in (os.environ.get("ACCELERATE_USE_DEEPSPEED"), os.environ.get("ACCELERATE_USE_FSDP")):
+        raise RecipeError(NO_SHARDING)  # before the processes meet
     groups = (StreamArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/stream.py --data DATA DATA ... [flags]")
     parser.set_defaults(load_best_model_at_end=False, save_strategy="no", output_dir="runs/stream")
     arguments, adapter, training = parser.parse()
+    if training.deepspeed or training.fsdp:
+        raise RecipeError(NO_SHARDING)
+    if training.resume_from_checkpoint is not None:
+        raise RecipeError("There are no checkpoints to go on from: leave out --resume_from_checkpoint.")
     if training.save_strategy != "no" or training.load_best_model_at_end:
         raise RecipeError(
             "The last epoch's weights are kept here: leave out --save_strategy, --load_best_model_at_end."
         )
     return arguments, adapter, training
+
+
+def take_folder(training: RecipeTrainingArguments, of_tasks: Iterable[str]) -> None:
+    """Raises RecipeError if the folder, or that of a task, holds results, which --overwrite_output_dir deletes."""
+    files = [Path(training.output_dir, STREAM_FILE), *(Path(folder, RESULTS_FILE) for folder in of_tasks)]
+    # The main process looks and tells the others, as what is there changes from here on.
+    found = [[path for path in files if path.exists()] if training.process_index == 0 else None]
+    held = broadcast_object_list(found)[0] or []
+    if held and not training.overwrite_output_dir:
+        raise RecipeError(
+            f"There are results already, in {held[0]}, and a stream does not go on from them. Give another "
+            "--output_dir, or --overwrite_output_dir to begin anew."
+        )
+    for path in held if training.process_index == 0 else ():
+        path.unlink()
 
 
 def of_task(training: RecipeTrainingArguments, name: str) -> RecipeTrainingArguments:

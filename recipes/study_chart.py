@@ -14,9 +14,7 @@ HATCHES = ("", "//", "..", "xx")
 
 def draw(rows: Sequence[Row]) -> Figure:
     """A bar for each row's mean over its seeds in every column that has one, with its standard error."""
-    shown = {
-        name: (task, score) for name, (task, score) in columns(rows).items() if any(task in row.cells for row in rows)
-    }
+    shown = columns(rows)
     width = 0.8 / len(rows)
     figure = Figure(figsize=(max(6.4, 2 + len(shown) * max(0.9, 0.3 * len(rows))), 4.8), layout="constrained")
     axes = figure.add_subplot()

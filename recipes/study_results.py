@@ -16,7 +16,10 @@ from sweep_runs import MEANT_FOR, choose
 Results = dict[str, Any]
 
 # Arguments that do not change what is learned.
-IGNORED = {"task", "seed", "output_dir", "run_name", "resume_from_checkpoint", "report_to", "disable_tqdm", "use_cpu"}
+IGNORED = {
+    *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
+    *("report_to", "disable_tqdm", "use_cpu"),
+}
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
 # Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
 ADDING = ("houlsby", "lora")
@@ -94,7 +97,7 @@ def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
         runs.setdefault(_key(one, chosen), {}).setdefault(one["task"], []).append(one)
     labels = _labels([json.loads(key) for key in runs])
     return [
-        Row(labels[number], json.loads(key)["method"], {task: _cell(same, chosen) for task, same in tasks.items()})
+        Row(labels[number], json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
         for number, (key, tasks) in enumerate(runs.items())
     ]
 
@@ -124,7 +127,8 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+def best_cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+    """The runs of a task that differ in the seed and in the arguments `chosen`, whose values validation chooses."""
     points: dict[tuple[Any, ...], dict[int, Results]] = {}
     for results in runs:
         point = tuple(results["arguments"].get(name) for name in chosen)
@@ -142,9 +146,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Task and score of each column: GLUE's, if there is one of its tasks, then the other tasks' main scores."""
+    """Task and score of each column, of the tasks with runs: GLUE's, then the other tasks' main scores."""
     cells = {task: cell for row in rows for task, cell in row.cells.items()}
-    glue = COLUMNS | WNLI
-    of_glue = {task for task, _ in glue.values()}
-    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in of_glue}
-    return (glue if of_glue & set(cells) else {}) | others
+    glue = {name: column for name, column in (COLUMNS | WNLI).items() if column[0] in cells}
+    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in GLUE_TASKS}
+    return glue | others

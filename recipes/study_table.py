@@ -4,7 +4,8 @@
     python recipes/study_table.py runs/study --choose learning_rate num_train_epochs r      # the best size per task
 
 Writes study.md, study.png and results.jsonl, a line per run, into the folder. All scores are of the validation split
-at the epoch that it has chosen, and the papers' mostly of the test split; what a row lacks is shown as a dash.
+at the epoch that it has chosen, and the papers' mostly of the test split; what a row lacks is shown as a dash. The
+last table names the folder of each task's best run; if the sweep had --predict, its files for GLUE's server are there.
 """
 
 import argparse
@@ -60,17 +61,18 @@ def print_study(folder: Path, chosen: Sequence[str]) -> None:
 def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
     """All tables, in Markdown."""
     shown = columns(rows)
-    of_glue = set(COLUMNS) <= set(shown)
+    of_glue = set(COLUMNS) <= set(shown)  # or the averages would be none
     header = ["", "trained", "total", *shown, *(["mean of nine", "server's average"] if of_glue else [])]
     lines = [line for row in rows for line in score_lines(row, shown, of_glue)]
-    parts = ["## Scores", table(header, [*lines, *(paper_lines(shown) if of_glue else [])]), *([NOTES] * of_glue)]
+    papers = paper_lines(shown, of_glue)
+    parts = ["## Scores", table(header, [*lines, *papers]), *([NOTES] if papers else [])]
     full = next((row for row in rows if row.method == "full"), None)
     others = [row for row in rows if row is not full]
     if full and others:
         differences = [[row.label, *difference_cells(row, full, shown)] for row in others]
         parts += [f"## Difference to {full.label}", table(["", *shown, "mean of these columns"], differences)]
     settings = [[row.label, task, *setting_cells(row, task, chosen)] for row in rows for task in row.cells]
-    parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds"], settings)]
+    parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds", "best run"], settings)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -139,22 +141,24 @@ def difference_cells(row: Row, full: Row, shown: Columns) -> list[str]:
 
 
 def setting_cells(row: Row, task: str, chosen: Sequence[str]) -> list[str]:
-    """What validation has chosen for the task, and the seeds of the runs there."""
-    seeds = row.cells[task].seeds
+    """What validation has chosen for the task, the seeds of the runs there, and the folder of the best run of all."""
+    seeds, best = row.cells[task].seeds, row.cells[task].best
     arguments = next(iter(seeds.values()))["arguments"]
-    return [*(_plain(arguments.get(name)) for name in chosen), " ".join(map(str, sorted(seeds)))]
+    values = (_plain(arguments.get(name)) for name in chosen)
+    return [*values, " ".join(map(str, sorted(seeds))), best["arguments"]["output_dir"]]
 
 
-def paper_lines(shown: Columns) -> list[list[str]]:
-    """The papers' rows, in the same columns."""
+def paper_lines(shown: Columns, of_glue: bool) -> list[list[str]]:
+    """The papers' rows that have a score in the columns, with both averages if the columns are GLUE's."""
     lines = []
-    for row in PAPER_ROWS:
+    for row in (row for row in PAPER_ROWS if set(row.by_column) & set(shown)):
         trained = MISSING if row.trained is None else f"{row.trained}%"
         total = MISSING if row.total is None else f"{row.total}x"
         scores = [f"{row.by_column[column]}" if column in row.by_column else MISSING for column in shown]
         mean = MISSING if row.mean_of_nine is None else f"{row.mean_of_nine:.1f}"
         printed = MISSING if row.printed_total is None else f"{row.printed_total} printed"
-        lines.append([f"{row.label} ({row.split})", trained, total, *scores, mean, printed])
+        averages = [mean, printed] if of_glue else []
+        lines.append([f"{row.label} ({row.split})", trained, total, *scores, *averages])
     return lines
 
 

@@ -6,12 +6,12 @@
     python recipes/sweep.py ... --cluster slurm --cluster_options slurm_partition=gpu timeout_min=240   # a job per run
     python recipes/sweep.py ... --dry_run                                                         # prints the commands
 
-Flags that a sweep does not know are the recipe's and go to each run as they are. Validation chooses among the values
-of what --choose names. A full grid has a run per combination; with --search_seeds 1 the first seed searches, and the
-others run only at the best point. Each GPU has one run at a time. Started again, or twice at once, a sweep leaves out
-what has ended and goes on where a run was killed; with jobs on a cluster it waits for them, and Ctrl-C cancels them.
-Several sweeps may share a folder, as where full fine-tuning has learning rates of its own:
-`python recipes/study_table.py runs/study` prints the table of all runs in it.
+Flags that a sweep does not know are the recipe's, which trains on one task at a time, and go to each run as they are.
+Validation chooses among the values of what --choose names. A full grid has a run per combination; with --search_seeds
+1 the first seed searches, and the others run only at the best point. Each GPU has one run at a time. Started again, or
+twice at once, a sweep leaves out what has ended and goes on where a run was killed; with jobs on a cluster it waits
+for them, and Ctrl-C cancels them. Several sweeps may share a folder, as where full fine-tuning has learning rates of
+its own: `python recipes/study_table.py runs/study` prints the table of all runs in it.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import study_table
 from common.errors import RecipeError
 from study_papers import GLUE_TASKS
 from sweep_processes import LocalExecutor, Outcome, find_places, is_locked, launch_command
-from sweep_runs import AXES, CHOICES, CHOSEN, Run, best_point, group_by, make_runs, without_seed
+from sweep_runs import AXES, CHOICES, CHOSEN, Run, best_point, check_recipe, group_by, make_runs, without_seed
 from tqdm.auto import tqdm
 
 
@@ -100,6 +100,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
+    check_recipe(arguments.recipe, flags)
     for name in ("jobs", "search_seeds"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
@@ -118,7 +119,7 @@ def make_executor(arguments: argparse.Namespace) -> "LocalExecutor | ClusterExec
         from sweep_cluster import ClusterExecutor, read_options
     except ModuleNotFoundError as error:
         raise RecipeError(f"--cluster needs submitit: pip install submitit ({error})") from error
-    options = read_options(arguments.cluster_options, arguments.cluster, arguments.jobs)
+    options = read_options(arguments.cluster_options, arguments.cluster, arguments.jobs, arguments.config_file)
     config = arguments.config_file or CONFIGS / ("one_gpu.yaml" if options["gpus_per_node"] else "cpu.yaml")
     folder = Path(arguments.output_dir).resolve() / "jobs"
     return ClusterExecutor(launch_command(str(config)), folder, arguments.cluster, options)

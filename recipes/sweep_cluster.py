@@ -9,22 +9,29 @@ from typing import Any
 import submitit
 from common.errors import RecipeError
 from submitit.helpers import Checkpointable
-from sweep_processes import Outcome, execute
+from sweep_processes import Outcome, count_processes, execute
 from sweep_runs import Run
 
 
-def read_options(words: Sequence[str], cluster: str, jobs: int | None) -> dict[str, Any]:
+def read_options(words: Sequence[str], cluster: str, jobs: int | None, config_file: str | None) -> dict[str, Any]:
     """submitit's parameters from words like timeout_min=60, whose values are JSON or plain text.
 
-    By default a job has one GPU, or none on this machine, and a day at most.
+    By default a job has a GPU for each process of the configuration, or none on this machine, and a day at most.
+
+    Args:
+        words: Of --cluster_options.
+        cluster: "slurm" or "local".
+        jobs: How many at once.
+        config_file: Of accelerate launch; None: one process.
 
     Raises:
         RecipeError: If a word is no NAME=VALUE.
     """
+    gpus = count_processes(config_file) if config_file else 1
     options: dict[str, Any] = {
         "name": "sweep",
         "timeout_min": 24 * 60,
-        "gpus_per_node": 1 if cluster == "slurm" else 0,
+        "gpus_per_node": gpus if cluster == "slurm" else 0,
         **({"slurm_array_parallelism": jobs} if jobs else {}),
     }
     for word in words:

@@ -75,7 +75,8 @@ def execute(
 
 def is_locked(run: Run) -> bool:
     """Whether someone is at the run just now."""
-    with suppress(FileNotFoundError), (run.folder / "lock").open() as lock:
+    # Over NFS only a file that is open for writing can be locked; "w" would make one where no run has begun.
+    with suppress(FileNotFoundError), (run.folder / "lock").open("r+") as lock:
         return not _lock(lock.fileno())
     return False
 
@@ -102,7 +103,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _last_lines(run: Run, start: int, code: int) -> str:
     lines = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace").splitlines()
     lines = [line for line in lines if line.strip() and "it/s]" not in line]
-    return "\n".join([*lines[-LAST_LINES:], f"(exit status {code})"])
+    without = "" if code else f", but there is no {run.folder / 'results.json'}"
+    return "\n".join([*lines[-LAST_LINES:], f"(exit status {code}{without})"])
 
 
 class LocalExecutor:
@@ -155,7 +157,7 @@ def find_places(jobs: int | None, config_file: str | None = None) -> list[str | 
         return [None] * (jobs or 1)
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     devices = named or [str(number) for number in range(torch.cuda.device_count())]
-    each = _processes(config_file) if config_file else 1
+    each = count_processes(config_file) if config_file else 1
     groups = [devices[start : start + each] for start in range(0, max(1, len(devices) - each + 1), each)]
     return [",".join(groups[number % len(groups)]) for number in range(jobs or len(groups))]
 
@@ -164,8 +166,9 @@ def launch_command(config_file: str) -> list[str]:
     """`accelerate launch` with that file, by the Python that runs this."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", config_file]
     # Runs at the same time must not meet on the usual port.
-    return [*command, "--main_process_port", "0"] if _processes(config_file) > 1 else command
+    return [*command, "--main_process_port", "0"] if count_processes(config_file) > 1 else command
 
 
-def _processes(config_file: str) -> int:
+def count_processes(config_file: str) -> int:
+    """How many processes `accelerate launch` starts with that file."""
     return int(yaml.safe_load(Path(config_file).read_text()).get("num_processes", 1))

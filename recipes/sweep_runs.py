@@ -18,6 +18,8 @@ CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_e
 CHOSEN = ("learning_rate", "num_train_epochs")
 # The only method that a flag means anything to; all others have one run, not one per value.
 MEANT_FOR = {"r": "houlsby", "share_layers": "houlsby", "top_k": "top_k", "lora_r": "lora"}
+# Recipes that write a results.json for each of several tasks; that of a sweep's run is in the run's own folder.
+OF_SEVERAL_TASKS = ("paper_tasks.py", "stream.py")
 
 Point = dict[str, str]
 Key = TypeVar("Key", bound=Hashable)
@@ -85,6 +87,15 @@ class Run:
 
 def _only_in(these: list[str], those: list[str]) -> str:
     return " ".join(word for word in these if word not in those) or "none"
+
+
+def check_recipe(recipe: Path, flags: Iterable[str]) -> None:
+    """Raises RecipeError if a run would not write one results.json, into its folder, which is what a sweep reads."""
+    own = next((flag for flag in flags if flag.startswith("--sweep_")), None)
+    if own is None and recipe.name not in OF_SEVERAL_TASKS:
+        return
+    several = f"with {own} one per point: give its values here" if own else "one per task: run it by itself"
+    raise RecipeError(f"A run must write one results.json, into its --output_dir; {recipe.name} writes {several}.")
 
 
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[Run]:

@@ -15,7 +15,7 @@ without text are left out, texts are cut to --max_length, and a label that the t
 import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArgum
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
 from common.data import describe_data
 from common.ending import end_with_one_line
+from common.errors import RecipeError
 from common.model import add_adapter, load_classifier
 from common.push import plan_push
 from common.runs import Run
 from common.scores import MAIN_SCORE
 from common.trainer import RecipeTrainer
+from sweep_runs import choose
 from transformers import set_seed
 from transformers.hf_argparser import HfArg
 
@@ -62,15 +64,25 @@ def run(
     training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(MAIN_SCORE[task.labels.problem_type])
     push = plan_push(training, arguments.model_name)
-    points = [train(task, arguments, *point) for point in sweep_points(sweep, adapter, training)]
-    best = max(points, key=lambda results: results["best_score"] or 0)
-    if len(points) > 1 and training.should_log:
+    options = list(sweep_points(sweep, adapter, training))
+    if len(options) > 1 and training.eval_strategy == "no":
+        raise RecipeError("--sweep_r and --sweep_learning_rate choose on validation: leave out --eval_strategy no.")
+    points = [train(task, arguments, *point) for point in options]
+    best = best_of(points, training) if len(points) > 1 else points[0]
+    push(best["arguments"]["output_dir"])
+    return best
+
+
+def best_of(points: Sequence[dict[str, Any]], training: RecipeTrainingArguments) -> dict[str, Any]:
+    """The results that are best on validation; all are printed, and written to sweep.json."""
+    scores = {number: [point["best_score"]] for number, point in enumerate(points)}
+    best = points[choose(scores, lower_is_better=not training.greater_is_better)]
+    if training.should_log:
         rows = [{name: point[name] for name in ("r", "learning_rate", "best_score", "test")} for point in points]
         for row in rows:
             print(f"r {row['r']:>4}  learning rate {row['learning_rate']:g}  {best['chosen_by']} {row['best_score']}")
         print(f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}")
         Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
-    push(best["arguments"]["output_dir"])
     return best
 
 

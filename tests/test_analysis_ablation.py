@@ -177,6 +177,14 @@ class TestCommand:
         pruned = PeftModel.from_pretrained(finished.model.unload(), tmp_path / "pruned").eval()
         assert accuracy(pruned) == pytest.approx(expected["scores"]["accuracy"])
 
+    def test_a_run_is_on_the_accelerator_with_its_batches(self, finished_run, monkeypatch):
+        """The device "meta" stands in for one that there may not be."""
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+        finished = load_run(str(finished_run))
+        tensors = [*finished.model.parameters(), *finished.model.buffers(), *next(finished.batches(2)).values()]
+        assert {tensor.device.type for tensor in tensors} == {"meta"}
+
     def test_nothing_to_prune(self, finished_run, tmp_path, capsys):
         run(ablation, "--run", finished_run, "--output_dir", tmp_path, "--max_eval_samples", 64, "--prune", -1)
         assert "Nothing to prune: every span costs more than -100.0%" in capsys.readouterr().out

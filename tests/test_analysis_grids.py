@@ -38,14 +38,18 @@ def finished_run(tmp_path):
     """Writes the results of a run that there might have been."""
     numbers = itertools.count()
 
-    def write(task: str, method: str, seed: int, score: float, trained: int = 100, **arguments: object) -> Path:
+    def write(
+        task: str, method: str, seed: int, score: float, trained: int = 100, scores: dict | None = None, **arguments
+    ) -> Path:
+        """Its main score is the first of `scores`, by default an accuracy."""
+        scores = scores or {"accuracy": score}
         folder = tmp_path / f"{next(numbers):03}"
         folder.mkdir()
         (folder / "results.json").write_text(
             json.dumps(
                 {
                     "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
-                    "best_scores": {"accuracy": score}, "chosen_by": "accuracy", "trainable_parameters": trained,
+                    "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
                     "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": str(folder), **arguments},
                 }
             )
@@ -142,6 +146,46 @@ class TestInitScale:
         assert points["cola", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
         assert_drawn(tmp_path / "init_scale")
 
+    def test_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
+        for rate, correlation, accuracy in ((1e-3, 0.5, 0.8), (3e-4, 0.6, 0.7)):
+            scores = {"matthews_correlation": correlation, "loss": 0.1, "accuracy": accuracy}
+            finished_run("cola", "houlsby", 0, correlation, scores=scores, learning_rate=rate)
+        shown = {}
+        for score in ("accuracy", "main"):
+            run(init_scale, "--draw_only", "--output_dir", tmp_path, "--score", score)
+            (shown[score],) = lines(tmp_path / "init_scale.jsonl")
+        assert (shown["accuracy"]["mean"], shown["main"]["mean"]) == (pytest.approx(70), pytest.approx(60))
+        assert shown["accuracy"]["learning_rate"] == shown["main"]["learning_rate"] == 3e-4
+
+    def test_the_mean_over_the_papers_eight_has_both_of_mnlis_accuracies(self, finished_run, tmp_path):
+        tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
+        for task, score in tasks.items():
+            finished_run(task, "houlsby", 0, score)
+        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83, "matched_loss": 0.5, "mismatched_loss": 0.5}
+        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        points = lines(tmp_path / "init_scale.jsonl")
+        assert {point["task"] for point in points} == {*tasks, "mnli matched", "mnli mismatched"}
+        lines_drawn = init_scale.draw(points).axes[1].get_lines()
+        assert len(lines_drawn) == 8 + 1, "a task is left out"
+        assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
+
+    def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
+        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
+        with pytest.raises(RecipeError, match="stsb has no accuracy, only spearmanr, pearson: give --score main"):
+            run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path, "--score", "main")
+        assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
+
+    def test_a_run_for_each_learning_rate(self, tmp_path):
+        rates = ("--learning_rate", "3e-4", "1e-3")
+        grid = ("--task", "cola", "--seed", 0, "--r", 8, "--init_std", "1e-4", "--output_dir", tmp_path)
+        with patch.object(init_scale, "complete") as complete, pytest.raises(RecipeError, match="no run with a"):
+            run(init_scale, *grid, *rates, "--data_dir", "glue")
+        ((runs, _),) = (call.args for call in complete.call_args_list)
+        assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
+        assert all(run.flags == ("--data_dir", "glue") for run in runs)
+
 
 class TestStability:
     def test_starts_and_norms(self, finished_run, tmp_path):
@@ -158,6 +202,16 @@ class TestStability:
         assert_drawn(tmp_path / "gradient_norms_rte")
         read = stability.read_norms({"arguments": {"output_dir": path.parent}} for path in tmp_path.glob(f"*/{FILE}"))
         assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
+
+    def test_validation_chooses_the_learning_rate(self, finished_run, tmp_path):
+        """By the mean over the seeds: the best run alone is at the other rate."""
+        for rate, scores in {3e-4: (0.7, 0.8), 1e-3: (0.5, 0.9)}.items():
+            for seed, score in enumerate(scores):
+                finished_run("rte", "houlsby", seed, score, learning_rate=rate)
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        (row,) = lines(tmp_path / "stability.jsonl")
+        assert row["scores"] == {"0": pytest.approx(70), "1": pytest.approx(80)}
+        assert row["learning_rate"] == 3e-4
 
     def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
         finished_run("rte", "houlsby", 0, 0.5)

@@ -70,7 +70,7 @@ BY_LIBRARY = {
     "spearmanr": lambda p, r: stats.spearmanr(p, r)[0],
 }
 SCORES_OF_GLUE = {
-    "cola": {"matthews_correlation"},
+    "cola": {"matthews_correlation", "accuracy"},
     "sst2": {"accuracy"},
     "mrpc": {"f1", "accuracy"},
     "stsb": {"pearson", "spearmanr"},
@@ -109,10 +109,10 @@ def test_f1_is_that_of_class_1():
 @pytest.mark.parametrize(
     ("task", "predictions", "references", "expected"),
     [
-        ("cola", [1, 1, 1, 1], [1, 0, 1, 0], {"matthews_correlation": 0.0}),
-        ("cola", [0, 1, 0, 1], [1, 1, 1, 1], {"matthews_correlation": 0.0}),
-        ("cola", [1, 1], [1, 1], {"matthews_correlation": 0.0}),
-        ("cola", [1, 0], [0, 1], {"matthews_correlation": -1.0}),
+        ("cola", [1, 1, 1, 1], [1, 0, 1, 0], {"matthews_correlation": 0.0, "accuracy": 0.5}),
+        ("cola", [0, 1, 0, 1], [1, 1, 1, 1], {"matthews_correlation": 0.0, "accuracy": 0.5}),
+        ("cola", [1, 1], [1, 1], {"matthews_correlation": 0.0, "accuracy": 1.0}),
+        ("cola", [1, 0], [0, 1], {"matthews_correlation": -1.0, "accuracy": 0.0}),
         ("mrpc", [0, 0], [0, 0], {"f1": 0.0, "accuracy": 1.0}),
         ("mrpc", [0, 0], [1, 1], {"f1": 0.0, "accuracy": 0.0}),
         ("mrpc", [1, 1], [1, 1], {"f1": 1.0, "accuracy": 1.0}),

@@ -184,7 +184,9 @@ class TestAllTasks:
             best["stsb"]["spearmanr"], best["qqp"]["f1"], best["mnli"]["matched_accuracy"],
             best["mnli"]["mismatched_accuracy"], best["qnli"]["accuracy"], best["rte"]["accuracy"],
         ]  # fmt: skip
-        server = [mean(score for name, score in best[task].items() if not name.endswith("loss")) for task in names]
+        own = {task: {name: score for name, score in best[task].items() if "loss" not in name} for task in names}
+        del own["cola"]["accuracy"]  # which is no score of GLUE's
+        server = [mean(scores.values()) for scores in own.values()]
         assert written["mean_of_nine_columns"] == pytest.approx(mean(nine))
         assert written["server_average"] == pytest.approx(mean(server))
         assert len(server) == 9

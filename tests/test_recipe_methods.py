@@ -126,4 +126,7 @@ def test_a_run(encoder, data, tmp_path, method):
     correlation = np.corrcoef(output.logits.argmax(-1), labels)[0, 1]
     assert results["best_scores"]["matthews_correlation"] == results["best_score"] == pytest.approx(correlation)
     assert results["best_scores"]["loss"] == pytest.approx(output.loss.item(), rel=1e-4)
-    assert set(results["best_scores"]) == {"loss", "matthews_correlation"}
+    right = np.mean(output.logits.argmax(-1).numpy() == labels)
+    assert results["best_scores"]["accuracy"] == pytest.approx(right)
+    assert set(results["best_scores"]) == {"loss", "matthews_correlation", "accuracy"}
+    assert results["chosen_by"] == "matthews_correlation"

@@ -123,6 +123,7 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
     [
         (["three.jsonl", "three.jsonl"], [], "two of --data are called three"),
         (["three.jsonl"], ["--save_strategy", "epoch"], "leave out --save_strategy"),
+        (["three.jsonl"], ["--resume_from_checkpoint", "last"], "leave out --resume_from_checkpoint"),
         (["three.jsonl", "none.jsonl"], [], r"There is no folder .*none\.jsonl"),
     ],
 )
@@ -138,6 +139,30 @@ def test_likely_mistakes(encoder, data, tmp_path, files, flags, message):
             tmp_path,
             *flags,
         )
+
+
+@pytest.mark.parametrize("variable", ["ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"])
+def test_sharding_is_refused_before_anything_is_loaded(monkeypatch, variable):
+    """By what `accelerate launch` tells the processes; the data are not even there."""
+    monkeypatch.setenv(variable, "true")
+    with pytest.raises(RecipeError, match=r"neither DeepSpeed nor FSDP allows: .*ddp.yaml"):
+        run(stream, "--data", "none.csv")
+
+
+def test_results_are_not_lost_unasked(encoder, data, tmp_path):
+    flags = ["--model_name", encoder, "--output_dir", tmp_path, "--use_cpu", "--max_steps", 1]
+    run(stream, "--data", data / "three.jsonl", *flags)
+    before = (tmp_path / "three" / "adapter_model.safetensors").read_bytes()
+    again = ["--data", data / "two.classes.jsonl", data / "three.jsonl", *flags, "--learning_rate", 1e-2]
+    with pytest.raises(RecipeError, match=r"results already, in .*stream.json.* or --overwrite_output_dir"):
+        run(stream, *again)
+    (tmp_path / "stream.json").unlink()  # as if it had been killed before the end
+    with pytest.raises(RecipeError, match=r"results already, in .*three.results.json"):
+        run(stream, *again)
+    assert (tmp_path / "three" / "adapter_model.safetensors").read_bytes() == before
+    run(stream, *again, "--overwrite_output_dir")
+    assert (tmp_path / "three" / "adapter_model.safetensors").read_bytes() != before
+    assert [row["task"] for row in json.loads((tmp_path / "stream.json").read_text())] == ["two_classes", "three"]
 
 
 def test_a_name_that_pytorch_takes(encoder, data, tmp_path):

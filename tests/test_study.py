@@ -135,7 +135,10 @@ class TestRows:
         assert [row.label for row in arrange(runs, CHOSEN)] == ["full"]
 
     def test_where_a_run_was_made_makes_no_row(self):
-        runs = [cola(0.5, logging_dir="a", report_to=[]), cola(0.6, 1, logging_dir="b", report_to=["tensorboard"])]
+        runs = [
+            cola(0.5, logging_dir="a", report_to=[]),
+            cola(0.6, 1, logging_dir="b", report_to=["tensorboard"], predict=True),
+        ]
         assert len(arrange(runs, CHOSEN)) == 1
 
     def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
@@ -177,7 +180,7 @@ class TestRows:
         squad = result("squad", {"f1": 88.0, "exact_match": 80.0})  # they are in percent from the first
         assert columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
         rows = arrange([squad, cola(0.5)], CHOSEN)
-        assert list(columns(rows)) == [*COLUMNS, "WNLI", "squad"]
+        assert list(columns(rows)) == ["CoLA", "squad"]
         assert by_column(study(rows, CHOSEN), "houlsby, r 64, share_layers 0: mean")["squad"] == "88.00"
 
 
@@ -205,7 +208,10 @@ class TestTable:
         assert (paper["CoLA"], paper["RTE"], paper["WNLI"]) == ("56.9", "68.8", "-")
         assert (paper["mean of nine"], paper["server's average"]) == ("81.1", "79.6 printed")
         settings = [line for line in text.splitlines() if "| mrpc " in line]
-        assert [cell.strip() for cell in settings[0].strip("|").split("|")[2:]] == ["0.001", "5", "0 1 2"]
+        assert [cell.strip() for cell in settings[0].strip("|").split("|")[2:]] == [
+            *("0.001", "5", "0 1 2"),
+            "mrpc-2",
+        ], "the best run is that of the last seed"
 
     def test_unlike_seeds_have_averages_without_an_error(self):
         runs = [result(task, scores) for task, scores in SCORES.items()] + [cola(0.6, 1)]
@@ -214,10 +220,36 @@ class TestTable:
         assert mean["mean of nine"] == f"{MEAN_OF_NINE + 5 / 9:.2f}"
         assert mean["server's average"] == f"{SERVER + 5 / 9:.2f}"
 
-    def test_missing_tasks_are_shown(self):
-        mean = by_column(study(arrange([cola(0.5)], CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
-        assert mean["CoLA"] == "50.00"
-        assert {mean[name] for name in (*COLUMNS, "mean of nine", "server's average") if name != "CoLA"} == {"-"}
+    def test_a_study_of_two_tasks_has_their_columns_and_no_averages(self):
+        text = study(arrange([cola(0.5), result("mnli", SCORES["mnli"])], CHOSEN), CHOSEN)
+        mean = by_column(text, "houlsby, r 64, share_layers 0: mean")
+        assert list(mean) == ["", "trained", "total", "CoLA", "MNLI-m", "MNLI-mm"]
+        assert list(mean.values())[3:] == ["50.00", "80.00", "82.00"]
+        paper = by_column(text, "Han et al. 2021, BERT-base: full (dev)")
+        assert list(paper.values())[3:] == ["56.53", "-", "84.1"]
+
+    def test_the_averages_of_nine_tasks_with_and_without_the_tenth_column(self):
+        runs = [result(task, scores) for task, scores in SCORES.items() if task != "wnli"]
+        mean = by_column(study(arrange(runs, CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert list(mean)[3:] == [*COLUMNS, "mean of nine", "server's average"]
+        assert (mean["mean of nine"], mean["server's average"]) == (f"{MEAN_OF_NINE:.2f}", "-")
+
+    def test_only_papers_with_a_score_there(self):
+        text = study(arrange([result("wnli", SCORES["wnli"])], CHOSEN), CHOSEN)
+        assert "Han et al. 2021" in text
+        assert "Houlsby et al. 2019, BERT-large" not in text
+
+    def test_missing_tasks_of_a_row_are_shown(self):
+        runs = [cola(0.5), result("rte", {"accuracy": 0.7}, method="full")]
+        mean = by_column(study(arrange(runs, CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert (mean["CoLA"], mean["RTE"]) == ("50.00", "-")
+
+    def test_the_best_run_may_be_at_another_point_than_the_best_mean(self):
+        runs = [cola(0.5, 0), cola(0.9, 1), cola(0.8, 0, learning_rate=3e-3), cola(0.8, 1, learning_rate=3e-3)]
+        for number, run in enumerate(runs):
+            run["arguments"]["output_dir"] = f"runs/study/cola/{number}"
+        line = by_column(study(arrange(runs, CHOSEN), CHOSEN).split("## Chosen")[1], "houlsby, r 64, share_layers 0")
+        assert (line["learning_rate"], line["best run"]) == ("0.003", "runs/study/cola/1")
 
     def test_the_difference_to_full_fine_tuning(self):
         runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.52))]
@@ -309,4 +341,4 @@ class TestFiles:
             text=True,
         )
         assert "houlsby, r 64, share_layers 3: mean" in run.stdout
-        assert "| learning_rate | seeds |" in run.stdout
+        assert "| learning_rate | seeds | best run" in run.stdout

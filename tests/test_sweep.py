@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ import pytest
 from common.errors import RecipeError
 from minimal_pairs import minimal_pairs
 from recipe_runs import save_tiny_encoder
-from sweep import Sweep
+from sweep import Sweep, parse_arguments
 from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
 from sweep_runs import best_point, choose, make_runs
 
@@ -45,7 +48,8 @@ rate, seed = float(flags["--learning_rate"]), int(flags["--seed"])
 score = 0.9 - abs(rate - 0.002) + 0.01 * seed
 run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy", "best_score": score,
        "best_scores": {"accuracy": score}, "trainable_parameters": 10, "total_parameters": 110,
-       "seconds": step / 10, "ended": time.time(), "arguments": {"learning_rate": rate, "r": 64}}
+       "seconds": step / 10, "ended": time.time(),
+       "arguments": {"learning_rate": rate, "r": 64, "output_dir": str(folder)}}
 (folder / "part").write_text(json.dumps(run))
 (folder / "part").replace(results)
 """
@@ -140,6 +144,33 @@ class TestRuns:
         assert best_point(runs) == {"learning_rate": best}
 
 
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("name", "flags", "message"),
+        [
+            ("paper_tasks", [], "paper_tasks.py writes one per task: run it by itself"),
+            ("stream", ["--data", "a.csv", "b.csv"], "stream.py writes one per task"),
+            (
+                "text_classification",
+                ["--sweep_r", "2", "4"],
+                "writes with --sweep_r one per point: give its",
+            ),
+        ],
+    )
+    def test_recipes_that_a_sweep_cannot_read(self, monkeypatch, name, flags, message):
+        recipe = ROOT / "recipes" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        with pytest.raises(RecipeError, match=message):
+            parse_arguments()
+
+    def test_the_recipes_flags(self, monkeypatch):
+        recipe = ROOT / "recipes" / "text_classification.py"
+        flags = ["--data", "a.csv", "--r", "2", "4"]
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        arguments, rest = parse_arguments()
+        assert (arguments.r, rest) == (["2", "4"], ["--data", "a.csv"])
+
+
 class TestExecution:
     """In this process, without accelerate."""
 
@@ -202,6 +233,12 @@ class TestExecution:
             "learning_rate=0.001,seed=2": 1,
         }
 
+    def test_a_recipe_that_writes_no_results(self, recipe):
+        recipe.write_text("print('done')")
+        (outcome,) = self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}).values()
+        assert outcome.status == "failed"
+        assert re.fullmatch(r"done\n\(exit status 0, but there is no .*,seed=0/results.json\)", outcome.last_lines)
+
     def test_the_search_goes_on_without_what_has_failed(self, recipe):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
         (failed,) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1)
@@ -237,6 +274,22 @@ class TestExecution:
         stop.set()
         thread.join()
         assert outcomes[0].status == "stopped"
+        assert not is_locked(run)
+
+    def test_locks_as_nfs_has_them(self, recipe, monkeypatch):
+        """flock(2): over NFS, the file of an exclusive lock must be open for writing."""
+        (run,) = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
+        flock = fcntl.flock
+
+        def over_nfs(descriptor, operation):
+            if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", over_nfs)
+        assert not is_locked(run)
+        assert not run.folder.exists()
+        assert execute(run, [sys.executable]).status == "finished"
         assert not is_locked(run)
 
 
@@ -293,7 +346,7 @@ folder = Path(flags["--output_dir"])
 if accelerator.is_main_process:
     run = {"task": "toy", "method": "houlsby", "seed": int(flags["--seed"]), "chosen_by": "accuracy",
            "best_score": SCORE, "best_scores": {"accuracy": SCORE}, "trainable_parameters": 10,
-           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64}}
+           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64, "output_dir": str(folder)}}
     (folder / "results.json").write_text(json.dumps(run))
 accelerator.end_training()
 """

@@ -75,7 +75,7 @@ def slurm(tmp_path, monkeypatch):
 class TestSlurm:
     def submit(self, tmp_path, runs, *options):
         made = make_runs(tmp_path / "out", Path("glue.py"), {"seed": [str(seed) for seed in range(runs)]}, [])
-        executor = ClusterExecutor(["launch"], tmp_path / "jobs", "slurm", read_options(options, "slurm", 2))
+        executor = ClusterExecutor(["launch"], tmp_path / "jobs", "slurm", read_options(options, "slurm", 2, None))
         return executor.submit(made)
 
     def test_the_script_of_an_array(self, tmp_path, slurm):
@@ -110,6 +110,13 @@ class TestSlurm:
         # Before its time is over a job is queued again, as it is.
         again = submissions[0].function.checkpoint(*submissions[0].args)
         assert again.args == submissions[0].args
+
+    @pytest.mark.parametrize(("config", "gpus"), [(None, 1), ("one_gpu", 1), ("ddp", 4), ("zero2", 4)])
+    def test_a_gpu_for_each_process(self, config, gpus):
+        file = str(ROOT / "recipes" / "accelerate" / f"{config}.yaml") if config else None
+        assert read_options([], "slurm", None, file)["gpus_per_node"] == gpus
+        assert read_options(["gpus_per_node=2"], "slurm", None, file)["gpus_per_node"] == 2
+        assert read_options([], "local", None, file)["gpus_per_node"] == 0
 
     def test_nothing_to_run(self, tmp_path, slurm):
         assert self.submit(tmp_path, 0) == []

@@ -4,13 +4,15 @@
     python recipes/analysis/init_scale.py --task cola mrpc --data_dir glue --model_name minilm
 
 Houlsby et al. 2019, section 3.6 and figure 6 (right): standard deviations from 1e-7 to 1 of the truncated normal that
-both projections are drawn from, and sizes 8, 64 and 256. Lines are means over the seeds, bands one standard deviation.
-Writes init_scale.jsonl, .png and .svg.
+both projections are drawn from, and sizes 8, 64 and 256, by accuracy; --score main shows the scores of GLUE's table.
+Several learning rates: validation chooses for each task, size and standard deviation. Lines are means over the seeds,
+bands one standard deviation. Writes init_scale.jsonl, .png and .svg.
 """
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -19,12 +21,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common.ending import end_with_one_line
+from common.errors import RecipeError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from study_results import Results
+from study_results import Results, best_cell, percent
+from sweep_runs import CHOSEN
 
 from analysis.figures import COLORS, MARKERS, PAGE, plt, save
-from analysis.grid import GridParser, complete, finished, make_grids, percent
+from analysis.grid import GridParser, complete, finished, make_grids
 from analysis.runs import write_lines
 
 
@@ -38,30 +42,54 @@ def main() -> None:
     parser = GridParser("runs/init_scale", __doc__, {"init_std": DEMO_STDS, "seed": [0]})
     parser.add_values("init_std", STDS, help="Standard deviations.")
     parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.")
+    parser.add_argument("--learning_rate", nargs="+", help="Learning rates; default: the recipe's.")
+    parser.add_argument(
+        "--score", choices=("accuracy", "main"), default="accuracy", help="What is shown, as in the paper or in GLUE."
+    )
     arguments, flags = parser.parse()
     if not arguments.draw_only:
         others = [r for r in arguments.r if r != PAPER_R]
+        same = {"seed": arguments.seed}
+        if arguments.learning_rate:
+            same["learning_rate"] = arguments.learning_rate
         grids = [
-            {"init_std": arguments.init_std, "r": [PAPER_R], "seed": arguments.seed},
-            {"init_std": [PAPER_STD], "r": others, "seed": arguments.seed},
+            {"init_std": arguments.init_std, "r": [PAPER_R], **same},
+            {"init_std": [PAPER_STD], "r": others, **same},
         ]
         complete(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments.jobs)
-    points = summarize(finished(arguments.output_dir))
+    points = summarize(finished(arguments.output_dir), arguments.score)
     write_lines(arguments.output_dir / "init_scale.jsonl", points)
     save(draw(points), arguments.output_dir / "init_scale")
 
 
-def summarize(results: Iterable[Results]) -> list[dict[str, Any]]:
-    """A line per task, size and standard deviation, with the scores of all seeds in percent."""
-    scores: dict[tuple[str, int, float], dict[int, float]] = defaultdict(dict)
+def summarize(results: Iterable[Results], score: str) -> list[dict[str, Any]]:
+    """A line per task, size and standard deviation: the scores of all seeds in percent, at the learning rate and
+    the epochs that validation has chosen by the task's main score. MNLI's validation splits have a line each."""
+    runs: dict[tuple[str, int, float], list[Results]] = defaultdict(list)
     for one in results:
-        flags = one["arguments"]
-        scores[one["task"], flags["r"], flags["init_std"]][one["seed"]] = percent(one)
-    return [
-        {"task": task, "r": r, "init_std": std, "mean": mean(seeds.values()), "std": pstdev(seeds.values()),
-         "scores": seeds}
-        for (task, r, std), seeds in sorted(scores.items())
-    ]  # fmt: skip
+        runs[one["task"], one["arguments"]["r"], one["arguments"]["init_std"]].append(one)
+    lines = []
+    for (_, r, std), same in sorted(runs.items()):
+        seeds = best_cell(same, CHOSEN).seeds
+        chosen = {axis: next(iter(seeds.values()))["arguments"].get(axis) for axis in CHOSEN}
+        for name, shown in _shown(same[0], score):
+            scores = {seed: percent(run, shown) for seed, run in seeds.items()}
+            middle, spread = mean(scores.values()), pstdev(scores.values())
+            found = {"score": shown, "mean": middle, "std": spread, "scores": scores}
+            lines.append({"task": name, "r": r, "init_std": std, **chosen, **found})
+    return lines
+
+
+def _shown(one: Results, score: str) -> Iterator[tuple[str, str]]:
+    """What a line is called, and the score that it shows, of runs like this one."""
+    if score == "main":
+        yield one["task"], one["chosen_by"]
+        return
+    accuracies = [name for name in one["best_scores"] if name.endswith("accuracy")]
+    if not accuracies:
+        raise RecipeError(f"{one['task']} has no accuracy, only {', '.join(one['best_scores'])}: give --score main.")
+    for name in accuracies:
+        yield f"{one['task']} {name.removesuffix('accuracy').strip('_')}".strip(), name
 
 
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
@@ -70,15 +98,17 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
     scales, sizes = ({point[name] for point in points} for name in ("init_std", "r"))
     r = max(sizes, key=lambda size: sum(point["r"] == size for point in points))
     std = max(scales, key=lambda scale: sum(point["init_std"] == scale for point in points))
-    for task, color, marker in zip(sorted({point["task"] for point in points}), COLORS, MARKERS, strict=False):
+    tasks = sorted({point["task"] for point in points})
+    for task, color, marker in zip(tasks, cycle(COLORS), cycle(MARKERS), strict=False):
         own = [point for point in points if point["task"] == task]
         _line(left, "init_std", [point for point in own if point["r"] == r], task, color, marker)
         _line(right, "r", [point for point in own if point["init_std"] == std], task, color, marker)
     at_std = [point for point in points if point["init_std"] == std]
     over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
-    if len({point["task"] for point in points}) > 1:
+    if len(tasks) > 1:
         right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
-    left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel="validation score (%)",
+    kind = "accuracy" if all(point["score"].endswith("accuracy") for point in points) else "score"
+    left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel=f"validation {kind} (%)",
              title=f"Initialization, size {r}")  # fmt: skip
     right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
     right.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)], minor=False)

@@ -24,7 +24,8 @@ RUN = "runs/minimal_pairs"  # where recipes/glue.py leaves the run without data
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its trained model in eval mode, and its validation examples with their tokens."""
+    """A finished run: its trained model in eval mode, on the accelerator if there is one, and its validation examples
+    with their tokens."""
 
     task: Task
     model: PreTrainedModel | PeftModel
@@ -64,6 +65,8 @@ def load_run(folder: str, data_dir: str | None = None) -> Run:
     arguments, task = results["arguments"], TASKS[results["task"]]
     saved = Path(folder, "model" if Path(folder, "model").is_dir() else "adapter")
     model, tokenizer = load_saved(str(saved), task.labels, results["model"])
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
     split = load_splits(task, data_dir or arguments["data_dir"])[task.validation_splits[0]]
     return Run(
         task=task,

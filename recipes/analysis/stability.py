@@ -6,7 +6,8 @@
 Han et al. 2021, figures 2, 4 and 9: the distribution over ten seeds as box plots. --pretraining_steps trains the
 adapters on masked words of the task's training text for so many steps first (recipes/mlm.py, one run, whose
 checkpoints are the starting points); without adapters there is no such run. Figure 3: the gradient's norm by layer and
-step. Writes stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
+step. Several learning rates: validation chooses for each task and start. Writes stability.jsonl, .png and .svg, and
+gradient_norms_TASK.png and .svg.
 """
 
 import argparse
@@ -29,8 +30,8 @@ from common.model import MINILM
 from glue_tasks import HUB_DATASET, MINIMAL_PAIRS
 from matplotlib.figure import Figure
 from minimal_pairs import minimal_pairs
-from study_results import Results
-from sweep_runs import Run
+from study_results import Results, best_cell
+from sweep_runs import CHOSEN, Run
 
 from analysis.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
 from analysis.gradient_norms import FILE
@@ -103,22 +104,24 @@ def pretraining_run(task: str, arguments: argparse.Namespace, flags: Sequence[st
 
 
 def by_start(results: Iterable[Results], task: str) -> dict[str, list[Results]]:
-    """The runs of a task by method and steps of pretraining, in the order of the figure."""
+    """The runs of a task by method and steps of pretraining, in the order of the figure, at the learning rate that
+    validation has chosen."""
     found: dict[tuple[bool, int], list[Results]] = defaultdict(list)
     for one in (one for one in results if one["task"] == task):
         checkpoint = re.search(r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or "")
         found[one["method"] != "full", int(checkpoint[1]) if checkpoint else 0].append(one)
     names = {key: (f"{key[1]} steps first" if key[1] else ADAPTERS if key[0] else FULL) for key in sorted(found)}
-    return {name: found[key] for key, name in names.items()}
+    return {name: list(best_cell(found[key], CHOSEN).seeds.values()) for key, name in names.items()}
 
 
 def summarize(results: Sequence[Results]) -> list[dict[str, Any]]:
-    """A line per task and start: the scores of all seeds in percent."""
+    """A line per task and start: the learning rate, and the scores of all seeds in percent."""
     return [
-        {"task": task, "start": name, "scores": {one["seed"]: percent(one) for one in runs}}
+        {"task": task, "start": name, "learning_rate": runs[0]["arguments"]["learning_rate"],
+         "scores": {one["seed"]: percent(one) for one in runs}}
         for task in sorted({one["task"] for one in results})
         for name, runs in by_start(results, task).items()
-    ]
+    ]  # fmt: skip
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:

@@ -4,9 +4,10 @@
     python recipes/analysis/tradeoff.py --task cola mrpc --data_dir glue --model_name minilm
     python recipes/analysis/tradeoff.py --recipe recipes/squad.py --task squad --method houlsby --seed 0 1 2
 
-Houlsby et al. 2019, figures 1, 3, 4 and, on SQuAD, 5. Several learning rates: validation chooses for each task and
-method. With several tasks, lines are medians over the tasks and bands go from the 20th to the 80th percentile; with
-one task, means over the seeds and one standard deviation. Writes tradeoff.jsonl, .png and .svg.
+Houlsby et al. 2019, figures 1, 3 (GLUE, not the 17 further tasks), 4 and, on SQuAD, the adapters of figure 5: only
+glue.py trains anything else. Several learning rates: validation chooses for each task and method. With several tasks,
+lines are medians over the tasks and bands go from the 20th to the 80th percentile; with one task, means over the seeds
+and one standard deviation. Writes tradeoff.jsonl, .png and .svg.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from common.ending import end_with_one_line
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 from study_results import Cell, Row, arrange
+from sweep_runs import CHOSEN
 
 from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
 from analysis.grid import GLUE, Axes, GridParser, complete, finished, make_grids, percent
@@ -41,7 +43,6 @@ NAMES = {
     "linear": "head only",
 }
 SIZES = [2**n for n in range(10)]
-CHOSEN = ("learning_rate", "num_train_epochs")
 
 
 def main() -> None:
