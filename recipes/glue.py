@@ -91,7 +91,7 @@ def train(
     config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels), **method.adapter_fields)
     model = apply_method(model, method, config, adapter.init_adapter)
     if method.keep_prefix:
-        keep_prefix(model, method.keep_prefix, method.keep_prefix_gb)
+        keep_prefix(model, method.keep_prefix, method.keep_prefix_gb, training)
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
     splits = tokenized(splits, task, tokenizer, arguments)

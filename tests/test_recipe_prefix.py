@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import TrainingArguments
 from transformers.models.bert.modeling_bert import BertLayer
 
 
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import glue
 from common.errors import RecipeError
+from common.prefix import keep_prefix
 from recipe_runs import run, save_tiny_encoder
 
 from houlsby_peft import HoulsbyConfig
@@ -88,6 +90,19 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
 def test_what_cannot_be_kept(encoder, tmp_path, flags, message):
     with pytest.raises(RecipeError, match=message):
         train(encoder, tmp_path, "--keep_prefix", "memory", *flags)
+
+
+def test_sharded_layers_cannot_be_kept(encoder, tmp_path, monkeypatch):
+    """As accelerate launch says it to its processes."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    training = TrainingArguments(str(tmp_path), use_cpu=True)
+    monkeypatch.setattr(training, "fsdp", False)
+    with pytest.raises(RecipeError, match="ZeRO-3 and FSDP shard them"):
+        keep_prefix(None, "memory", 1.0, training)
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    monkeypatch.setattr(training, "fsdp", True)
+    with pytest.raises(RecipeError, match="ZeRO-3 and FSDP shard them"):
+        keep_prefix(None, "memory", 1.0, training)
 
 
 def test_an_adapter_of_other_layers_is_no_start(encoder, tmp_path):

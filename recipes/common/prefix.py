@@ -1,11 +1,12 @@
 """What lies below the first adapter, computed once for each text."""
 
+import os
 from pathlib import Path
 
 from accelerate import PartialState
 from peft import PeftModel
+from transformers import TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_enabled
 
 from common.errors import RecipeError
 from houlsby_peft.frozen_prefix import FrozenPrefix
@@ -14,18 +15,21 @@ from houlsby_peft.frozen_prefix import FrozenPrefix
 IN_MEMORY = "memory"
 
 
-def keep_prefix(model: PeftModel, where: str, gigabytes: float) -> None:
+def keep_prefix(model: PeftModel, where: str, gigabytes: float, training: TrainingArguments) -> None:
     """Keeps what the layers below the first adapter compute, from the first epoch on, in place of running them again.
 
     Args:
         model: With adapters in upper layers alone; changed in place.
         where: "memory", or a folder, which several runs may use, also at the same time.
         gigabytes: How much to keep at most, in this process.
+        training: Of the run.
 
     Raises:
         RecipeError: If nothing is below the first adapter, or the model is sharded.
     """
-    if is_deepspeed_zero3_enabled() or is_fsdp_enabled():
+    # Asked for by a flag or by accelerate; transformers' own is_fsdp_enabled tells about loading alone.
+    fsdp = training.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if is_deepspeed_zero3_enabled() or fsdp:
         raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
     folder = None if where == IN_MEMORY else Path(where)
     try:
