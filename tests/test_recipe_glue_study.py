@@ -208,6 +208,21 @@ class TestAllTasks:
             "GLUE server's average",
         ]
 
+    def test_a_name_before_the_task(self, data, nine, tmp_path, capsys):
+        """Its averages lie beside those of another; MNLI's losses, under their splits' names, are no scores."""
+        flags = ["--task", "all", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path / "r8-{task}", "--predict"]
+        with pytest.raises(RecipeError, match=r"would refuse .*r8-submission.zip: CoLA.tsv"):
+            run(glue, *flags, "--evaluate", nine / "{task}" / "adapter")
+        found = json.loads((tmp_path / "r8-all.json").read_text())
+        assert found["mean_of_nine_columns"] == pytest.approx(
+            json.loads((nine / "all.json").read_text())["mean_of_nine_columns"]
+        )
+        [printed] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mnli  ")]
+        assert [entry.split()[0] for entry in printed.removeprefix("mnli  ").split(", ")] == [
+            "matched_accuracy",
+            "mismatched_accuracy",
+        ]
+
     def test_predictions_are_the_models(self, encoder, data, nine):
         with zipfile.ZipFile(nine / "submission.zip") as archive:
             files = {name: archive.read(name).decode() for name in archive.namelist()}
