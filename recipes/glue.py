@@ -10,12 +10,13 @@
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
 validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
 .csv, .tsv (no quoting) and .jsonl do as well, with the columns of the Hub's nyu-mll/glue. The same command again goes
-on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate and
---hub_model_id stands for the task's name.
+on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate,
+--init_adapter and --hub_model_id stands for the task's name.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import demo
@@ -75,6 +76,8 @@ def train(
 ) -> dict[str, Any]:
     """One run: trains, keeps the best epoch, saves what was trained and results.json, and returns what is in it."""
     push = plan_push(training, arguments.model_name)
+    if adapter.init_adapter is not None:
+        adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
         if arguments.predict:

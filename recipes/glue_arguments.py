@@ -1,5 +1,6 @@
 """The GLUE recipe's command line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,6 +46,20 @@ def parse_arguments() -> tuple[GlueArguments, MethodArguments, AdapterArguments,
         parser.set_defaults(**demo.DEFAULTS)
         return parser.parse()
     return parsed
+
+
+def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, AdapterArguments]:
+    """The encoder and the adapter that the recipe has with these flags; all others among them are left alone."""
+    parser = RecipeParser((GlueArguments, AdapterArguments))
+
+    def parse() -> tuple[GlueArguments, AdapterArguments]:
+        arguments, adapter, *_ = parser.parse_args_into_dataclasses(list(flags), return_remaining_strings=True)
+        return arguments, adapter
+
+    arguments, adapter = parse()
+    if arguments.preset is not None:
+        parser.set_defaults(**preset(arguments.preset, "houlsby", adapter.share_layers))
+    return parse()
 
 
 def _with_batch(parser: RecipeParser, training: RecipeTrainingArguments) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -109,6 +110,8 @@ def _key(results: Results, chosen: Sequence[str]) -> str:
     if arguments.get("metric_for_best_model") == GLUE_TASKS.get(results["task"], ("",))[0]:
         # Each task has a score of its own, by which alone it would be in another row than the other tasks.
         arguments["metric_for_best_model"] = "main"
+    if start := arguments.get("init_adapter"):  # often of the task's own text, in a folder with the task's name
+        arguments["init_adapter"] = re.sub(rf"(?<![^\W_]){results['task']}(?![^\W_])", "{task}", start)
     meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
     return json.dumps(meant | {"method": method}, sort_keys=True)
 

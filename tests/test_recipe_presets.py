@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import glue
 import glue_arguments
+from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from common.errors import RecipeError
 from common.methods import MethodArguments, apply_method
 from common.trainer import RecipeTrainer
@@ -25,6 +28,9 @@ from distributed_runs import ENVIRONMENT
 from glue_presets import NAMES, preset
 
 from houlsby_peft import HoulsbyConfig
+
+
+DOCS = Path(__file__).parents[1] / "docs" / "recipes.md"
 
 
 def parsed(*flags):
@@ -102,6 +108,19 @@ class TestPresets:
         found = parsed("--task", "cola", "--preset", name, "--method", method)
         expected = PAPERS[name] | {"head": "linear"}
         assert {key: found[key] for key in expected} == expected
+
+    def test_the_documented_pretraining_is_of_the_presets_adapter(self):
+        """An adapter of other options could not be started from."""
+        blocks = re.findall(r"```bash\n(.*?)```", DOCS.read_text().replace("\\\n", ""), re.DOTALL)
+        [block] = [block for block in blocks if "--preset han2021 --init_adapter" in block]
+        [pretraining] = re.findall(r"recipes/(mlm.py .*)", block)
+        with patch.object(sys, "argv", shlex.split(pretraining)):
+            text, adapter, training = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+        found = {**vars(text), **vars(adapter)}
+        run = parsed("--task", "cola", "--preset", "han2021")
+        options = {"model_name", "max_length", *vars(adapter)}
+        assert {name: found[name] for name in options} == {name: run[name] for name in options}
+        assert training.max_steps == 20_000
 
     def test_norms_and_biases_do_not_decay(self, tmp_path):
         """As in the code of Houlsby et al."""

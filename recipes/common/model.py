@@ -133,11 +133,9 @@ def _start_from(model: PeftModel, path: str, name: str) -> None:
     for option in ("r", "share_layers", "train_layer_norm", "layers_to_transform", "activation", "positions"):
         here, there = getattr(config, option), getattr(source, option)
         if here != there:
-            given = " ".join(map(str, there)) if isinstance(there, list) else str(there).lower()
-            remedy = "Leave --layers out" if there is None else f"Give --{_FLAGS.get(option, option)} {given}"
             raise RecipeError(
                 f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
-                f"{remedy}."
+                f"Give {_as_flag(option, there)} here, or {_as_flag(option, here)} where that adapter is trained."
             )
     reasons = differences(source.base_fingerprint or {}, config.base_fingerprint)
     if reasons:
@@ -147,3 +145,10 @@ def _start_from(model: PeftModel, path: str, name: str) -> None:
         )
     own = {key: value for key, value in load_peft_weights(path, device="cpu").items() if ".houlsby_" in key}
     set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=name) | own, adapter_name=name)
+
+
+def _as_flag(option: str, value: object) -> str:
+    flag = f"--{_FLAGS.get(option, option)}"
+    if value is None:
+        return f"no {flag}"
+    return f"{flag} {' '.join(map(str, value)) if isinstance(value, list) else str(value).lower()}"
