@@ -21,7 +21,7 @@ from typing import Any
 
 import demo
 import glue_reports
-from common.arguments import BERT, AdapterArguments, RecipeTrainingArguments
+from common.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
 from common.data import describe_data, tokenize
 from common.ending import end_with_one_line
 from common.errors import RecipeError
@@ -71,7 +71,7 @@ def train(
     task: Task,
     arguments: GlueArguments,
     method: MethodArguments,
-    adapter: AdapterArguments,
+    adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
     """One run: trains, keeps the best epoch, saves what was trained and results.json, and returns what is in it."""
@@ -91,7 +91,8 @@ def train(
         splits = load_splits(task, arguments.data_dir)
     splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
-    config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels), **method.adapter_fields)
+    head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
+    config = adapter.config(task_type="SEQ_CLS", **head)
     model = apply_method(model, method, config, adapter.init_adapter)
     if method.keep_prefix:
         keep_prefix(model, method.keep_prefix, method.keep_prefix_gb)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import demo
-from common.arguments import AdapterArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from common.errors import RecipeError
 from common.methods import MethodArguments
 from glue_presets import BATCH, preset
@@ -34,9 +34,9 @@ class GlueArguments(EncoderArguments):
     predict: bool = HfArg(default=False, help="Write GLUE's files of predictions for the test split.")
 
 
-def parse_arguments() -> tuple[GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments]:
+def parse_arguments() -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Reads the command line; a run without data and a preset have defaults of their own, which flags overrule."""
-    groups = (GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
     arguments, method, adapter, training = parsed = parser.parse()
     if arguments.preset is not None:
@@ -48,11 +48,11 @@ def parse_arguments() -> tuple[GlueArguments, MethodArguments, AdapterArguments,
     return parsed
 
 
-def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, AdapterArguments]:
+def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArguments]:
     """The encoder and the adapter that the recipe has with these flags; all others among them are left alone."""
-    parser = RecipeParser((GlueArguments, AdapterArguments))
+    parser = RecipeParser((GlueArguments, ClassifierArguments))
 
-    def parse() -> tuple[GlueArguments, AdapterArguments]:
+    def parse() -> tuple[GlueArguments, ClassifierArguments]:
         arguments, adapter, *_ = parser.parse_args_into_dataclasses(list(flags), return_remaining_strings=True)
         return arguments, adapter
 

@@ -187,6 +187,26 @@ class TestStability:
         assert len({run.folder for run in runs}) == len(runs)
 
     @pytest.mark.parametrize(
+        ("model_name", "flags", "trained"),
+        [
+            (None, [], True),
+            ("minilm", [], True),
+            ("minilm", ["--train_pooler", "false"], False),
+            ("google-bert/bert-base-uncased", [], False),
+            (None, ["--preset", "han2021"], False),
+        ],
+    )
+    def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
+        """With all methods, of which fine-tuning always does it."""
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
+        )  # fmt: skip
+        for one in stability.make_all(arguments, flags):
+            with patch.object(sys, "argv", one.arguments):
+                assert parse_arguments()[2].train_pooler is trained
+
+    @pytest.mark.parametrize(
         ("model_name", "flags", "model"),
         [
             (None, [], "minilm"),

@@ -72,7 +72,7 @@ class TestPresets:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_every_name_is_an_argument(self, name):
-        groups = (glue.GlueArguments, MethodArguments, glue.AdapterArguments, glue.RecipeTrainingArguments)
+        groups = (glue.GlueArguments, MethodArguments, glue.ClassifierArguments, glue.RecipeTrainingArguments)
         known = {field.name for group in groups for field in fields(group)}
         for method in ("houlsby", "full", "lora"):
             assert preset(name, method, 3).keys() <= known
@@ -124,9 +124,7 @@ class TestPresets:
 
     def test_norms_and_biases_do_not_decay(self, tmp_path):
         """As in the code of Houlsby et al."""
-        model = apply_method(
-            tiny_bert(), MethodArguments(train_pooler=True), HoulsbyConfig(modules_to_save=["pooler"])
-        )
+        model = apply_method(tiny_bert(), MethodArguments(), HoulsbyConfig(modules_to_save=["pooler"]))
         arguments = glue.RecipeTrainingArguments(
             output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False, weight_decay=0.01
         )

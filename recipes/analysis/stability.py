@@ -1,12 +1,14 @@
 """How much the score depends on the seed, with adapters and without, and after training on the task's own text first.
 
     python recipes/analysis/stability.py                                            # generated sentences, no data
-    python recipes/analysis/stability.py --task rte --data_dir glue --model_name minilm --pretraining_steps 1000 2000
+    python recipes/analysis/stability.py --task rte --data_dir glue --model_name minilm --train_pooler true \
+        --learning_rate 1e-3 --pretraining_steps 1000 2000
 
 Han et al. 2021, figures 2, 4 and 9: the distribution over ten seeds as box plots. --pretraining_steps trains the
 adapters on masked words of the task's training text for so many steps first (recipes/mlm.py, one run, whose
 checkpoints are the starting points); without adapters there is no such run. Figure 3: the gradient's norm by layer and
-step. Writes stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
+step. Of MiniLM, whose pooler no pretraining has made, adapters train the pooler, as full fine-tuning does, unless
+--train_pooler false is given. Writes stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
 """
 
 import argparse
@@ -75,7 +77,8 @@ def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Ru
     model = arguments.model_name or (None if parse_adapter(flags)[0].preset else MINILM)
     adapters = {"method": ["houlsby"], "learning_rate": arguments.learning_rate, "seed": arguments.seed}
     full = {"method": ["full"], "learning_rate": arguments.full_learning_rate, "seed": arguments.seed}
-    flags = [*(["--model_name", model] if model else []), *data, *flags]
+    pooler = ["--train_pooler", "true"] if model == MINILM else []
+    flags = [*(["--model_name", model] if model else []), *pooler, *data, *flags]
     yield from make_grids(arguments.output_dir, arguments.task, [adapters, full], flags, RECIPE)
     for task in arguments.task if arguments.pretraining_steps else ():
         pretraining = pretraining_run(task, arguments, adapter_flags(flags))

@@ -23,6 +23,8 @@ from houlsby_peft.fingerprint import differences
 MINILM = "minilm"
 # What a model that is no folder of the user's is called on the Hub, where it is not its own name.
 HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
+# BERT's layer between the encoder and the head of a classifier.
+POOLER = "pooler"
 # Options of the adapter whose flag has another name.
 _FLAGS = {"layers_to_transform": "layers"}
 
@@ -120,12 +122,25 @@ def add_adapter(
             model.add_adapter(name, config, autocast_adapter_dtype=autocast)
             model.set_adapter(name)
         else:
+            if POOLER in (config.modules_to_save or ()):
+                find_pooler(model)
             model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
         if init_adapter is not None:
             _start_from(model, init_adapter, name)
     except (OSError, ValueError) as error:
         raise RecipeError(str(error)) from error
     return model
+
+
+def find_pooler(model: PreTrainedModel) -> str:
+    """The full name of BERT's pooler.
+
+    Raises:
+        RecipeError: If the model has none.
+    """
+    if getattr(model.base_model, POOLER, None) is None:
+        raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+    return f"{model.base_model_prefix}.{POOLER}"
 
 
 def _start_from(model: PeftModel, path: str, name: str) -> None:
