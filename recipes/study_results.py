@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from common.names import ADDING
 from study_papers import COLUMNS, GLUE_TASKS, WNLI
 from sweep_runs import MEANT_FOR, choose
 
@@ -19,8 +20,6 @@ Results = dict[str, Any]
 # Arguments that do not change what is learned.
 IGNORED = {"task", "seed", "output_dir", "run_name", "resume_from_checkpoint", "report_to", "disable_tqdm", "use_cpu"}
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
-# Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
-ADDING = ("houlsby", "lora")
 
 
 def collect(folder: Path) -> list[Results]:
