@@ -53,5 +53,6 @@ Test accuracy (chance: 50%). The linear probe is a logistic regression on the fr
 
 A real task, from the Hub, with BERT-base:  accelerate launch recipes/glue.py --task mrpc
 From your own files, with this encoder:     accelerate launch recipes/glue.py --task mrpc --data_dir FOLDER \\
-                                                --model_name minilm    (reads FOLDER/mrpc/train.parquet, ...)
+                                                --model_name minilm --train_pooler true --learning_rate 1e-3
+                                            (reads FOLDER/mrpc/train.parquet, ...)
 """

@@ -10,17 +10,18 @@
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
 validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
 .csv, .tsv (no quoting) and .jsonl do as well, with the columns of the Hub's nyu-mll/glue. The same command again goes
-on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate and
---hub_model_id stands for the task's name.
+on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate,
+--init_adapter and --hub_model_id stands for the task's name.
 """
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import demo
 import glue_reports
-from common.arguments import BERT, AdapterArguments, RecipeTrainingArguments
+from common.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
 from common.data import describe_data, tokenize
 from common.ending import end_with_one_line
 from common.errors import RecipeError
@@ -70,11 +71,13 @@ def train(
     task: Task,
     arguments: GlueArguments,
     method: MethodArguments,
-    adapter: AdapterArguments,
+    adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
     """One run: trains, keeps the best epoch, saves what was trained and results.json, and returns what is in it."""
     push = plan_push(training, arguments.model_name)
+    if adapter.init_adapter is not None:
+        adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
         if arguments.predict:
@@ -88,7 +91,8 @@ def train(
         splits = load_splits(task, arguments.data_dir)
     splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
-    config = adapter.config(task_type="SEQ_CLS", **describe_head(task.labels), **method.adapter_fields)
+    head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
+    config = adapter.config(task_type="SEQ_CLS", **head)
     model = apply_method(model, method, config, adapter.init_adapter)
     if method.keep_prefix:
         keep_prefix(model, method.keep_prefix, method.keep_prefix_gb, training)

@@ -1,12 +1,14 @@
 """The GLUE recipe's command line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import demo
-from common.arguments import AdapterArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
+from common.errors import RecipeError
 from common.methods import MethodArguments
-from glue_presets import preset
+from glue_presets import BATCH, preset
 from glue_tasks import MINIMAL_PAIRS
 from transformers.hf_argparser import HfArg
 
@@ -32,15 +34,48 @@ class GlueArguments(EncoderArguments):
     predict: bool = HfArg(default=False, help="Write GLUE's files of predictions for the test split.")
 
 
-def parse_arguments() -> tuple[GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments]:
+def parse_arguments() -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Reads the command line; a run without data and a preset have defaults of their own, which flags overrule."""
-    groups = (GlueArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
-    arguments, method, adapter, _ = parsed = parser.parse()
-    defaults = demo.DEFAULTS if arguments.task == MINIMAL_PAIRS else {}
+    arguments, method, adapter, training = parsed = parser.parse()
     if arguments.preset is not None:
-        defaults = preset(arguments.preset, method.method, adapter.share_layers)
-    if not defaults:
-        return parsed
-    parser.set_defaults(**defaults)
-    return parser.parse()
+        parser.set_defaults(**preset(arguments.preset, method.method, adapter.share_layers))
+        return _with_batch(parser, training)
+    if arguments.task == MINIMAL_PAIRS:
+        parser.set_defaults(**demo.DEFAULTS)
+        return parser.parse()
+    return parsed
+
+
+def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArguments]:
+    """The encoder and the adapter that the recipe has with these flags; all others among them are left alone."""
+    parser = RecipeParser((GlueArguments, ClassifierArguments))
+
+    def parse() -> tuple[GlueArguments, ClassifierArguments]:
+        arguments, adapter, *_ = parser.parse_args_into_dataclasses(list(flags), return_remaining_strings=True)
+        return arguments, adapter
+
+    arguments, adapter = parse()
+    if arguments.preset is not None:
+        parser.set_defaults(**preset(arguments.preset, "houlsby", adapter.share_layers))
+    return parse()
+
+
+def _with_batch(parser: RecipeParser, training: RecipeTrainingArguments) -> tuple[Any, ...]:
+    """Parses once more, with the presets' batch split over all devices and accumulated steps.
+
+    Raises:
+        RecipeError: If it cannot be split evenly, and no other is given.
+    """
+    devices = training.world_size * max(1, training.n_gpu)
+    share, rest = divmod(BATCH, devices * training.gradient_accumulation_steps)
+    parser.set_defaults(per_device_train_batch_size=0 if rest else share)  # 0: none that would do
+    parsed = parser.parse()
+    if rest and parsed[-1].per_device_train_batch_size == 0:
+        raise RecipeError(
+            f"--preset has a batch of {BATCH}, which cannot be split evenly over {devices} devices times "
+            f"{training.gradient_accumulation_steps} accumulated steps. Use a number of them that divides {BATCH}, or "
+            "give --per_device_train_batch_size for another batch."
+        )
+    return parsed

@@ -49,26 +49,29 @@ def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted:
     """Prints the scores of all tasks and both averages, and writes them to all.json; the submission beside it.
 
     Args:
-        folder: Of the runs, with {task} in it.
+        folder: Of the runs, with {task} in it. What comes before it is what both files' names begin with, so that
+            "runs/r8-{task}" and "runs/r64-{task}" do not write over each other's.
         scores: By task.
         predicted: Whether there are predictions, which are packed as submission.zip and checked.
 
     Raises:
         RecipeError: If GLUE's server would refuse the submission.
     """
-    above = Path(folder.partition("{task}")[0])
+    before = folder.partition("{task}")[0]
     averages = {"mean_of_nine_columns": mean_of_nine(scores), "server_average": server_average(scores)}
-    write_whole(above / "all.json", json.dumps({"scores": scores, **averages}, indent=2) + "\n")
+    write_whole(Path(f"{before}all.json"), json.dumps({"scores": scores, **averages}, indent=2) + "\n")
     for task, own in scores.items():
-        print(f"{task:<5} {', '.join(f'{name} {100 * score:.1f}' for name, score in own.items() if name != 'loss')}")
+        shown = (f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss"))
+        print(f"{task:<5} {', '.join(shown)}")
     nine, server = averages.values()
     print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
     print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
     if not predicted:
         return
+    archive = Path(f"{before}submission.zip")
     files = (Path(folder.replace("{task}", task), "submission") for task in scores)
-    pack((file for path in files for file in sorted(path.glob("*.tsv"))), above / "submission.zip")
-    found = problems(above / "submission.zip")
+    pack((file for path in files for file in sorted(path.glob("*.tsv"))), archive)
+    found = problems(archive)
     if found:
-        raise RecipeError(f"GLUE's server would refuse {above / 'submission.zip'}: {'; '.join(found)}.")
-    print(f"{above / 'submission.zip'} is a complete submission.")
+        raise RecipeError(f"GLUE's server would refuse {archive}: {'; '.join(found)}.")
+    print(f"{archive} is a complete submission.")

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments
 from common.data import load_splits
 from common.ending import end_with_one_line
@@ -86,7 +86,7 @@ class PaperArguments:
 
 def main() -> None:
     """Reads the command line, runs the tasks one after the other, prints the table and writes it as table.md."""
-    groups = (ClassificationArguments, PaperArguments, SweepArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (ClassificationArguments, PaperArguments, SweepArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     parser.set_defaults(output_dir="runs/paper_tasks")
     arguments, paper, sweep, adapter, training = parser.parse()

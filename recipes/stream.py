@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from accelerate.utils import broadcast_object_list
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
 from common.ending import end_with_one_line
 from common.errors import RecipeError
@@ -96,11 +96,11 @@ def main() -> None:
         raise RecipeError(f"Earlier tasks' outputs have changed with {', '.join(forgotten)}, which must never happen.")
 
 
-def parse_arguments() -> tuple[StreamArguments, AdapterArguments, RecipeTrainingArguments]:
+def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Reads the command line; checkpoints, which would hold all adapters of the model, are off."""
     if "true" in (os.environ.get("ACCELERATE_USE_DEEPSPEED"), os.environ.get("ACCELERATE_USE_FSDP")):
         raise RecipeError(NO_SHARDING)  # before the processes meet
-    groups = (StreamArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (StreamArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/stream.py --data DATA DATA ... [flags]")
     parser.set_defaults(load_best_model_at_end=False, save_strategy="no", output_dir="runs/stream")
     arguments, adapter, training = parser.parse()
@@ -153,7 +153,7 @@ def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -
 
 
 def add_task(
-    model: PeftModel | None, name: str, task: Task, model_name: str, adapter: AdapterArguments
+    model: PeftModel | None, name: str, task: Task, model_name: str, adapter: ClassifierArguments
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """Adds an adapter with a new head for the task, or makes the model if it is the first."""
     fresh, tokenizer = load_classifier(model_name, task.labels.names, task.labels.problem_type)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -9,6 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from common.names import ADDING
 from study_papers import COLUMNS, GLUE_TASKS, WNLI
 from sweep_runs import MEANT_FOR, choose
 
@@ -21,8 +23,6 @@ IGNORED = {
     *("report_to", "disable_tqdm", "use_cpu"),
 }
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
-# Methods that leave the encoder's weights as they are and add some; the others train weights of its own.
-ADDING = ("houlsby", "lora")
 
 
 def collect(folder: Path) -> list[Results]:
@@ -112,6 +112,8 @@ def _key(results: Results, chosen: Sequence[str]) -> str:
     if arguments.get("metric_for_best_model") == GLUE_TASKS.get(results["task"], ("",))[0]:
         # Each task has a score of its own, by which alone it would be in another row than the other tasks.
         arguments["metric_for_best_model"] = "main"
+    if start := arguments.get("init_adapter"):  # often of the task's own text, in a folder with the task's name
+        arguments["init_adapter"] = re.sub(rf"(?<![^\W_]){results['task']}(?![^\W_])", "{task}", start)
     meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
     return json.dumps(meant | {"method": method}, sort_keys=True)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, Task, load_task, trainer_arguments
 from common.data import describe_data
 from common.ending import end_with_one_line
@@ -47,7 +47,7 @@ class SweepArguments:
 
 def main() -> None:
     """Reads the command line and runs."""
-    groups = (ClassificationArguments, SweepArguments, AdapterArguments, RecipeTrainingArguments)
+    groups = (ClassificationArguments, SweepArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
     run(*parser.parse())
 
@@ -55,7 +55,7 @@ def main() -> None:
 def run(
     arguments: ClassificationArguments,
     sweep: SweepArguments,
-    adapter: AdapterArguments,
+    adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
     """Trains for each point of the sweep, keeps the best epoch of each, and returns the results of the best point."""
@@ -87,8 +87,8 @@ def best_of(points: Sequence[dict[str, Any]], training: RecipeTrainingArguments)
 
 
 def sweep_points(
-    sweep: SweepArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
-) -> Iterator[tuple[AdapterArguments, RecipeTrainingArguments]]:
+    sweep: SweepArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
+) -> Iterator[tuple[ClassifierArguments, RecipeTrainingArguments]]:
     """The options of each run, with an output folder of its own if there are several."""
     sizes, rates = sweep.sweep_r or [adapter.r], sweep.sweep_learning_rate or [training.learning_rate]
     for r, rate in itertools.product(sizes, rates):
@@ -100,7 +100,7 @@ def sweep_points(
 
 
 def train(
-    task: Task, arguments: ClassificationArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
+    task: Task, arguments: ClassificationArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
     """One run: trains, keeps the best epoch, saves the adapter and results.json, and scores the test split; a run that
     is finished already is left as it is."""

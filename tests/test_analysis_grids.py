@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -27,7 +28,9 @@ pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipe
 from analysis import init_scale, stability, tradeoff
 from analysis.gradient_norms import FILE, GradientNorms, layer_of
 from analysis.grid import GridParser, complete, make_grids
+from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from common.errors import RecipeError
+from glue_arguments import parse_arguments
 
 
 ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
@@ -236,6 +239,52 @@ class TestStability:
         assert starts == [str(pretraining.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
         assert len(runs) == 2 + 2 + 4
         assert len({run.folder for run in runs}) == len(runs)
+
+    @pytest.mark.parametrize(
+        ("model_name", "flags", "trained"),
+        [
+            (None, [], True),
+            ("minilm", [], True),
+            ("minilm", ["--train_pooler", "false"], False),
+            ("google-bert/bert-base-uncased", [], False),
+            (None, ["--preset", "han2021"], False),
+        ],
+    )
+    def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
+        """With all methods, of which fine-tuning always does it."""
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
+        )  # fmt: skip
+        for one in stability.make_all(arguments, flags):
+            with patch.object(sys, "argv", one.arguments):
+                assert parse_arguments()[2].train_pooler is trained
+
+    @pytest.mark.parametrize(
+        ("model_name", "flags", "model"),
+        [
+            (None, [], "minilm"),
+            (None, ["--preset", "han2021"], "google-bert/bert-base-uncased"),
+            ("tiny", ["--preset", "han2021", "--lr_scheduler_type", "cosine", "--r", "8"], "tiny"),
+            ("tiny", ["--layers", "2", "3", "--share_layers", "2", "--use_cpu", "--max_length", "64"], "tiny"),
+        ],
+    )
+    def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
+        """Each recipe reads its flags as from the command line."""
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
+        )  # fmt: skip
+        with patch.object(stability, "complete") as done:
+            *_, last = stability.make_all(arguments, flags)
+        ((pretraining,),), _ = done.call_args
+        with patch.object(sys, "argv", last.arguments):
+            task, _, adapter, _ = parse_arguments()
+        with patch.object(sys, "argv", pretraining.arguments):
+            text, pretrained, _ = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+        assert (text.model_name, text.max_length) == (task.model_name, task.max_length)
+        assert text.model_name == model
+        assert vars(replace(adapter, init_adapter=None)) == vars(pretrained)
 
 
 class TestGradientNorms:

@@ -25,6 +25,7 @@ from transformers import (
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
+import demo
 import glue
 from common.arguments import RecipeTrainingArguments
 from common.data import tokenize
@@ -199,6 +200,18 @@ def predict(base, adapter, num_labels, data, text_columns):
         with torch.no_grad():
             outputs.append(model(**batch).logits)
     return torch.cat(outputs).numpy()
+
+
+def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch):
+    """MiniLM's pooler must be trained, at the rate of its measured runs."""
+    scores = {"all": {"adapter": 0.9, "probe": 0.6}}
+    text = demo.explain(scores, dict(minimal_pairs()), 1).replace("\\\n", "")
+    found = []
+    for flags in re.findall(r"accelerate launch recipes/(glue\.py --.*)", text):
+        monkeypatch.setattr(sys, "argv", flags.split())
+        arguments, _, adapter, training = glue.parse_arguments()
+        found.append((arguments.task, arguments.model_name, adapter.train_pooler, training.learning_rate))
+    assert found == [("mrpc", "google-bert/bert-base-uncased", False, 3e-4), ("mrpc", "minilm", True, 1e-3)]
 
 
 class TestRuns:

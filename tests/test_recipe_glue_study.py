@@ -1,4 +1,4 @@
-"""The GLUE study: papers' presets, all tasks and their averages, evaluation, predictions, and what users expect."""
+"""The GLUE study: all tasks and their averages, evaluation, predictions, and what users expect."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import sqlite3
 import sys
 import zipfile
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 from statistics import mean
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -24,12 +22,9 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import glue
-import glue_arguments
 from common.errors import RecipeError
 from common.methods import MethodArguments, apply_method
-from common.trainer import RecipeTrainer
 from conftest import tiny_bert
-from glue_presets import NAMES, preset
 from glue_tasks import TASKS
 from minimal_pairs import minimal_pairs
 from recipe_runs import run, save_tiny_encoder
@@ -91,79 +86,6 @@ def results_of(folder):
     return json.loads((folder / "results.json").read_text())
 
 
-def parsed(*flags):
-    """All arguments that the command line gives, in one."""
-    with patch.object(sys, "argv", ["glue.py", "--output_dir", "runs", *map(str, flags)]):
-        return {name: value for group in glue_arguments.parse_arguments() for name, value in vars(group).items()}
-
-
-# What the papers and their code say, and nothing else.
-PAPERS = {
-    "houlsby2019": {
-        "model_name": "google-bert/bert-large-uncased", "r": 64, "init_std": 1e-2, "train_layer_norm": "all",
-        "learning_rate": 3e-4, "num_train_epochs": 20, "per_device_train_batch_size": 32, "warmup_steps": 0.1,
-        "weight_decay": 0.01, "adam_epsilon": 1e-6, "max_grad_norm": 1.0, "head": "linear", "max_length": 128,
-    },
-    "mohebbi2020": {
-        "model_name": "google-bert/bert-base-uncased", "r": 64, "activation": "gelu", "init_std": 1e-3,
-        "train_layer_norm": "true", "head": "two_layer", "learning_rate": 3e-4, "num_train_epochs": 10,
-        "per_device_train_batch_size": 32, "warmup_steps": 0.1,
-    },
-    "uva2019": {
-        "model_name": "google-bert/bert-base-uncased", "r": 64, "activation": "gelu", "init_std": 1e-3,
-        "learning_rate": 2e-5, "num_train_epochs": 15, "max_length": 128, "weight_decay": 0.01,
-        "adam_epsilon": 1e-6, "max_grad_norm": 1.0,
-    },
-    "han2021": {
-        "model_name": "google-bert/bert-base-uncased", "r": 48, "activation": "swish", "train_layer_norm": "false",
-        "learning_rate": 1e-4, "num_train_epochs": 20, "max_length": 256, "per_device_train_batch_size": 32,
-    },
-}  # fmt: skip
-
-
-class TestPresets:
-    @pytest.mark.parametrize("name", NAMES)
-    def test_the_papers_numbers(self, name):
-        found = parsed("--task", "cola", "--preset", name)
-        assert {key: found[key] for key in PAPERS[name]} == PAPERS[name]
-        assert found["lr_scheduler_type"] == "linear"
-
-    @pytest.mark.parametrize("name", NAMES)
-    def test_every_name_is_an_argument(self, name):
-        groups = (glue.GlueArguments, MethodArguments, glue.AdapterArguments, glue.RecipeTrainingArguments)
-        known = {field.name for group in groups for field in fields(group)}
-        for method in ("houlsby", "full", "lora"):
-            assert preset(name, method, 3).keys() <= known
-
-    def test_flags_overrule(self):
-        found = parsed("--task", "cola", "--preset", "houlsby2019", "--learning_rate", 3e-3, "--r", 8)
-        assert (found["learning_rate"], found["r"], found["num_train_epochs"]) == (3e-3, 8, 20)
-
-    def test_of_a_variant(self):
-        shared = parsed("--task", "cola", "--preset", "mohebbi2020", "--share_layers", 3)
-        assert (shared["train_layer_norm"], shared["head"]) == ("false", "linear")
-        tuned = parsed("--task", "cola", "--preset", "han2021", "--method", "full")
-        assert (tuned["learning_rate"], tuned["num_train_epochs"], tuned["max_length"]) == (2e-5, 10, 128)
-        assert parsed("--task", "cola", "--preset", "mohebbi2020", "--method", "full")["head"] == "linear"
-
-    def test_norms_and_biases_do_not_decay(self, tmp_path):
-        """As in the code of Houlsby et al."""
-        model = apply_method(
-            tiny_bert(), MethodArguments(train_pooler=True), HoulsbyConfig(modules_to_save=["pooler"])
-        )
-        arguments = glue.RecipeTrainingArguments(
-            output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False, weight_decay=0.01
-        )
-        trainer = RecipeTrainer(model, arguments)
-        groups = trainer.create_optimizer().param_groups
-        decayed = {id(weight) for group in groups if group["weight_decay"] for weight in group["params"]}
-        trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-        assert {name for name, weight in trained.items() if id(weight) in decayed} == {
-            name for name, weight in trained.items() if weight.ndim == 2
-        }
-        assert {weight.ndim for weight in trained.values()} == {1, 2}
-
-
 @pytest.fixture(scope="module")
 def nine(encoder, data, tmp_path_factory):
     """The folder of runs of all tasks."""
@@ -208,6 +130,21 @@ class TestAllTasks:
         assert [line.split(" (")[0] for line in averages] == [
             "Mean of the papers' nine columns",
             "GLUE server's average",
+        ]
+
+    def test_a_name_before_the_task(self, data, nine, tmp_path, capsys):
+        """Its averages lie beside those of another; MNLI's losses, under their splits' names, are no scores."""
+        flags = ["--task", "all", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path / "r8-{task}", "--predict"]
+        with pytest.raises(RecipeError, match=r"would refuse .*r8-submission.zip: CoLA.tsv"):
+            run(glue, *flags, "--evaluate", nine / "{task}" / "adapter")
+        found = json.loads((tmp_path / "r8-all.json").read_text())
+        assert found["mean_of_nine_columns"] == pytest.approx(
+            json.loads((nine / "all.json").read_text())["mean_of_nine_columns"]
+        )
+        [printed] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mnli  ")]
+        assert [entry.split()[0] for entry in printed.removeprefix("mnli  ").split(", ")] == [
+            "matched_accuracy",
+            "mismatched_accuracy",
         ]
 
     def test_predictions_are_the_models(self, encoder, data, nine):

@@ -148,14 +148,24 @@ class TestInitAdapter:
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
-            (["--r", 8], r"has r 64, this run 8. Give --r 64"),
+            (["--r", 8], r"has r 64, this run 8. Give --r 64 here, or --r 8 where that adapter is trained"),
             (["--train_layer_norm", "false"], r"has train_layer_norm True, .* Give --train_layer_norm true"),
             (["--share_layers", 3], "has share_layers 0"),
+            (["--layers", 0, 2], "Give no --layers here, or --layers 0 2 where"),
         ],
     )
     def test_other_options(self, encoder, data, pretrained, tmp_path, flags, message):
         with pytest.raises(RecipeError, match=message):
             self.glue(encoder, data, tmp_path, "--init_adapter", pretrained / "adapter", *flags)
+
+    def test_a_path_with_the_tasks_name_in_it(self, encoder, data, pretrained, tmp_path):
+        (tmp_path / "cola-text").symlink_to(pretrained)
+        flags = ["--learning_rate", 0, "--init_adapter", tmp_path / "{task}-text" / "adapter"]
+        found = self.glue(encoder, data, tmp_path / "run", *flags)
+        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        assert all(torch.equal(found[key], value) for key, value in source.items())
+        arguments = json.loads((tmp_path / "run" / "results.json").read_text())["arguments"]
+        assert arguments["init_adapter"] == str(tmp_path / "cola-text" / "adapter")
 
     def test_another_encoder(self, data, pretrained, tmp_path):
         other = save_tiny_encoder(tmp_path / "other", seed=1)

@@ -107,6 +107,6 @@ def test_sharded_layers_cannot_be_kept(encoder, tmp_path, monkeypatch):
 
 def test_an_adapter_of_other_layers_is_no_start(encoder, tmp_path):
     train(encoder, tmp_path / "upper", "--layers", 2, 3)
-    with pytest.raises(RecipeError, match=r"has layers_to_transform \[2, 3\], this run None\. Give --layers 2 3\."):
+    with pytest.raises(RecipeError, match=r"\[2, 3\], this run None\. Give --layers 2 3 here, or no --layers where"):
         train(encoder, tmp_path / "all", "--init_adapter", tmp_path / "upper" / "adapter")
     train(encoder, tmp_path / "start", "--layers", 2, 3, "--init_adapter", tmp_path / "upper" / "adapter")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
@@ -73,6 +75,20 @@ def test_the_model_grows_by_what_a_task_trains(output):
     # The base model's own, unused head is as wide as the last task's.
     grown = np.diff([row["total"] - 33 * width for row, width in zip(rows, (2, 3, 5, 1), strict=True)])
     assert grown.tolist() == [row["trained"] for row in rows[1:]]
+
+
+def test_poolers_of_their_own(encoder, data, tmp_path):
+    names = ["two_classes", "three"]
+    run(stream, "--data", data / "two.classes.jsonl", data / "three.jsonl", "--model_name", encoder, "--output_dir",
+        tmp_path, "--use_cpu", "--max_steps", 2, "--learning_rate", 1e-2, "--train_pooler", "true")  # fmt: skip
+    rows = json.loads((tmp_path / "stream.json").read_text())
+    assert rows[1]["unchanged"] == dict.fromkeys(names, True)
+    body = 4 * 2 * (2 * 64 * 32 + 64 + 32 + 2 * 32)
+    assert [row["trained"] for row in rows] == [body + 32 * 32 + 32 + 33 * width for width in (2, 3)]
+    files = [tmp_path / name / "adapter_model.safetensors" for name in names]
+    poolers = [load_file(file)["base_model.model.bert.pooler.dense.weight"] for file in files]
+    poolers.append(load_file(encoder / "model.safetensors")["pooler.dense.weight"])
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(poolers, 2))
 
 
 def test_a_saved_adapter_alone_gives_the_score(encoder, output):

@@ -13,8 +13,9 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from peft import PeftModel
+from safetensors.torch import load_file
 from sklearn.metrics import f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
@@ -85,6 +86,26 @@ class TestRuns:
         results = classify(encoder, tmp_path, tmp_path / "run", "--text_columns", "title", "body")
         assert results["labels"] == ["score"]
         assert set(results["test"]) == {"pearson", "spearmanr"}
+
+    def test_the_pooler_is_trained_and_saved(self, encoder, tmp_path):
+        for split in ("train", "test"):
+            pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_parquet(tmp_path / f"{split}.parquet")
+        flags = ["--train_pooler", "true", "--learning_rate", 1e-2]
+        results = classify(encoder, tmp_path, tmp_path / "run", *flags)
+        saved = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+        own = saved["base_model.model.bert.pooler.dense.weight"]
+        assert not torch.equal(own, load_file(encoder / "model.safetensors")["pooler.dense.weight"])
+        right = logits_of(encoder, tmp_path / "run" / "adapter", SENTENCES, 2).argmax(-1) == [0, 1] * 60
+        assert results["test"]["accuracy"] == pytest.approx(right.mean())
+
+    def test_an_encoder_without_a_pooler(self, encoder, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        config = DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=4, hidden_dim=48)
+        DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
+        tokenizer.save_pretrained(tmp_path / "distilbert")
+        pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_csv(tmp_path / "train.csv", index=False)
+        with pytest.raises(RecipeError, match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none"):
+            classify(tmp_path / "distilbert", tmp_path / "train.csv", tmp_path / "run", "--train_pooler", "true")
 
     @pytest.mark.parametrize(("metric", "better"), [("main", max), ("loss", min)])
     def test_a_sweep_chooses_on_validation(self, encoder, tmp_path, capsys, metric, better):

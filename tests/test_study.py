@@ -105,6 +105,16 @@ class TestPapers:
 
 
 class TestRows:
+    def test_starts_from_each_tasks_own_text_are_one_row(self):
+        def starts(*paths):
+            runs = [result(task, SCORES[task], init_adapter=path) for task, path in paths]
+            return [set(row.cells) for row in arrange(runs, CHOSEN)]
+
+        own = [(task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES]  # "rte" is in "porter"
+        assert starts(*own) == [set(SCORES)]
+        assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
+        assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
+
     def test_a_cell_is_the_best_points_seeds(self):
         runs = [cola(0.5, 0), cola(0.6, 1), cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
         (row,) = arrange([*runs, cola(0.65, 0, learning_rate=1e-2)], CHOSEN)

@@ -1,13 +1,15 @@
 """How much the score depends on the seed, with adapters and without, and after training on the task's own text first.
 
     python recipes/analysis/stability.py                                            # generated sentences, no data
-    python recipes/analysis/stability.py --task rte --data_dir glue --model_name minilm --pretraining_steps 1000 2000
+    python recipes/analysis/stability.py --task rte --data_dir glue --model_name minilm --train_pooler true \
+        --learning_rate 1e-3 --pretraining_steps 1000 2000
 
 Han et al. 2021, figures 2, 4 and 9: the distribution over ten seeds as box plots. --pretraining_steps trains the
 adapters on masked words of the task's training text for so many steps first (recipes/mlm.py, one run, whose
 checkpoints are the starting points); without adapters there is no such run. Figure 3: the gradient's norm by layer and
-step. Several learning rates: validation chooses for each task and start. Writes stability.jsonl, .png and .svg, and
-gradient_norms_TASK.png and .svg.
+step. Of MiniLM, whose pooler no pretraining has made, adapters train the pooler, as full fine-tuning does, unless
+--train_pooler false is given. Several learning rates: validation chooses for each task and start. Writes
+stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +28,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from common.arguments import AdapterArguments, EncoderArguments
 from common.ending import end_with_one_line
 from common.model import MINILM
+from glue_arguments import parse_adapter
 from glue_tasks import HUB_DATASET, MINIMAL_PAIRS
 from matplotlib.figure import Figure
 from minimal_pairs import minimal_pairs
@@ -52,7 +57,7 @@ def main() -> None:
     parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning.")
     parser.add_argument("--pretraining_steps", nargs="*", type=int, default=[], help="Steps on the task's own text.")
     parser.add_argument("--data_dir", help="Folder with a folder of files per task; default: the Hub.")
-    parser.add_argument("--model_name", default=MINILM, help="As for the recipes.")
+    parser.add_argument("--model_name", help=f"As for the recipes; default: a preset's, or {MINILM}.")
     arguments, flags = parser.parse()
     if not arguments.draw_only:
         complete(list(make_all(arguments, flags)), arguments.jobs)
@@ -69,14 +74,15 @@ def main() -> None:
 
 def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Run]:
     """Runs of both methods, and of adapters that start from each checkpoint of a pretraining, which is run first."""
-    own = ["--model_name", arguments.model_name]
     data = ["--data_dir", arguments.data_dir] if arguments.data_dir else []
+    model = arguments.model_name or (None if parse_adapter(flags)[0].preset else MINILM)
     adapters = {"method": ["houlsby"], "learning_rate": arguments.learning_rate, "seed": arguments.seed}
     full = {"method": ["full"], "learning_rate": arguments.full_learning_rate, "seed": arguments.seed}
-    flags = [*own, *data, *flags]
+    pooler = ["--train_pooler", "true"] if model == MINILM else []
+    flags = [*(["--model_name", model] if model else []), *pooler, *data, *flags]
     yield from make_grids(arguments.output_dir, arguments.task, [adapters, full], flags, RECIPE)
     for task in arguments.task if arguments.pretraining_steps else ():
-        pretraining = pretraining_run(task, arguments, own)
+        pretraining = pretraining_run(task, arguments, adapter_flags(flags))
         complete([pretraining], jobs=1)
         for steps in arguments.pretraining_steps:
             folder = arguments.output_dir / f"pretrained_{steps}"
@@ -101,6 +107,18 @@ def pretraining_run(task: str, arguments: argparse.Namespace, flags: Sequence[st
     kept = ["--save_strategy", "steps", "--save_steps", every, "--save_total_limit", str(max(steps))]
     scored = ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--max_steps", str(max(steps))]
     return Run(folder, RECIPES / "mlm.py", {}, (*data, *flags, *kept, *scored))
+
+
+def adapter_flags(flags: Sequence[str]) -> list[str]:
+    """The flags of recipes/mlm.py for the encoder and the adapter that recipes/glue.py has with `flags`."""
+    encoder, adapter = parse_adapter(flags)
+    found = []
+    for kind, group in ((EncoderArguments, encoder), (AdapterArguments, adapter)):
+        for name, default in ((field.name, field.default) for field in fields(kind)):
+            value = getattr(group, name)
+            if value != default:
+                found += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    return found
 
 
 def by_start(results: Iterable[Results], task: str) -> dict[str, list[Results]]:

@@ -8,7 +8,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from common.errors import RecipeError
-from common.model import MINILM
+from common.model import MINILM, POOLER
 from houlsby_peft import HoulsbyConfig
 
 
@@ -86,6 +86,21 @@ class AdapterArguments:
             )
         except ValueError as error:
             raise RecipeError(str(error)) from error
+
+
+@dataclass
+class ClassifierArguments(AdapterArguments):
+    """The adapter of a classifier of texts, which may train what is between encoder and head, too."""
+
+    train_pooler: bool = HfArg(
+        default=False,
+        help="Train BERT's pooler, too, as fine-tuning does. For an encoder whose pooler has had no pretraining, such "
+        "as minilm, it makes adapters learn sooner, and with all seeds.",
+    )
+
+    def config(self, **kwargs: Any) -> HoulsbyConfig:
+        """As for any adapter, with the pooler among what is trained and saved."""
+        return super().config(modules_to_save=[POOLER] if self.train_pooler else None, **kwargs)
 
 
 @dataclass

@@ -11,17 +11,14 @@ from transformers import PreTrainedModel
 from transformers.hf_argparser import HfArg
 
 from common.errors import RecipeError
-from common.model import add_adapter
+from common.model import POOLER, add_adapter, find_pooler
+from common.names import ADDING
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.base_modules import base_modules
 from houlsby_peft.head import find_head
 from houlsby_peft.new_modules import find_new
 from houlsby_peft.places import find_places, is_norm
 from houlsby_peft.two_layer_head import put_two_layer_head
-
-
-# Methods that leave the encoder's weights as they are.
-ADDING = ("houlsby", "lora")
 
 
 @dataclass
@@ -38,11 +35,6 @@ class MethodArguments:
     head: Literal["linear", "two_layer"] = HfArg(
         default="linear",
         help="One layer on the pooled [CLS] vector, or for adapters a second one with tanh before it.",
-    )
-    train_pooler: bool = HfArg(
-        default=False,
-        help="Train BERT's pooler, too, as --method full and top_k always do. For an encoder whose pooler has had no "
-        "pretraining, such as minilm, it makes adapters learn sooner, and with all seeds.",
     )
     base_dtype: Literal["float32", "bfloat16"] = HfArg(
         default="float32", help="Of the weights that stay frozen; what adapters and LoRA train is in float32."
@@ -79,14 +71,6 @@ class MethodArguments:
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError("--method top_k needs --top_k, the number of layers to train; no other method has it.")
 
-    @property
-    def adapter_fields(self) -> dict[str, Any]:
-        """What the adapter's configuration says of the head and the pooler."""
-        return {
-            "two_layer_head": self.head == "two_layer",
-            "modules_to_save": ["pooler"] if self.train_pooler else None,
-        }
-
 
 def apply_method(
     model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, init_adapter: str | None = None
@@ -100,13 +84,13 @@ def apply_method(
     Args:
         model: The model with its new head; changed in place.
         method: What to train.
-        config: Of the adapter, for `houlsby`.
+        config: Of the adapter, for `houlsby`; for all methods, whether its modules to save have the pooler.
         init_adapter: As for add_adapter.
 
     Raises:
         RecipeError: If the model does not have what the method trains.
     """
-    heads = _prepare_heads(model, method)
+    heads = _prepare_heads(model, method, train_pooler=POOLER in (config.modules_to_save or ()))
     if method.method == "houlsby":
         return add_adapter(model, config, init_adapter)
     if method.method == "lora":
@@ -122,7 +106,7 @@ def apply_method(
     return model
 
 
-def _prepare_heads(model: PreTrainedModel, method: MethodArguments) -> list[str]:
+def _prepare_heads(model: PreTrainedModel, method: MethodArguments, train_pooler: bool) -> list[str]:
     """Gives the model the head that is asked for, and names it, and the pooler if that is to be trained."""
     if method.head == "two_layer":
         try:
@@ -131,10 +115,8 @@ def _prepare_heads(model: PreTrainedModel, method: MethodArguments) -> list[str]
             raise RecipeError(str(error)) from error
     heads = find_head(model, ())
     heads += find_new(model, heads, ())
-    if method.train_pooler:
-        if getattr(model.base_model, "pooler", None) is None:
-            raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
-        heads = list(dict.fromkeys([*heads, f"{model.base_model_prefix}.pooler"]))
+    if train_pooler:
+        heads = list(dict.fromkeys([*heads, find_pooler(model)]))
     if method.base_dtype != "float32":
         for name in heads:
             keep_in_float32(model.get_submodule(name))

@@ -23,6 +23,8 @@ from houlsby_peft.fingerprint import differences
 MINILM = "minilm"
 # What a model that is no folder of the user's is called on the Hub, where it is not its own name.
 HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
+# BERT's layer between the encoder and the head of a classifier.
+POOLER = "pooler"
 # Options of the adapter whose flag has another name.
 _FLAGS = {"layers_to_transform": "layers"}
 
@@ -120,6 +122,8 @@ def add_adapter(
             model.add_adapter(name, config, autocast_adapter_dtype=autocast)
             model.set_adapter(name)
         else:
+            if POOLER in (config.modules_to_save or ()):
+                find_pooler(model)
             model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
         if init_adapter is not None:
             _start_from(model, init_adapter, name)
@@ -128,16 +132,25 @@ def add_adapter(
     return model
 
 
+def find_pooler(model: PreTrainedModel) -> str:
+    """The full name of BERT's pooler.
+
+    Raises:
+        RecipeError: If the model has none.
+    """
+    if getattr(model.base_model, POOLER, None) is None:
+        raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+    return f"{model.base_model_prefix}.{POOLER}"
+
+
 def _start_from(model: PeftModel, path: str, name: str) -> None:
     config, source = model.peft_config[name], HoulsbyConfig.from_pretrained(path)
     for option in ("r", "share_layers", "train_layer_norm", "layers_to_transform", "activation", "positions"):
         here, there = getattr(config, option), getattr(source, option)
         if here != there:
-            given = " ".join(map(str, there)) if isinstance(there, list) else str(there).lower()
-            remedy = "Leave --layers out" if there is None else f"Give --{_FLAGS.get(option, option)} {given}"
             raise RecipeError(
                 f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
-                f"{remedy}."
+                f"Give {_as_flag(option, there)} here, or {_as_flag(option, here)} where that adapter is trained."
             )
     reasons = differences(source.base_fingerprint or {}, config.base_fingerprint)
     if reasons:
@@ -147,3 +160,10 @@ def _start_from(model: PeftModel, path: str, name: str) -> None:
         )
     own = {key: value for key, value in load_peft_weights(path, device="cpu").items() if ".houlsby_" in key}
     set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=name) | own, adapter_name=name)
+
+
+def _as_flag(option: str, value: object) -> str:
+    flag = f"--{_FLAGS.get(option, option)}"
+    if value is None:
+        return f"no {flag}"
+    return f"{flag} {' '.join(map(str, value)) if isinstance(value, list) else str(value).lower()}"
