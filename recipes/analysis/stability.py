@@ -46,6 +46,7 @@ from analysis.runs import write_lines
 
 RECIPE = RECIPES / "analysis" / "gradient_norms.py"  # recipes/glue.py, with the norms written down
 ADAPTERS, FULL = "adapters", "full fine-tuning"
+RATES = {"houlsby": "1e-3", "full": "1e-4"}
 OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
 
 
@@ -53,8 +54,8 @@ def main() -> None:
     """Reads the command line, makes the runs that are missing, writes the numbers and the figures."""
     parser = GridParser("runs/stability", __doc__, {"seed": range(3)})
     parser.set_defaults(seed=[str(seed) for seed in range(10)])
-    parser.add_values("learning_rate", [1e-3], help="For adapters.")
-    parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning.")
+    for flag, method in (("--learning_rate", "houlsby"), ("--full_learning_rate", "full")):
+        parser.add_argument(flag, nargs="+", help=f"For {method}; default: a preset's, or {RATES[method]}.")
     parser.add_argument("--pretraining_steps", nargs="*", type=int, default=[], help="Steps on the task's own text.")
     parser.add_argument("--data_dir", help="Folder with a folder of files per task; default: the Hub.")
     parser.add_argument("--model_name", help=f"As for the recipes; default: a preset's, or {MINILM}.")
@@ -75,9 +76,13 @@ def main() -> None:
 def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Run]:
     """Runs of both methods, and of adapters that start from each checkpoint of a pretraining, which is run first."""
     data = ["--data_dir", arguments.data_dir] if arguments.data_dir else []
-    model = arguments.model_name or (None if parse_adapter(flags)[0].preset else MINILM)
-    adapters = {"method": ["houlsby"], "learning_rate": arguments.learning_rate, "seed": arguments.seed}
-    full = {"method": ["full"], "learning_rate": arguments.full_learning_rate, "seed": arguments.seed}
+    preset = parse_adapter(flags)[0].preset
+    model = arguments.model_name or (None if preset else MINILM)
+    adapters, full = (
+        {"method": [method], **({"learning_rate": rates} if rates else {}), "seed": arguments.seed}
+        for method, given in (("houlsby", arguments.learning_rate), ("full", arguments.full_learning_rate))
+        for rates in [given or ([] if preset else [RATES[method]])]
+    )
     pooler = ["--train_pooler", "true"] if model == MINILM else []
     flags = [*(["--model_name", model] if model else []), *pooler, *data, *flags]
     yield from make_grids(arguments.output_dir, arguments.task, [adapters, full], flags, RECIPE)
