@@ -13,6 +13,7 @@ import torch
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
+from .adapter_names import check_name
 from .averaging import average, check_alike
 from .config import HoulsbyConfig
 from .fingerprint import differences, fingerprint, warn_of_wrong_base
@@ -22,7 +23,7 @@ from .loading import check_shapes
 from .mixed_forward import MixedForward
 from .new_modules import add_new_modules
 from .places import Place
-from .plan import Plan, check_name, modules_to_save
+from .plan import Plan, modules_to_save
 from .registration import PREFIX
 from .sharded import refuse_shards
 from .tasks import record_head

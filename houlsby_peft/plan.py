@@ -10,7 +10,6 @@ from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 
-from .base_modules import base_modules
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
@@ -136,35 +135,6 @@ def modules_to_save(model: nn.Module, config: HoulsbyConfig) -> list[str]:
         elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
             inside += (f"{key}.",)
     return found
-
-
-def check_name(model: nn.Module, adapter_name: str) -> None:
-    """Refuse a name that no module can have, a part of the model's own names, or an adapter's of another method.
-
-    Raises:
-        ValueError: the name is one of these.
-    """
-    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
-        raise ValueError(
-            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
-            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
-        )
-    parts = set(FILE_PREFIX.split("."))
-    for key, base in base_modules(model):
-        parts.update(key.split("."), (name for name, _ in base.named_parameters(recurse=False)))
-    if adapter_name in parts:
-        raise ValueError(
-            "The name of an adapter must be no part of the names of the model's modules, as PEFT leaves out all "
-            f"weights with such a part when it saves another adapter; got {adapter_name!r}. Give another "
-            f"adapter_name, such as {'task_' + adapter_name!r}."
-        )
-    others = (m for m in model.modules() if isinstance(m, BaseTunerLayer) and not isinstance(m, HoulsbyTunerLayer))
-    for module in others:
-        if adapter_name in module._get_available_adapters():
-            raise ValueError(
-                f"Adapters of all methods must have names of their own; {adapter_name!r} is one of "
-                f"{type(module).__module__} in this model. Give another adapter_name."
-            )
 
 
 def _check_called(model: nn.Module, key: str) -> None:
