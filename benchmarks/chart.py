@@ -1,4 +1,5 @@
-"""Draws the steps' ratios to the floor: of the minima as points, with the range of all rounds as lines."""
+"""Draws the steps' ratios to the floor: of the minima as points, of the rounds the range as lines and the median as a
+stroke across."""
 
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             places = [names.index(row["method"]) for row in found]
             ratios = [row["ratio_of_minima"] for row in found]
             axes.hlines(places, *zip(*(row["ratio_range"] for row in found), strict=True), COLOURS[phase], linewidth=3)
+            axes.plot([row["median_ratio"] for row in found], places, "|", color="black", markersize=12)
             axes.plot(ratios, places, "o", color="black", markersize=5)
             for place, row in zip(places, found, strict=True):
                 axes.annotate(
@@ -34,8 +36,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                     xycoords=("axes fraction", "data"), fontsize=8,
                 )  # fmt: skip
             axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-            axes.set_xlim(0.9, max(1.15, 1.12 * max(row["ratio_range"][1] for row in found)))
+            lowest, highest = zip(*(row["ratio_range"] for row in found), strict=True)
+            axes.set_xlim(min(0.9, 0.95 * min(lowest)), max(1.15, 1.12 * max(highest)))
             axes.set_yticks(range(len(names)), names, fontsize=8)
-            axes.set_title(f"BERT {cell[0]}, {cell[1]} x {cell[2]} tokens: {TITLES[phase]}", fontsize=9)
+            axes.set_title(f"{cell[0]}, {cell[1]} x {cell[2]} tokens: {TITLES[phase]}", fontsize=9)
         axes_of_cell[0].invert_yaxis()
     figure.savefig(path, dpi=120)
