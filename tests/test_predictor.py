@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from conftest import perturb
 from hub_models import TEXTS, make_adapter, make_base
 from peft import PeftModel, get_peft_model
@@ -205,8 +206,12 @@ def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
 
 def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
     folder = make_adapter(tmp_path, base, str(base))
-    placed = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, device_map={"": "cpu"})
-    assert houlsby_peft.load(folder, base_model=placed).predict(WORDS) == houlsby_peft.load(folder).predict(WORDS)
+    placed = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    # One device alone is not worth a map to accelerate, unless it is made to.
+    placed = dispatch_model(placed, {"bert": "cpu", "classifier": "cpu"}, force_hooks=True)
+    predictor = houlsby_peft.load(folder, base_model=placed)
+    assert predictor.model.hf_device_map
+    assert predictor.predict(WORDS) == houlsby_peft.load(folder).predict(WORDS)
 
 
 def test_a_text_is_not_cut_where_no_length_is_known(base, tokenizer, tmp_path):

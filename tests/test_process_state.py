@@ -16,6 +16,26 @@ from houlsby_peft.inference.process_state import environment, raised_warnings, v
 NAME = "HOULSBY_PEFT_TEST"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda: verbosity(logging.CRITICAL), lambda: environment(NAME, "x"), lambda: raised_warnings("x")],
+    ids=["verbosity", "environment", "warnings"],
+)
+def test_a_thread_waits_for_another_to_put_things_back(change):
+    entered = threading.Event()
+
+    def enter():
+        with change():
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with change():
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(10)
+    thread.join()
+
+
 @pytest.mark.parametrize("before", [None, "mine"])
 def test_threads_that_overlap_leave_all_as_it_was(before, monkeypatch):
     monkeypatch.delenv(NAME, raising=False)
