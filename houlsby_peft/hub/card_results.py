@@ -76,7 +76,7 @@ def score_table(runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def test_table(run: Run) -> list[list[str]]:
+def table_of_test_scores(run: Run) -> list[list[str]]:
     """The test scores of a run, as rows under a row of headings; empty without any."""
     test = run.get("test", {})
     flat = {name: value for name, value in test.items() if isinstance(value, (int, float))}

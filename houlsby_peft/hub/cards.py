@@ -18,7 +18,7 @@ from ..inference.predictor import Input
 from ..tasks import task_of_config
 from .card_facts import adapter_rows, base_rows, data_rows, environment_rows, hyperparameter_rows, limits, summary
 from .card_metadata import card_metadata
-from .card_results import Results, Run, log_table, of_method, read_runs, score_table, test_table
+from .card_results import Results, Run, log_table, of_method, read_runs, score_table, table_of_test_scores
 from .card_sections import is_template, mark, update
 
 
@@ -83,7 +83,7 @@ def _measured(folder: Path, config: HoulsbyConfig, runs: Sequence[Run]) -> dict[
         "seeds": [item.get("seed", number) for number, item in enumerate(own, 1)],
         "split": run.get("dataset", {}).get("split"),
         "scores": score_table(runs),
-        "test": test_table(run),
+        "test": table_of_test_scores(run),
         "data": data_rows(run),
         "changed": changed,
         "unchanged": unchanged,
