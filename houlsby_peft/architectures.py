@@ -11,7 +11,7 @@ one as a module of its own, else the projection. Three cases need a decision, wh
 - Attention and feed-forward in parallel (Falcon, GPT-J, GPT-NeoX, Phi) meet one skip connection: each output gets its
   adapter, and their sum meets the skip.
 
-To add an architecture, read its layer's `forward`, write a row here and one in `tests/architecture_rows.py`.
+To add an architecture, read its layer's `forward`, write a row here and one in `tests/support/architecture_rows.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,245 @@
+"""Rows of different adapters in one batch: generation, refusals, heads, and that nothing loops over adapters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import nullcontext
+
+import pytest
+import torch
+from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
+from peft import get_peft_model
+from tiny_models import perturb, tiny_bert
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+
+
+BASE = "__base__"
+
+
+def add(model, name, config, seed):
+    """Add an adapter with weights that are far from the identity."""
+    if hasattr(model, "add_adapter") and hasattr(model, "peft_type"):
+        model.add_adapter(name, config)
+    else:
+        model = get_peft_model(model, config, adapter_name=name)
+    model.set_adapter(name)
+    perturb(model, seed=seed, scale=0.4)
+    return model.eval()
+
+
+def opt():
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=VOCABULARY, hidden_size=16, word_embed_proj_dim=16, ffn_dim=24, num_hidden_layers=2,
+            num_attention_heads=2, max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def seeded(build):
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = build().eval()
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+    return model
+
+
+SEARCHES = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "several of each": {"num_beams": 4, "num_return_sequences": 2},
+    "by generation config": {"generation_config": GenerationConfig(num_beams=2)},
+}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("build", [gpt2, llama, t5, opt], ids=lambda build: build.__name__)
+def test_generation_for_rows_of_different_adapters(build, search):
+    if build is t5 and not SEQ2SEQ_WORKS:
+        pytest.skip(SEQ2SEQ_REASON)
+    task = "SEQ_2_SEQ_LM" if build is t5 else "CAUSAL_LM"
+    model = add(seeded(build), "one", HoulsbyConfig(task_type=task, r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(task_type=task, r=2, share_layers=1, train_layer_norm=False), seed=2)
+    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "pad_token_id": 0, **SEARCHES[search]}
+    names = ["one", BASE, "two", "one"]
+    mixed = model.generate(input_ids=IDS[:4], adapter_names=names, **options)
+    of_each = len(mixed) // 4
+    alone = []
+    for i, name in enumerate(names):
+        if name == BASE:
+            with model.disable_adapter():
+                alone.append(model.generate(input_ids=IDS[i : i + 1], **options))
+        else:
+            model.set_adapter(name)
+            alone.append(model.generate(input_ids=IDS[i : i + 1], **options))
+    assert of_each == SEARCHES[search].get("num_return_sequences", 1)
+    assert torch.equal(mixed, torch.cat(alone))
+    with model.disable_adapter():
+        assert not torch.equal(mixed, model.generate(input_ids=IDS[:4], **options))
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operations that run."""
+
+    def __enter__(self):
+        self.calls = Counter()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls[function.overloadpacket.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_number_of_operations_does_not_depend_on_the_number_of_adapters(token_ids):
+    calls = {}
+    for adapters in (2, 5):
+        model = add(tiny_bert(), "task_0", HoulsbyConfig(r=4, modules_to_save=[]), seed=0)
+        for i in range(1, adapters):
+            model = add(model, f"task_{i}", HoulsbyConfig(r=4, modules_to_save=[]), seed=i)
+        names = [f"task_{i % adapters}" for i in range(5)]
+        with torch.no_grad():
+            model(token_ids, adapter_names=names)
+            with Counting() as counting:
+                model(token_ids, adapter_names=names)
+        calls[adapters] = counting.calls
+        # Two products for each of the 8 places, and nothing stacked again.
+        assert calls[adapters]["baddbmm"] == 16
+        assert calls[adapters]["stack"] == calls[adapters]["cat"] == 0
+    shared = {name: number for name, number in calls[5].items() if name not in ("index_select", "index_copy")}
+    assert shared == {name: calls[2][name] for name in shared}
+
+
+def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_training(token_ids):
+    model = add(tiny_bert(), "task_0", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=0)
+    model = add(model, "task_1", HoulsbyConfig(r=4, share_layers=2, train_layer_norm=False), seed=1)
+    names = ["task_0", "task_1", "task_0", "task_1", "task_1"]
+    with torch.no_grad(), Counting() as counting:
+        model(token_ids, adapter_names=names)
+    # 2 owners with two weights and two biases each, and not 8 places.
+    assert counting.calls["stack"] == 2 * 4
+    model.train()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)  # leaves no trace that autograd could count
+    model.eval().set_adapter("task_1")
+    with torch.no_grad():
+        expected = model(token_ids).logits
+        mixed = model(token_ids, adapter_names=names).logits
+    torch.testing.assert_close(mixed[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_at_places_that_the_last_batch_did_not_have(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4, layers_to_transform=[1]), seed=1)
+    model(token_ids, adapter_names=["one", BASE] * 2 + ["one"])
+    model = add(model, "two", HoulsbyConfig(r=4, layers_to_transform=[3], train_layer_norm="all"), seed=2)
+    expected = model(token_ids).logits
+    mixed = model(token_ids, adapter_names=["two", BASE, "one", "two", "two"]).logits
+    torch.testing.assert_close(mixed[[0, 3, 4]], expected[[0, 3, 4]], atol=1e-5, rtol=1e-5)
+
+
+def test_an_activation_with_weights_of_its_own(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4, activation="prelu"), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4, activation="prelu"), seed=2)
+    two = model(token_ids).logits
+    model.set_adapter("one")
+    one = model(token_ids).logits
+    mixed = model(token_ids, adapter_names=["one", "two", "one", "two", "two"]).logits
+    torch.testing.assert_close(mixed[::2][:2], one[::2][:2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed[1::2], two[1::2], atol=1e-5, rtol=1e-5)
+
+
+def test_what_was_stacked_in_inference_mode_is_used_where_gradients_are_recorded(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    names = ["one", BASE, "one", BASE, "one"]
+    with torch.inference_mode():
+        expected = model(token_ids, adapter_names=names).logits
+    model.enable_input_require_grads()
+    logits = model(token_ids, adapter_names=names).logits
+    torch.testing.assert_close(logits, expected.clone())
+    logits.sum().backward()
+
+
+def test_heads_of_unlike_tasks_are_filled_up(token_ids):
+    model = add(tiny_bert(num_labels=2), "two labels", HoulsbyConfig(r=4), seed=1)
+    two = model(token_ids).logits
+    model.base_model.model.classifier.original_module = nn.Linear(32, 4)
+    model = add(model, "four labels", HoulsbyConfig(r=4), seed=2)
+    four = model(token_ids).logits
+    mixed = model(token_ids, adapter_names=["two labels", "four labels"] * 2 + ["two labels"]).logits
+    torch.testing.assert_close(mixed[::2, :2], two[::2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed[1::2], four[1::2], atol=1e-5, rtol=1e-5)
+    assert (mixed[::2, 2:] == float("-inf")).all()
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin0 = nn.Linear(4, 4)
+        self.rnn = nn.GRU(4, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.rnn(self.lin0(x))[0]
+
+
+def test_requests_that_would_give_wrong_rows_are_refused(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    with pytest.raises(ValueError, match=r"non-existing adapter\(s\): three, two\. Loaded are one; .*'__base__'"):
+        model(token_ids, adapter_names=["one", "two", "three", BASE, "one"])
+    for names in (["one"], ["one"] * 4, ["one"] * 10):
+        with pytest.raises(
+            ValueError, match=f"should be the same as the number of inputs, but got {len(names)} and 5"
+        ):
+            model(token_ids, adapter_names=names)
+        with pytest.raises(ValueError, match=f"got {len(names)} and 5"):
+            model(attention_mask=torch.ones_like(token_ids), input_ids=token_ids, adapter_names=names)
+    model.train()
+    with pytest.raises(ValueError, match=r"training mode; call model\.eval\(\) first"):
+        model(token_ids, adapter_names=["one"] * 5)
+
+
+def test_models_whose_first_dimension_is_the_sequence_are_refused():
+    attention = nn.TransformerDecoderLayer(8, 2, 8)
+    model = get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["self_attn"]), adapter_name="one").eval()
+    x = torch.randn(3, 2, 8)
+    assert model(x, x).shape == x.shape
+    with pytest.raises(TypeError, match=r"TransformerDecoderLayer has the sequence there.*batch_first=True"):
+        model(x, x, adapter_names=["one", BASE, "one"])
+
+
+def test_a_head_that_gives_no_tensor_is_refused():
+    config = HoulsbyConfig(r=2, target_modules=["lin0"], modules_to_save=["rnn"])
+    model = get_peft_model(Recurrent(), config, adapter_name="one").eval()
+    x = torch.randn(2, 3, 4)
+    assert model(x).shape == x.shape
+    with pytest.raises(TypeError, match="one tensor with a row per example; GRU in modules_to_save does not"):
+        model(x, adapter_names=["one", BASE])
+
+
+def test_rows_that_a_layer_is_called_with_directly():
+    layer = HoulsbyLayer(nn.Identity())
+    with pytest.raises(ValueError, match="got 2 and 3"):
+        layer(torch.randn(3, 4), adapter_names=[BASE, BASE])
+
+
+def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_none(token_ids):
+    options = {"first": None, "second": [3, 5], "third": {"word_embeddings": [int(token_ids[0, 1])]}}
+    model = tiny_bert()
+    for seed, (name, tokens) in enumerate(options.items()):
+        model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=tokens), seed=seed)
+    names = ["third", "first", BASE, "second", "third"]
+    for active in options:
+        model.set_adapter(active)
+        mixed = model(token_ids, adapter_names=names).logits
+        for row, name in enumerate(names):
+            with model.disable_adapter() if name == BASE else nullcontext():
+                if name != BASE:
+                    model.set_adapter(name)
+                alone = model(token_ids[row : row + 1]).logits
+            torch.testing.assert_close(mixed[row : row + 1], alone, atol=1e-5, rtol=1e-5)
+    with model.disable_adapter():
+        expected = model(token_ids).logits
+        torch.testing.assert_close(model(token_ids, adapter_names=names).logits, expected)

@@ -1,0 +1,275 @@
+"""Activations below the first adapter: computed once, equal to the plain pass, bounded, in memory and in a folder."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from contract_models import gpt2, llama
+from peft import get_peft_model, get_peft_model_state_dict
+from tiny_models import perturb, tiny_bert
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Trainer, TrainingArguments
+
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.activation_store import FolderStore, MemoryStore
+from houlsby_peft.frozen_prefix import FrozenPrefix
+
+
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MASK = torch.ones(5, 7, dtype=torch.long)
+MASK[1, 5:] = MASK[3, 2:] = 0
+
+
+def upper(base=None, layers=(2, 3), **options):
+    base = tiny_bert(**NO_DROPOUT) if base is None else base
+    torch.manual_seed(0)
+    model = get_peft_model(base, HoulsbyConfig(r=4, layers_to_transform=list(layers), **options))
+    perturb(model)
+    return model.train()
+
+
+def step(model, ids, mask=MASK, **more):
+    """Logits and gradients of a training step."""
+    model.zero_grad()
+    inputs = {"input_ids": ids, "attention_mask": mask, **more}
+    output = model(**inputs)
+    output.logits[mask[:, 0].bool()].square().mean().backward()
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [output.logits.detach(), *gradients]
+
+
+def assert_equal(found, expected):
+    assert len(found) == len(expected) > 1
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def calls_of(modules):
+    """Counts the calls that get to a module's products."""
+    calls = []
+    for module in modules:
+        linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
+        linear.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_nothing_below_the_first_adapter_takes_part_in_the_backward_pass(token_ids):
+    model = upper()
+    outputs = {}
+    for index, layer in enumerate(model.get_base_model().bert.encoder.layer):
+        layer.register_forward_hook(lambda _, inputs, output, index=index: outputs.update({index: output}))
+    step(model, token_ids)
+    assert [outputs[index].requires_grad for index in range(4)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("in_folder", [False, True])
+@pytest.mark.parametrize("options", [{}, {"share_layers": 2, "train_layer_norm": False}], ids=str)
+def test_later_epochs_give_the_same_without_running_the_prefix(options, in_folder, token_ids, tmp_path):
+    model = upper(**options)
+    types = (token_ids > 40).long()
+    expected = step(model, token_ids, token_type_ids=types)
+    layers = model.get_base_model().bert.encoder.layer
+    calls = calls_of([*layers[:2], layers[2].attention])
+    prefix = FrozenPrefix(model, folder=tmp_path if in_folder else None)
+    assert_equal(step(model, token_ids, token_type_ids=types), expected)
+    first = len(calls)
+    assert first >= 3
+    # In another order, with other padding, and in evaluation.
+    order = torch.tensor([4, 2, 0, 1, 3])
+    wider = [nn.functional.pad(each[order], (0, 2)) for each in (token_ids, MASK, types)]
+    found = step(model, wider[0], wider[1], token_type_ids=wider[2])
+    torch.testing.assert_close(found[0], expected[0][order], atol=1e-6, rtol=1e-5)
+    assert_equal(found[1:], expected[1:])
+    with torch.no_grad():
+        logits = model.eval()(input_ids=token_ids, attention_mask=MASK, token_type_ids=types).logits
+    torch.testing.assert_close(logits, expected[0], atol=1e-6, rtol=1e-5)
+    assert len(calls) == first
+    # Another text, and the same tokens of another type, are not taken for the same.
+    assert not torch.allclose(model(input_ids=token_ids, attention_mask=MASK).logits, expected[0])
+    assert len(calls) == first + 3
+    prefix.remove()
+    model.train()
+    assert_equal(step(model, token_ids, token_type_ids=types), expected)
+    assert len(calls) == first + 6
+
+
+def test_new_and_known_texts_in_one_batch_and_no_room_for_more(token_ids):
+    model = upper()
+    expected = step(model, token_ids)
+    calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
+    # Room for two texts of seven tokens, of which hidden states and the attention's output are kept.
+    FrozenPrefix(model, max_bytes=2 * 2 * 7 * 32 * 4)
+    with torch.no_grad():
+        model(input_ids=token_ids[2:3])
+    for _ in range(3):
+        assert_equal(step(model, token_ids), expected)
+    assert len(calls) == 4
+    model(input_ids=token_ids[2:3])
+    assert len(calls) == 4
+
+
+def test_a_folder_serves_later_runs_and_other_weights_have_another(token_ids, tmp_path):
+    model = upper()
+    expected = step(model, token_ids)
+    FrozenPrefix(model, folder=tmp_path)
+    step(model, token_ids)
+    again = upper()
+    calls = calls_of(again.get_base_model().bert.encoder.layer[:2])
+    FrozenPrefix(again, folder=tmp_path)
+    assert_equal(step(again, token_ids), expected)
+    assert not calls
+    other = upper(tiny_bert(seed=1, **NO_DROPOUT))
+    expected = step(other, token_ids)
+    FrozenPrefix(other, folder=tmp_path)
+    assert_equal(step(other, token_ids), expected)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_an_entry_that_a_crash_cut_off_is_not_read(tmp_path):
+    rows = {
+        bytes([number]) * 16: torch.randn(3, 4).to(dtype)
+        for number, dtype in enumerate((torch.float32, torch.bfloat16))
+    }
+    store = FolderStore(tmp_path, 10**6)
+    for key, value in rows.items():
+        store.put(key, value)
+    index = next(tmp_path.glob("*.index"))
+    index.write_bytes(index.read_bytes()[:-1])
+    again = FolderStore(tmp_path, 3 * 4 * (4 + 2) + 8)
+    (first, kept), (second, lost) = rows.items()
+    assert torch.equal(again.get(first), kept)
+    assert again.get(second) is None
+    again.put(second, lost)
+    assert again.get(second) is None, "there was room for 8 more bytes only"
+
+
+@pytest.mark.parametrize("store", [MemoryStore(100), None])
+def test_a_full_store_keeps_what_it_has(store, tmp_path):
+    store = store or FolderStore(tmp_path, 100)
+    a, b = torch.randn(4, 5), torch.randn(2, 3)
+    store.put(b"a" * 16, a)
+    store.put(b"b" * 16, b)
+    assert torch.equal(store.get(b"a" * 16), a)
+    assert store.get(b"b" * 16) is None
+
+
+def test_dropout_is_off_in_the_prefix_only(token_ids):
+    model = upper(tiny_bert(hidden_dropout_prob=0.3))
+    layers = model.get_base_model().bert.encoder.layer
+    prefix = FrozenPrefix(model)
+    model.train()
+    hidden = []
+    layers[2].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    a, b = (model(input_ids=token_ids, attention_mask=MASK).logits for _ in range(2))
+    assert torch.equal(hidden[-1], hidden[-2])
+    assert not torch.allclose(a, b)
+    assert not layers[0].training
+    assert layers[3].training
+    prefix.remove()
+    model.train()
+    assert all(module.training for module in model.modules())
+    assert not torch.allclose(*(model(input_ids=token_ids).logits for _ in range(2)))
+
+
+@pytest.mark.parametrize("build", [gpt2, llama], ids=lambda build: build.__name__)
+def test_decoders(build):
+    ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    base = build()
+    model = get_peft_model(base, HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM")).eval()
+    perturb(model)
+    expected = step(model, ids, mask)
+    FrozenPrefix(model)
+    for _ in range(2):
+        assert_equal(step(model, ids, mask), expected)
+    with FlopCounterMode(display=False) as kept:
+        model(input_ids=ids, attention_mask=mask)
+    with FlopCounterMode(display=False) as new:
+        model(input_ids=ids + 1, attention_mask=mask)
+    assert kept.get_total_flops() < new.get_total_flops()
+
+
+def test_padding_on_the_left_moves_the_positions():
+    """GPT-2 counts them from the padding on: the same text has other activations behind it."""
+    ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
+    plain, padded = [
+        {
+            "input_ids": nn.functional.pad(ids, (left, 0)),
+            "attention_mask": nn.functional.pad(ids > 0, (left, 0)).long(),
+        }
+        for left in (0, 3)
+    ]
+    model = get_peft_model(gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM"))
+    perturb(model.eval())
+    with torch.no_grad():
+        expected = model(**padded).logits[:, 3:]
+        prefix = FrozenPrefix(model)
+        assert not torch.allclose(model(**plain).logits, expected, atol=1e-3)
+        for _ in range(2):
+            torch.testing.assert_close(model(**padded).logits[:, 3:], expected, atol=1e-6, rtol=1e-5)
+    model.train()
+    prefix.remove()
+    assert all(module.training for module in model.modules())
+
+
+def test_gradient_checkpointing(token_ids):
+    model = upper()
+    expected = step(model, token_ids)
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    FrozenPrefix(model)
+    for _ in range(2):
+        assert_equal(step(model, token_ids), expected)
+
+
+def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):
+    data = [{"input_ids": row[: 7 - number % 3], "labels": int(row[0] % 3)} for number, row in enumerate(token_ids)]
+
+    def collate(rows):
+        ids = nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
+        return {
+            "input_ids": ids,
+            "attention_mask": (ids > 0).long(),
+            "labels": torch.tensor([r["labels"] for r in rows]),
+        }
+
+    trained = []
+    for with_prefix in (False, True):
+        model = upper()
+        calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
+        if with_prefix:
+            FrozenPrefix(model)
+        arguments = TrainingArguments(
+            tmp_path / str(with_prefix), num_train_epochs=3, per_device_train_batch_size=2, learning_rate=1e-2,
+            eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, use_cpu=True, report_to="none",
+            disable_tqdm=True,
+        )  # fmt: skip
+        Trainer(model, arguments, data_collator=collate, train_dataset=data, eval_dataset=data).train()
+        trained.append(get_peft_model_state_dict(model))
+        assert len(calls) == (3 if with_prefix else 3 * (3 + 1))
+    assert trained[0].keys() == trained[1].keys()
+    for name, weight in trained[0].items():
+        torch.testing.assert_close(trained[1][name], weight, atol=1e-5, rtol=1e-4)
+
+
+def test_the_encoder_may_be_called_by_itself_and_its_mask_by_place(token_ids):
+    model = upper()
+    encoder = model.get_base_model().bert
+    expected = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    FrozenPrefix(model)
+    model(token_ids, MASK)
+    found = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    for one, other, mask in zip(found, expected, (MASK[:, :5], MASK), strict=True):
+        torch.testing.assert_close(one[mask.bool()], other[mask.bool()], atol=1e-6, rtol=1e-5)
+
+
+def test_where_nothing_is_frozen_it_is_refused(token_ids):
+    with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0 trains\. Leave lower layers out"):
+        FrozenPrefix(upper(layers=[0, 1]))
+    with pytest.raises(ValueError, match="the embeddings trains"):
+        FrozenPrefix(upper(train_layer_norm="all"))
+    model = upper()
+    FrozenPrefix(model)
+    with pytest.raises(ValueError, match="must come as input_ids"):
+        model(inputs_embeds=torch.randn(2, 3, 32))

@@ -1,0 +1,318 @@
+"""The adapted model against the paper: sizes, place, formula, what trains and what does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from tiny_models import perturb, tiny_bert
+from torch.nn import functional as F
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+
+
+def count(model, part=""):
+    return sum(p.numel() for name, p in model.named_parameters() if part in name and p.requires_grad)
+
+
+# Sizes on BERT-base with r=64, as the papers print or imply them.
+@pytest.mark.parametrize(
+    ("share_layers", "owners", "parameters"), [(0, 24, 2_379_264), (1, 12, 1_189_632), (3, 4, 396_544)]
+)
+def test_adapter_parameters_on_bert_base(share_layers, owners, parameters):
+    with torch.device("meta"):
+        base = BertForSequenceClassification(BertConfig())
+    model = get_peft_model(base, HoulsbyConfig(r=64, share_layers=share_layers), low_cpu_mem_usage=True)
+    layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
+    assert len(layers) == 24
+    assert sum(len(layer.houlsby_adapter) for layer in layers) == owners
+    assert count(model, "houlsby_adapter") == parameters
+    assert count(model, "houlsby_norm") == 36_864
+    assert count(model, "modules_to_save") == 768 * 2 + 2
+    assert count(model) == parameters + 36_864 + 768 * 2 + 2
+
+
+def test_all_25_norms_and_no_norms_on_bert_base():
+    with torch.device("meta"):
+        base = BertForSequenceClassification(BertConfig())
+        other = BertForSequenceClassification(BertConfig())
+    every = get_peft_model(base, HoulsbyConfig(train_layer_norm="all"), low_cpu_mem_usage=True)
+    assert sum(isinstance(module, HoulsbyLayerNorm) for module in every.modules()) == 25
+    assert count(every, "houlsby_norm") == 38_400
+    none = get_peft_model(other, HoulsbyConfig(train_layer_norm=False, modules_to_save=[]), low_cpu_mem_usage=True)
+    # Whritenour and Schoch 2019 print both numbers.
+    assert none.get_nb_trainable_parameters() == (2_379_264, 111_863_042)
+
+
+def layer_norm(norm, x):
+    mean, variance = x.mean(-1, keepdim=True), x.var(-1, unbiased=False, keepdim=True)
+    return (x - mean) / torch.sqrt(variance + norm.eps) * norm.weight + norm.bias
+
+
+def written_out_layer(layer, hidden, heads, bottlenecks, norms):
+    """One layer of BERT with adapters, after figure 2 of the paper, from the raw weights."""
+    attention = layer.attention
+
+    def split(x):
+        return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+    query, key, value = (
+        split(hidden @ linear.weight.T + linear.bias)
+        for linear in (attention.self.query, attention.self.key, attention.self.value)
+    )
+    scores = torch.softmax(query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]), dim=-1)
+    context = (scores @ value).transpose(1, 2).reshape(hidden.shape)
+    dense = attention.output.dense
+    projected = context @ dense.weight.T + dense.bias
+    hidden = layer_norm(norms[0], adapted(bottlenecks[0], projected) + hidden)
+    inner = hidden @ layer.intermediate.dense.weight.T + layer.intermediate.dense.bias
+    inner = inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2)))
+    projected = inner @ layer.output.dense.weight.T + layer.output.dense.bias
+    return layer_norm(norms[1], adapted(bottlenecks[1], projected) + hidden)
+
+
+def adapted(bottleneck, x):
+    inner = torch.tanh(x @ bottleneck.down_proj.weight.T + bottleneck.down_proj.bias)
+    return x + inner @ bottleneck.up_proj.weight.T + bottleneck.up_proj.bias
+
+
+@pytest.mark.parametrize(
+    ("share_layers", "owner_of_layer"), [(0, None), (1, [0, 1, 2, 3]), (2, [0, 0, 2, 2]), (3, [0, 0, 0, 3])]
+)
+def test_forward_equals_the_papers_formula(share_layers, owner_of_layer, token_ids):
+    config = HoulsbyConfig(r=5, activation="tanh", share_layers=share_layers)
+    model = get_peft_model(tiny_bert(), config).eval()
+    perturb(model)
+    weights = dict(model.base_model.model.named_modules())
+    bert = model.base_model.model.bert
+    hidden = bert.embeddings(token_ids)
+    for index, layer in enumerate(bert.encoder.layer):
+        own = f"bert.encoder.layer.{index}"
+        places = [f"{own}.attention.output.dropout", f"{own}.output.dropout"]
+        if owner_of_layer:
+            places = [f"bert.encoder.layer.{owner_of_layer[index]}.attention.output.dropout"] * 2
+        bottlenecks = [weights[f"{place}.houlsby_adapter.default"] for place in places]
+        norms = [weights[f"{own}.{name}LayerNorm.houlsby_norm.default"] for name in ("attention.output.", "output.")]
+        hidden = written_out_layer(layer, hidden, 4, bottlenecks, norms)
+    pooled = torch.tanh(hidden[:, 0] @ bert.pooler.dense.weight.T + bert.pooler.dense.bias)
+    head = weights["classifier.modules_to_save.default"]
+    torch.testing.assert_close(model(token_ids).logits, pooled @ head.weight.T + head.bias, atol=1e-5, rtol=1e-4)
+
+
+TINY = {"vocab_size": 99, "num_labels": 3}
+WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+ENCODERS = {
+    "bert": (BertForSequenceClassification, BertConfig(**TINY, **WIDE, hidden_dropout_prob=0.5), ["classifier"]),
+    "roberta": (
+        RobertaForSequenceClassification,
+        RobertaConfig(**TINY, **WIDE, hidden_dropout_prob=0.5, pad_token_id=98),
+        ["classifier"],
+    ),
+    "electra": (
+        ElectraForSequenceClassification,
+        ElectraConfig(**TINY, **WIDE, embedding_size=32, hidden_dropout_prob=0.5),
+        ["classifier"],
+    ),
+    "distilbert": (
+        DistilBertForSequenceClassification,
+        DistilBertConfig(**TINY, dim=32, n_layers=2, n_heads=2, hidden_dim=48, dropout=0.5, pad_token_id=98),
+        ["pre_classifier", "classifier"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_head_and_places_of_each_encoder(name, token_ids):
+    model_cls, config, head = ENCODERS[name]
+    model = get_peft_model(model_cls(config), HoulsbyConfig(r=4)).eval()
+    assert model.peft_config["default"].modules_to_save == head
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 4
+    assert sum(isinstance(module, HoulsbyLayerNorm) for module in model.modules()) == 4
+    assert model(token_ids).logits.shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_the_adapter_sees_dropped_activations_and_feeds_the_skip_connection(name, token_ids):
+    """In training with p=0.5, half of what a bottleneck gets is zero, and the norm gets its output plus the skip."""
+    model_cls, config, _ = ENCODERS[name]
+    model = get_peft_model(model_cls(config), HoulsbyConfig(r=4, train_layer_norm=False))
+    perturb(model)
+    model.train()
+    feed_forward = [m for key, m in model.named_modules() if isinstance(m, HoulsbyLayer) and "attention" not in key]
+    seen = {}
+    feed_forward[0].houlsby_adapter["default"].register_forward_hook(
+        lambda module, args, output: seen.update(input=args[0], output=output)
+    )
+    last_norm = [m for key, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm) and ".0." in key][-1]
+    first_norm = next(m for key, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm) and ".0." in key)
+    first_norm.register_forward_hook(lambda module, args, output: seen.update(skip=output))
+    last_norm.register_forward_pre_hook(lambda module, args: seen.update(into_norm=args[0]))
+    model(token_ids)
+    assert 0.4 < (seen["input"] == 0).float().mean() < 0.6
+    torch.testing.assert_close(seen["into_norm"], seen["output"] + seen["skip"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HoulsbyConfig(r=4),
+        HoulsbyConfig(r=4, share_layers=1),
+        HoulsbyConfig(r=4, share_layers=3),
+        HoulsbyConfig(r=4, train_layer_norm="all"),
+        HoulsbyConfig(r=4, train_layer_norm=False, positions=("feed_forward",)),
+        HoulsbyConfig(r=4, modules_to_save=["pooler"], layers_to_transform=[2, 3]),
+    ],
+    ids=lambda config: f"share{config.share_layers}-norms-{config.train_layer_norm}-{len(config.positions)}",
+)
+def test_training_moves_exactly_the_adapters_norms_and_modules_to_save(config, token_ids):
+    model = get_peft_model(tiny_bert(), config)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    model.train()
+    for step in range(20):
+        optimizer.zero_grad()
+        model(token_ids, labels=(token_ids[:, 0] + step) % 3).loss.backward()
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        ours = any(part in name for part in ("houlsby_adapter", "houlsby_norm", "modules_to_save.default"))
+        assert parameter.requires_grad == ours, name
+        assert (parameter.grad is not None) == ours, name
+        assert torch.equal(parameter, before[name]) != ours, name
+
+
+def test_disabled_adapters_give_the_base_model_bit_for_bit(token_ids):
+    expected = tiny_bert()(token_ids).logits
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
+    perturb(model)
+    assert not torch.allclose(model(token_ids).logits, expected, atol=1e-3)
+    with model.disable_adapter():
+        assert torch.equal(model(token_ids).logits, expected)
+    assert not torch.allclose(model(token_ids).logits, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("share_layers", [0, 3])
+def test_unload_gives_the_base_model_bit_for_bit(share_layers, token_ids):
+    base = tiny_bert()
+    structure = [(name, type(module)) for name, module in base.named_modules()]
+    weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=share_layers))
+    perturb(model)
+    unloaded = model.unload()
+    assert [(name, type(module)) for name, module in unloaded.named_modules()] == structure
+    assert unloaded.state_dict().keys() == weights.keys()
+    assert all(torch.equal(unloaded.state_dict()[name], tensor) for name, tensor in weights.items())
+
+
+@pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter"])
+def test_merging_is_refused_with_reason_and_remedy(call):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    with pytest.raises(ValueError, match=r"cannot be merged .* non-linear.*unload\(\)"):
+        getattr(model, call)()
+
+
+def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_ids):
+    expected = tiny_bert()(token_ids).logits
+    for init_std, tolerance in ((0.01, 1e-2), (0.0, 0.0)):
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, init_std=init_std)).eval()
+        assert (model(token_ids).logits - expected).abs().max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (HoulsbyConfig(layers_to_transform=[1]), {"1.attention", "1.output"}),
+        (HoulsbyConfig(layers_to_transform=3, positions="attention"), {"3.attention"}),
+        (HoulsbyConfig(exclude_modules=r".*layer\.[0-2]\..*"), {"3.attention", "3.output"}),
+        (HoulsbyConfig(target_modules=r".*layer\.\d\.output\.dense", layers_to_transform=[0]), {"0.output"}),
+        (HoulsbyConfig(target_modules=["intermediate.dense"], layers_to_transform=[2]), {"2.intermediate"}),
+    ],
+)
+def test_which_modules_are_adapted(config, keys):
+    model = get_peft_model(tiny_bert(), config)
+    found = {name.split("layer.")[1] for name, m in model.named_modules() if isinstance(m, HoulsbyLayer)}
+    assert {".".join(name.split(".")[:2]) for name in found} == keys
+    layers = {key[0] for key in keys}
+    norms = {name.split("layer.")[1][0] for name, m in model.named_modules() if isinstance(m, HoulsbyLayerNorm)}
+    assert norms == layers
+
+
+def test_rank_pattern_gives_places_their_own_size():
+    config = HoulsbyConfig(r=4, rank_pattern={"attention.output.dropout": 2, r"layer\.3\.output\.dropout": 8})
+    model = get_peft_model(tiny_bert(), config)
+    sizes = {
+        name.split("layer.")[1].removesuffix(".dropout"): module.houlsby_adapter["default"].down_proj.out_features
+        for name, module in model.named_modules()
+        if isinstance(module, HoulsbyLayer)
+    }
+    assert sizes == {
+        f"{i}.{place}": 2 if "att" in place else 8 if i == 3 else 4
+        for i in range(4)
+        for place in ("attention.output", "output")
+    }
+
+
+def test_an_unknown_architecture_without_target_modules_is_an_error():
+    class Custom(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin0 = torch.nn.Linear(8, 8)
+
+        def forward(self, x):
+            return F.relu(self.lin0(x))
+
+    with pytest.raises(ValueError, match="target_modules"):
+        get_peft_model(Custom(), HoulsbyConfig(r=2))
+    model = get_peft_model(Custom(), HoulsbyConfig(r=2, target_modules=["lin0"], init_weights=False))
+    x = torch.randn(3, 8)
+    layer = model.base_model.model.lin0
+    torch.testing.assert_close(model(x), F.relu(layer.houlsby_adapter["default"](layer.base_layer(x))))
+
+
+@pytest.mark.filterwarnings("ignore:Adapter name '' should not be contained")  # PEFT's own word on it
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        (["", "a.b", "train", "training", "keys"], "must be one that a module can have"),
+        # PEFT leaves out all keys with such a part when it saves the other adapter.
+        (
+            ["1", "bert", "classifier", "weight", "base_model", "model", "down_proj"],
+            "must be no part of the names of the model's",
+        ),
+    ],
+)
+def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_it_was(names, rule):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    before = list(model.state_dict())
+    for name in names:
+        with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
+            model.add_adapter(name, HoulsbyConfig(r=4))
+        with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
+            model.add_weighted_adapter(["default"], [1.0], name)
+    assert list(model.state_dict()) == before
+    assert list(model.peft_config) == ["default"]
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
+@pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3), (1, 2)])
+def test_an_adapter_that_is_made_again_shares_as_it_now_says(before, after, tmp_path, token_ids):
+    base = tiny_bert()
+    get_peft_model(base, HoulsbyConfig(r=4, share_layers=before))
+    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=after)).eval()
+    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=after)).eval()
+    assert list(get_peft_model_state_dict(model)) == list(get_peft_model_state_dict(fresh))
+    perturb(model)
+    set_peft_model_state_dict(fresh, get_peft_model_state_dict(model))
+    assert torch.equal(fresh(token_ids).logits, model(token_ids).logits)

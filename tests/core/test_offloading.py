@@ -1,0 +1,133 @@
+"""Base models whose weights accelerate keeps on the CPU or on disk, on the meta device, or places by a map."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from accelerate.hooks import AlignDevicesHook
+from peft import PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from tiny_models import perturb, tiny_bert
+from torch import nn
+from transformers import BertForSequenceClassification
+
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.bottleneck import Bottleneck
+from houlsby_peft.offloading import copy_of, device_of
+
+
+CPU = torch.device("cpu")
+ON_DISK = {
+    "bert.embeddings": "cpu",
+    "bert.encoder.layer.0": "cpu",
+    "bert.encoder.layer.1": "disk",
+    "bert.encoder.layer.2": "disk",
+    "bert.encoder.layer.3": "cpu",
+    "bert.pooler": "cpu",
+    "classifier": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved")
+    tiny_bert().save_pretrained(path / "base")
+    model = get_peft_model(load(path), HoulsbyConfig(r=4, share_layers=2)).eval()
+    perturb(model)
+    model.save_pretrained(path / "adapter")
+    return path
+
+
+def load(path, **kwargs):
+    return BertForSequenceClassification.from_pretrained(path / "base", **kwargs).eval()
+
+
+def expected(saved, token_ids):
+    return PeftModel.from_pretrained(load(saved), saved / "adapter")(token_ids).logits
+
+
+def test_a_device_map(saved, token_ids):
+    model = PeftModel.from_pretrained(load(saved, device_map={"": "cpu"}), saved / "adapter")
+    assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+
+
+def test_an_adapter_on_an_offloaded_base(saved, token_ids):
+    base = load(saved)
+    cpu_offload(base, execution_device=CPU)
+    assert all(parameter.is_meta for parameter in base.parameters())
+    model = PeftModel.from_pretrained(base, saved / "adapter", is_trainable=True).eval()
+    own = [parameter for parameter in model.parameters() if not parameter.is_meta]
+    assert sum(p.numel() for p in own) == model.get_nb_trainable_parameters()[0]
+    assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+    model(token_ids).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in own)
+
+
+def test_offloading_a_model_with_an_adapter(saved, token_ids):
+    model = PeftModel.from_pretrained(load(saved), saved / "adapter")
+    cpu_offload(model, execution_device=CPU)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+
+
+@pytest.mark.filterwarnings("ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning")
+def test_a_base_with_layers_on_disk(saved, tmp_path, token_ids):
+    base = load(saved, device_map=ON_DISK, offload_folder=tmp_path)
+    assert any(parameter.is_meta for parameter in base.parameters())
+    with pytest.raises(ValueError, match=r"with layers on disk\. .*set_peft_model_state_dict"):
+        PeftModel.from_pretrained(base, saved / "adapter", offload_folder=tmp_path)
+    # What the error says to do instead.
+    base = load(saved, device_map=ON_DISK, offload_folder=tmp_path)
+    model = get_peft_model(base, HoulsbyConfig.from_pretrained(saved / "adapter"))
+    set_peft_model_state_dict(model, load_peft_weights(saved / "adapter", device="cpu"))
+    assert torch.equal(model.eval()(token_ids).logits, expected(saved, token_ids))
+    model.load_adapter(saved / "adapter", "again")
+    model.set_adapter("again")
+    assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+
+
+def test_a_base_on_the_meta_device_is_filled_later(saved, token_ids):
+    with torch.device("meta"):
+        base = tiny_bert()
+    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=2), low_cpu_mem_usage=True)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+    full = PeftModel.from_pretrained(load(saved), saved / "adapter")
+    # Tables of positions are no weights and are not in the state dict.
+    buffers = dict(full.named_buffers())
+    for name, _ in list(model.named_buffers()):
+        parent, _, key = name.rpartition(".")
+        model.get_submodule(parent)._buffers[key] = buffers[name]
+    model.load_state_dict(full.state_dict(), assign=True)
+    assert torch.equal(model.eval()(token_ids).logits, expected(saved, token_ids))
+
+
+def test_a_copy_of_an_offloaded_module_holds_its_own_weights():
+    module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    x = torch.randn(2, 3)
+    result = module(x)
+    cpu_offload(module, execution_device=CPU)
+    copied = copy_of(module)
+    assert not any(parameter.is_meta for parameter in copied.parameters())
+    assert torch.equal(copied(x), result)
+    with torch.no_grad():
+        copied[0].weight.zero_()
+    assert not torch.equal(copied(x), result)
+    assert torch.equal(module(x), result)
+
+
+def test_the_device_of_weights_that_are_quantized_or_elsewhere():
+    quantized = nn.Module()
+    quantized.register_buffer("qweight", torch.zeros(4, dtype=torch.int32))
+    assert device_of(quantized) == CPU
+    quantized._hf_hook = AlignDevicesHook(execution_device="cuda:1")
+    assert device_of(quantized) == torch.device("cuda:1")
+    assert device_of(nn.Dropout()) is None
+    assert device_of(nn.Linear(2, 2, device="meta")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+def test_a_shared_bottleneck_serves_a_layer_on_another_device():
+    bottleneck = Bottleneck(8, 2, init_weights=False)
+    hidden = torch.randn(3, 8)
+    expected = bottleneck(hidden)
+    torch.testing.assert_close(bottleneck.to("cuda")(hidden), expected)

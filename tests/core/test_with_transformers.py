@@ -1,0 +1,303 @@
+"""What transformers does with adapters by itself, `Trainer`, pipelines, tasks, and other methods beside."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import transformers
+from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, gpt2, t5
+from peft import (
+    AutoPeftModelForCausalLM,
+    AutoPeftModelForFeatureExtraction,
+    AutoPeftModelForQuestionAnswering,
+    AutoPeftModelForSeq2SeqLM,
+    AutoPeftModelForSequenceClassification,
+    AutoPeftModelForTokenClassification,
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
+from safetensors.torch import load_file, save_file
+from tiny_models import TINY_BERT, perturb, tiny_bert
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from houlsby_peft import HoulsbyConfig
+
+
+# PEFT says this whenever a model gets a second adapter by way of transformers.
+second_adapter = pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+
+
+def tiny(class_name):
+    return lambda: getattr(transformers, class_name)(BertConfig(**{**TINY_BERT, "num_labels": 2}))
+
+
+TASKS = {
+    "SEQ_CLS": (tiny("BertForSequenceClassification"), AutoPeftModelForSequenceClassification),
+    "TOKEN_CLS": (tiny("BertForTokenClassification"), AutoPeftModelForTokenClassification),
+    "QUESTION_ANS": (tiny("BertForQuestionAnswering"), AutoPeftModelForQuestionAnswering),
+    "FEATURE_EXTRACTION": (tiny("BertModel"), AutoPeftModelForFeatureExtraction),
+    "CAUSAL_LM": (gpt2, AutoPeftModelForCausalLM),
+    "SEQ_2_SEQ_LM": (t5, AutoPeftModelForSeq2SeqLM),
+}
+
+
+def perturb_adapter(model, name, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if f".{name}." in key:
+                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_type_of_peft(task, tmp_path):
+    if task == "SEQ_2_SEQ_LM" and not SEQ2SEQ_WORKS:
+        pytest.skip(SEQ2SEQ_REASON)
+    build, auto_class = TASKS[task]
+    build().save_pretrained(tmp_path / "base")
+    base = auto_class._target_class.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type=task)).eval()
+    perturb(model)
+    inputs = {"input_ids": IDS} | ({"decoder_input_ids": IDS} if task == "SEQ_2_SEQ_LM" else {})
+    expected = model(**inputs)[0]
+    if task != "SEQ_2_SEQ_LM":
+        assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(IDS))[0], expected)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = auto_class.from_pretrained(tmp_path / "adapter")
+    assert type(loaded) is type(model)
+    assert torch.equal(loaded.eval()(**inputs)[0], expected)
+
+
+@second_adapter
+def test_adapters_by_way_of_transformers(tmp_path, token_ids):
+    model = tiny_bert()
+    base = model(token_ids).logits
+    model.add_adapter(HoulsbyConfig(r=4), "one")
+    perturb_adapter(model, "one", seed=1)
+    one = model.eval()(token_ids).logits
+    model.add_adapter(HoulsbyConfig(r=2, share_layers=1), "two")
+    perturb_adapter(model, "two", seed=2)
+    two = model.eval()(token_ids).logits
+    assert model.active_adapters() == ["two"]
+    model.disable_adapters()
+    assert torch.equal(model(token_ids).logits, base)
+    model.enable_adapters()
+    assert torch.equal(model(token_ids).logits, two)
+    trained = {name.split(".houlsby_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    assert "classifier.modules_to_save.two.weight" in trained
+    model.set_adapter("one")
+    assert torch.equal(model(token_ids).logits, one)
+    model.save_pretrained(tmp_path)
+    model.set_adapter(["one", "two"])
+    both = model(token_ids).logits
+    assert not torch.allclose(both, one, atol=1e-3)
+    assert not torch.allclose(both, two, atol=1e-3)
+    model.delete_adapter("one")
+    model.set_adapter("two")
+    assert torch.equal(model(token_ids).logits, two)
+
+    other = tiny_bert()
+    other.load_adapter(tmp_path, "renamed")
+    other.set_adapter("renamed")
+    assert torch.equal(other.eval()(token_ids).logits, one)
+    assert torch.equal(PeftModel.from_pretrained(tiny_bert(), tmp_path)(token_ids).logits, one)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    own = other.get_adapter_state_dict("renamed")
+    assert {f"base_model.model.{key}" for key in own} == saved.keys()
+
+
+def test_transformers_refuses_another_shape_and_reports_what_is_missing(tmp_path):
+    model = tiny_bert()
+    model.add_adapter(HoulsbyConfig(r=4))
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    weights = load_file(file)
+    key = next(iter(weights))
+    save_file({name: value for name, value in weights.items() if name != key}, file)
+    assert tiny_bert().load_adapter(tmp_path).missing_keys
+    save_file(weights | {key: torch.zeros(1, 2)}, file)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        tiny_bert().load_adapter(tmp_path)
+    with pytest.raises(ValueError, match="Hotswapping is currently only supported for LoRA"):
+        model.load_adapter(tmp_path, "default", hotswap=True)
+
+
+def tokenizer():
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(99)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", unk_token="w0", model_input_names=["input_ids", "attention_mask"]
+    )
+
+
+def test_pipelines(tmp_path):
+    tiny_bert().save_pretrained(tmp_path / "base")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="SEQ_CLS")).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path / "adapter")
+    scores = model(**tokenizer()("w1 w2 w3", return_tensors="pt")).logits.softmax(-1)[0]
+    auto = AutoModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=3)
+    for given in (model, auto):
+        found = pipeline("text-classification", model=given, tokenizer=tokenizer())("w1 w2 w3", top_k=None)
+        assert {each["label"]: each["score"] for each in found} == pytest.approx(
+            {f"LABEL_{i}": score.item() for i, score in enumerate(scores)}, abs=1e-6
+        )
+
+
+class Sentences(torch.utils.data.Dataset):
+    """Whether the first token is above the middle of the vocabulary."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, i):
+        ids = (torch.arange(7) * 5 + 17 * i) % 99
+        return {"input_ids": ids, "labels": (ids[0] > 49).long()}
+
+
+def trainer(path, fields, epochs=3):
+    tiny_bert().save_pretrained(path / "base")
+    base = AutoModelForSequenceClassification.from_pretrained(path / "base")
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="SEQ_CLS", **fields))
+    arguments = TrainingArguments(
+        output_dir=path / "run", num_train_epochs=epochs, per_device_train_batch_size=8, learning_rate=1e-2,
+        eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, metric_for_best_model="loss",
+        report_to=[], disable_tqdm=True, use_cpu=True, seed=1,
+    )  # fmt: skip
+    return Trainer(model, arguments, train_dataset=Sentences(), eval_dataset=Sentences())
+
+
+@pytest.mark.parametrize("fields", [{}, {"share_layers": 3, "train_layer_norm": "all"}], ids=str)
+def test_trainer_saves_resumes_and_loads_the_best(fields, tmp_path):
+    whole = trainer(tmp_path / "whole", fields)
+    whole.train()
+    losses = [entry["eval_loss"] for entry in whole.state.log_history if "eval_loss" in entry]
+    assert min(losses) < losses[0]
+    best = PeftModel.from_pretrained(tiny_bert(), whole.state.best_model_checkpoint)
+    expected = get_peft_model_state_dict(best)
+    found = get_peft_model_state_dict(whole.model)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+    resumed = trainer(tmp_path / "resumed", fields)
+    shutil.copytree(tmp_path / "whole" / "run" / "checkpoint-3", tmp_path / "resumed" / "run" / "checkpoint-3")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "resumed" / "run" / "checkpoint-3"))
+    again = load_file(tmp_path / "resumed" / "run" / "checkpoint-9" / "adapter_model.safetensors")
+    last = load_file(tmp_path / "whole" / "run" / "checkpoint-9" / "adapter_model.safetensors")
+    assert again.keys() == last.keys()
+    assert all(torch.equal(again[key], last[key]) for key in last)
+
+
+LORA = {"target_modules": ["query", "attention.output.dense"], "init_lora_weights": False}
+
+
+@second_adapter
+@pytest.mark.parametrize("lora_first", [True, False])
+def test_a_lora_beside(lora_first, token_ids):
+    """Both active: LoRA in the projections, the bottleneck after them, whichever was added first."""
+    model = tiny_bert()
+    configs = [(LoraConfig(**LORA), "low_rank"), (HoulsbyConfig(r=4), "mine")]
+    for config, name in configs if lora_first else configs[::-1]:
+        model.add_adapter(config, name)
+    perturb_adapter(model, "mine", seed=1)
+    model.eval().set_adapter(["low_rank", "mine"])
+    logits = model(token_ids).logits
+
+    merged = tiny_bert()
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if hasattr(module, "lora_A"):
+                weight = merged.get_submodule(name).weight
+                weight += module.get_delta_weight("low_rank")
+    alone = get_peft_model(merged, HoulsbyConfig(r=4), "mine").eval()
+    own = {f"base_model.model.{key}": value for key, value in model.state_dict().items() if ".mine." in key}
+    assert not alone.load_state_dict(own, strict=False).unexpected_keys
+    torch.testing.assert_close(logits, alone(token_ids).logits, atol=1e-5, rtol=1e-5)
+
+    for name in ("low_rank", "mine"):
+        keys = model.get_adapter_state_dict(name).keys()
+        assert keys
+        assert all(("lora" in key) == (name == "low_rank") for key in keys)
+
+
+def test_a_bottleneck_after_a_lora_in_the_same_module(token_ids):
+    model = tiny_bert()
+    model.add_adapter(LoraConfig(target_modules=["output.dense"], init_lora_weights=False), "low_rank")
+    with pytest.warns(UserWarning, match="Already found"):
+        model.add_adapter(HoulsbyConfig(r=4, target_modules=["output.dense"]), "mine")
+    perturb_adapter(model, "mine", seed=1)
+    layer = model.eval().bert.encoder.layer[0].output.dense
+    x = torch.randn(2, 48)
+    bottleneck = layer.houlsby_adapter["mine"]
+    torch.testing.assert_close(layer(x), bottleneck(layer.base_layer.base_layer(x)))
+    model.set_adapter(["low_rank", "mine"])
+    delta = x @ layer.base_layer.get_delta_weight("low_rank").T
+    torch.testing.assert_close(layer(x), bottleneck(layer.base_layer.base_layer(x) + delta))
+
+
+# PEFT says that the model has been adapted before.
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time:UserWarning")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+def test_adapters_of_other_methods_need_other_names(token_ids):
+    lora = get_peft_model(tiny_bert(), LoraConfig(**LORA))
+    with pytest.raises(ValueError, match=r"names of their own; 'default' is one of peft\.tuners\.lora"):
+        get_peft_model(lora.base_model.model, HoulsbyConfig(r=4))
+    assert list(lora.peft_config) == ["default"]
+    assert isinstance(lora.peft_config["default"], LoraConfig)
+    with pytest.raises(ValueError, match="Cannot combine adapters with different peft types"):
+        lora.add_adapter("mine", HoulsbyConfig(r=4))
+    with pytest.raises(ValueError, match="not compatible with the `PeftMixedModel`"):
+        get_peft_model(tiny_bert(), HoulsbyConfig(r=4), mixed=True)
+    model = get_peft_model(lora.base_model.model, HoulsbyConfig(r=4), adapter_name="mine").eval()
+    with pytest.raises(ValueError, match=r"non-existing adapter\(s\): default\. Loaded are mine"):
+        model(token_ids, adapter_names=["default"] * 5)
+    model.add_adapter("second", HoulsbyConfig(r=4))
+    with pytest.warns(UserWarning, match="Setting active adapter to second"):
+        model.delete_adapter("mine")
+    with pytest.raises(ValueError, match=r"which are default, second; got third"):
+        model.base_model.set_adapter(["second", "third"])
+
+
+@pytest.mark.parametrize("build", [tiny_bert, gpt2], ids=["bert", "gpt2"])
+def test_trained_tokens(build, tmp_path):
+    fields = {"r": 4, "trainable_token_indices": [3, 5]}
+
+    def base():
+        torch.manual_seed(0)
+        return build().eval()
+
+    model = get_peft_model(base(), HoulsbyConfig(**fields), adapter_name="one")
+    model.add_adapter("two", HoulsbyConfig(**fields))
+    perturb_adapter(model, "one", seed=1)
+    perturb_adapter(model, "two", seed=2)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "trainable_tokens_delta" in key:
+                parameter += 1.0 + key.endswith("two")
+    model.eval()
+    alone = {}
+    for name in ("one", "two"):
+        model.set_adapter(name)
+        alone[name] = model(IDS).logits
+    mixed = model(IDS, adapter_names=["one", "two"] * 3).logits
+    torch.testing.assert_close(mixed[::2], alone["one"][::2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed[1::2], alone["two"][1::2], atol=1e-5, rtol=1e-5)
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(base(), tmp_path / "two")
+    assert torch.equal(loaded(IDS).logits, alone["two"])
+    model.add_weighted_adapter(["one", "two"], [2.0, -1.0], "mean")
+    one, two, mean = (get_peft_model_state_dict(model, adapter_name=name) for name in ("one", "two", "mean"))
+    assert any("token" in key for key in mean)
+    assert all(torch.allclose(mean[key], 2 * one[key] - two[key], atol=1e-6) for key in mean)

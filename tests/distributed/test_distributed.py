@@ -1,0 +1,202 @@
+"""The GLUE recipe on two processes: 3-shared bottlenecks under every strategy, and runs that break off.
+
+`python tests/support/distributed_matrix.py` runs the other variants as well.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.commands.config.config_args import load_config_from_file
+from common.checkpoints import last_checkpoint
+from distributed_checks import CHECKS
+from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
+from filelock import FileLock
+from transformers import AutoModelForSequenceClassification
+
+
+SHARED = ("--share_layers", "3")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, worker_id) -> Path:
+    """The same folder for all of xdist's processes."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+def made_once(path: Path, make) -> None:
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            make(path)
+
+
+@pytest.fixture(scope="session")
+def inputs(folder) -> Path:
+    made_once(folder / "distributed-inputs", make_inputs)
+    return folder / "distributed-inputs"
+
+
+@pytest.fixture(scope="session")
+def one(folder, inputs) -> Run:
+    """In one process."""
+    made_once(folder / "distributed-one", lambda path: run(inputs, path, None, *SHARED))
+    return Run(folder / "distributed-one")
+
+
+@pytest.fixture(scope="session")
+def ddp(folder, inputs) -> Run:
+    """In two processes, and nothing interrupts it."""
+    made_once(folder / "distributed-ddp", lambda path: run(inputs, path, "ddp", *SHARED))
+    return Run(folder / "distributed-ddp")
+
+
+def check_all(two: Run, one: Run, name: str, inputs: Path) -> None:
+    for check in CHECKS:
+        check(two, one, STRATEGIES[name], inputs)
+
+
+@pytest.mark.parametrize("name", ["zero3", "zero2", "zero1", "fsdp2"])
+def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed', which is not installed")
+    check_all(run(inputs, tmp_path, name, *SHARED), one, name, inputs)
+
+
+def test_two_processes_under_ddp_do_what_one_does(inputs, one, ddp):
+    check_all(ddp, one, "ddp", inputs)
+
+
+def test_two_launchers_make_one_run(inputs, one, tmp_path):
+    """As on two machines with a shared folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    address = ("--main_process_ip", "127.0.0.1", "--main_process_port", port)
+    machines = [
+        start(inputs, tmp_path, "several_nodes", *SHARED, launcher=("--machine_rank", rank, *address)) for rank in "01"
+    ]
+    for machine in machines:
+        output, _ = machine.communicate(timeout=300)
+        assert machine.returncode == 0, output[-6000:]
+    check_all(Run(tmp_path), one, "several_nodes", inputs)
+
+
+CONFIGURATIONS = {  # file: (type, processes, machines, ZeRO's stage)
+    "cpu": ("NO", 1, 1, None),
+    "one_gpu": ("NO", 1, 1, None),
+    "ddp": ("MULTI_GPU", 4, 1, None),
+    "several_nodes": ("MULTI_GPU", 8, 2, None),
+    "zero1": ("DEEPSPEED", 4, 1, 1),
+    "zero2": ("DEEPSPEED", 4, 1, 2),
+    "zero3": ("DEEPSPEED", 4, 1, 3),
+    "zero3_offload": ("DEEPSPEED", 4, 1, 3),
+    "fsdp2": ("FSDP", 4, 1, None),
+}
+
+
+def test_every_configuration_is_known():
+    assert {path.stem for path in CONFIGS.glob("*")} == set(CONFIGURATIONS)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_configurations(name):
+    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    kind, processes, machines, stage = CONFIGURATIONS[name]
+    assert (config.distributed_type.value, config.num_processes, config.num_machines) == (kind, processes, machines)
+    assert config.use_cpu is (name == "cpu")
+    if stage is not None:
+        settings = json.loads((ROOT / config.deepspeed_config["deepspeed_config_file"]).read_text())
+        assert settings["zero_optimization"]["stage"] == stage
+        assert ("offload_param" in settings["zero_optimization"]) is ("offload" in name)
+
+
+def test_accumulated_steps_exchange_once(inputs, one, tmp_path):
+    batches = ("--gradient_accumulation_steps", "2", "--per_device_train_batch_size", "2")
+    check_all(run(inputs, tmp_path, "ddp", *SHARED, *batches), one, "ddp", inputs)
+
+
+def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tmp_path):
+    two = run(inputs, tmp_path, "ddp", "--layers", "1", "2")
+    for record in two.records:
+        assert record["find_unused_parameters"] is False
+        assert sum(record["exchanged"]) == STEPS * 4 * two.results["trainable_parameters"]
+    assert {key.split("layer.")[1][0] for key in two.adapter if "houlsby" in key} == {"1", "2"}
+
+
+def test_full_fine_tuning_exchanges_everything(inputs, tmp_path):
+    """The measure beside the adapters': on this tiny model seven times as much, on BERT-large fifty times."""
+    flags = ("--load_best_model_at_end", "false", "--save_strategy", "no")
+    two = run(inputs, tmp_path, "ddp", *flags, train_all=True)
+    bert = AutoModelForSequenceClassification.from_pretrained(inputs / "model", num_labels=3)
+    assert sum(two.records[0]["exchanged"]) == STEPS * 4 * sum(weight.numel() for weight in bert.parameters())
+
+
+def assert_same_end(resumed: Run, whole: Run) -> None:
+    assert [record["processes"] for record in resumed.records] == [2, 2]
+    assert resumed.records[0]["steps"] == list(range(1, STEPS + 1))
+    assert resumed.records[0]["losses"] == pytest.approx(whole.records[0]["losses"], abs=1e-7)
+    for name in ("best_epoch", "best_score"):
+        assert resumed.results[name] == whole.results[name]
+    for key, weight in whole.adapter.items():
+        assert torch.equal(resumed.adapter[key], weight), key
+
+
+# 10: in the middle of an epoch; 20: nothing is left to do but choosing and saving the best.
+@pytest.mark.parametrize("step", [10, STEPS])
+def test_a_resumed_run_ends_as_one_without_a_break(step, inputs, ddp, tmp_path):
+    for checkpoint in ddp.output.glob("checkpoint-*"):
+        if int(checkpoint.name.rpartition("-")[2]) <= step:
+            shutil.copytree(checkpoint, tmp_path / "output" / checkpoint.name)
+    assert_same_end(run(inputs, tmp_path, "ddp", *SHARED, "--resume_from_checkpoint", "last"), ddp)
+
+
+def test_a_process_is_killed_while_it_saves(inputs, ddp, tmp_path):
+    """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
+    flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")
+    resumed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
+    log = (tmp_path / "log.txt").read_text()
+    assert "exitcode: -9" in log
+    assert "checkpoint-15, which was not written to its end" in log
+    assert_same_end(resumed, ddp)
+
+
+def test_a_stuck_process_ends_the_run(inputs, tmp_path):
+    begin = time.monotonic()
+    stuck = start(inputs, tmp_path, "ddp", *SHARED, "--ddp_timeout", "15", hang=3)
+    output, _ = stuck.communicate(timeout=300)
+    assert stuck.returncode != 0
+    assert "Timed out waiting 15000ms" in output
+    assert time.monotonic() - begin < 200
+
+
+class TestLastCheckpoint:
+    def checkpoint(self, folder: Path, step: int, content: str | None) -> str:
+        path = folder / f"checkpoint-{step}"
+        path.mkdir()
+        if content is not None:
+            (path / "trainer_state.json").write_text(content)
+        return str(path)
+
+    def test_there_is_none(self, tmp_path):
+        assert last_checkpoint(str(tmp_path)) is None
+        assert last_checkpoint(str(tmp_path / "absent")) is None
+
+    def test_the_largest_step_is_the_last(self, tmp_path):
+        for step in (5, 100, 20):
+            self.checkpoint(tmp_path, step, json.dumps({"global_step": step}))
+        (tmp_path / "checkpoint-best").mkdir()
+        assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-100")
+
+    @pytest.mark.parametrize("content", [None, "", '{"global_step": 1', "[1]", "{}", '{"global_step": 5}'])
+    def test_half_written_ones_are_named_and_skipped(self, tmp_path, content, capsys):
+        whole = self.checkpoint(tmp_path, 5, json.dumps({"global_step": 5}))
+        half = self.checkpoint(tmp_path, 10, content)
+        assert last_checkpoint(str(tmp_path)) == whole
+        assert capsys.readouterr().out == f"Skipping {half}, which was not written to its end.\n"

@@ -1,0 +1,104 @@
+"""A checkpoint without a pooler: the new one is trained, saved and loaded with the adapter, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from common.methods import MethodArguments, apply_method
+from peft import PeftModel, get_peft_model
+from tiny_models import perturb, tiny_bert
+from transformers import AutoModelForSequenceClassification, BertModel, ViTConfig, ViTForImageClassification
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.new_modules import find_new
+
+
+def load(path, **kwargs):
+    return AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def without_pooler(tmp_path_factory):
+    """What remains of a BERT whose checkpoint has the weights of its masked-word model."""
+    folder = tmp_path_factory.mktemp("without")
+    bert = tiny_bert().bert
+    encoder = BertModel(bert.config, add_pooling_layer=False)
+    encoder.load_state_dict(bert.state_dict(), strict=False)
+    encoder.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_pooler(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("with")
+    tiny_bert().bert.save_pretrained(folder)
+    return folder
+
+
+def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path, caplog):
+    base = load(without_pooler)
+    config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
+    model = get_peft_model(base, config).eval()
+    assert "The base checkpoint has no weights for bert.pooler" in caplog.text
+    assert config.modules_to_save.count("bert.pooler") == 1
+    perturb(model)
+    expected = model(token_ids).logits
+    model.save_pretrained(tmp_path)
+    # Each load draws another random pooler for the base.
+    assert not torch.equal(
+        load(without_pooler).bert.pooler.dense.weight, base.bert.pooler.original_module.dense.weight
+    )
+    loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path).eval()
+    assert torch.equal(loaded(token_ids).logits, expected)
+    predictor = houlsby_peft.load(tmp_path, base_model=str(without_pooler))
+    assert torch.equal(predictor.model.eval()(token_ids).logits, expected)
+    trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "pooler" in name}
+    assert trained == {
+        f"base_model.model.bert.pooler.modules_to_save.default.dense.{kind}" for kind in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_found_in_any_precision_and_after_a_move(without_pooler, dtype):
+    assert find_new(load(without_pooler, dtype=dtype), ["classifier"], []) == ["bert.pooler"]
+    assert find_new(load(without_pooler).to(dtype), ["classifier"], []) == ["bert.pooler"]
+
+
+def test_one_that_is_asked_for_is_named_once(without_pooler, caplog):
+    config = HoulsbyConfig(r=4, modules_to_save=["pooler"])
+    get_peft_model(load(without_pooler), config)
+    assert config.modules_to_save == ["pooler", "classifier"]
+    assert "has no weights" not in caplog.text
+
+
+def test_none_is_trained_where_none_is_new(with_pooler, without_pooler, caplog):
+    offloaded = load(without_pooler)
+    offloaded.bert.pooler.to("meta")
+    bare = BertModel.from_pretrained(without_pooler)
+    for base in (load(with_pooler), tiny_bert(), bare, offloaded):
+        config = HoulsbyConfig(r=4)
+        get_peft_model(base, config)
+        assert not any("pooler" in name for name in config.modules_to_save or [])
+    config = HoulsbyConfig(r=4, modules_to_save=[])
+    get_peft_model(load(without_pooler), config)
+    assert config.modules_to_save == []
+    assert "has no weights" not in caplog.text
+
+
+def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pooler, without_pooler, tmp_path):
+    get_peft_model(load(with_pooler), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path)
+    assert loaded.peft_config["default"].modules_to_save == ["classifier"]
+
+
+def test_images_have_no_pooler(tmp_path):
+    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
+    ViTForImageClassification(config).vit.save_pretrained(tmp_path)
+    assert find_new(ViTForImageClassification.from_pretrained(tmp_path), ["classifier"], []) == []
+
+
+def test_the_recipes_other_methods_train_it_too(without_pooler):
+    for method in ("lora", "linear", "layer_norm"):
+        model = apply_method(load(without_pooler), MethodArguments(method=method), HoulsbyConfig())
+        assert any("pooler" in name for name, weight in model.named_parameters() if weight.requires_grad), method

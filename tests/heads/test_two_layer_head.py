@@ -1,0 +1,144 @@
+"""The head with a hidden layer: its size, its formula, and that a saved adapter gets it back."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from hub_models import LABELS, make_adapter, make_base
+from peft import PeftModel, get_peft_model
+from tiny_models import perturb, tiny_bert
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft.hub.cards import make_card
+from houlsby_peft.two_layer_head import has_two_layer_head, put_two_layer_head
+
+
+TEXTS = ["The soup was late and cold.", "Is the menu in town?"]
+
+
+def test_the_size_that_mohebbi_and_rajaei_report_for_bert_base():
+    """3,006,720 without the last layer, which here has 2 classes: 768 x 2 weights and 2 biases."""
+    with torch.device("meta"):
+        model = BertForSequenceClassification(BertConfig())
+        put_two_layer_head(model)
+        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", two_layer_head=True))
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert sum(weight.numel() for weight in trained.values()) == 3_008_258
+    last = [weight.numel() for name, weight in trained.items() if ".out_proj." in name]
+    assert sum(last) == 768 * 2 + 2
+    assert 3_008_258 - sum(last) == 3_006_720
+
+
+def test_its_formula_and_its_first_weights():
+    model = tiny_bert(hidden_dropout_prob=0.25)
+    put_two_layer_head(model)
+    head = model.classifier
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    hidden = torch.tanh(x @ head.dense.weight.T + head.dense.bias)
+    expected = hidden @ head.out_proj.weight.T + head.out_proj.bias
+    torch.testing.assert_close(head(x), expected)
+    assert head.dropout.p == 0.25
+    assert not head.training
+    assert head.dense.bias.abs().max() == 0
+    assert head.dense.weight.std().item() == pytest.approx(model.config.initializer_range, rel=0.1)
+    put_two_layer_head(model)
+    assert model.classifier is head
+
+
+def test_a_head_that_is_not_one_linear_layer_stays():
+    with torch.device("meta"):
+        model = RobertaForSequenceClassification(RobertaConfig(num_hidden_layers=1))
+    with pytest.raises(ValueError, match=r"one linear layer; .* has classifier \(RobertaClassificationHead\)"):
+        put_two_layer_head(model)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folders of a base model and of an adapter with such a head, and the logits that it gives for TEXTS."""
+    base = make_base(tmp_path_factory.mktemp("base"))
+    folder = tmp_path_factory.mktemp("adapter")
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    put_two_layer_head(model)
+    config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), two_layer_head=True)
+    model = get_peft_model(model, config)
+    perturb(model)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return base, folder, logits(model.eval(), AutoTokenizer.from_pretrained(base))
+
+
+def logits(model, tokenizer):
+    with torch.no_grad():
+        return model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
+
+
+@pytest.mark.parametrize("given", ["by name", "as a model"])
+def test_load_gives_the_base_model_such_a_head(saved, given):
+    base, folder, expected = saved
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3) if given == "as a model" else None
+    adapter = houlsby_peft.load(folder, base_model=model)
+    assert torch.equal(logits(adapter.model, adapter.tokenizer), expected)
+    assert has_two_layer_head(adapter.model.get_base_model())
+    assert {found["label"] for found in adapter.predict(TEXTS)} <= set(LABELS)
+
+
+@pytest.mark.parametrize("first", ["linear", "two_layer"])
+def test_heads_of_both_kinds_on_one_base_model(saved, tmp_path, first):
+    base, folder, expected = saved
+    linear = make_adapter(tmp_path / "linear", base, str(base))
+    AutoTokenizer.from_pretrained(base).save_pretrained(linear)
+    alone = houlsby_peft.load(linear)
+    expected_of = {"linear": logits(alone.model, alone.tokenizer), "two_layer": expected}
+    folders = {"linear": linear, "two_layer": folder}
+    second = "two_layer" if first == "linear" else "linear"
+    one = houlsby_peft.load(folders[first])
+    other = houlsby_peft.load(folders[second], beside=one)
+    for name, adapter in ((first, one), (second, other)):
+        adapter.model.set_adapter(adapter.name)
+        assert torch.equal(logits(adapter.model, adapter.tokenizer), expected_of[name]), name
+
+
+def test_it_is_recorded_where_the_configuration_does_not_tell(saved, tmp_path):
+    base, _, _ = saved
+    config = HoulsbyConfig(task_type="SEQ_CLS", r=4)
+    plain = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), config)
+    assert not plain.peft_config["default"].two_layer_head
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    put_two_layer_head(model)
+    model = get_peft_model(model, config).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    loaded = houlsby_peft.load(tmp_path)
+    assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(model, loaded.tokenizer))
+
+
+def test_peft_alone_says_what_does_not_fit(saved):
+    base, folder, _ = saved
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    with pytest.raises(ValueError, match=r"must fit its configuration and the base model.*classifier\.weight"):
+        PeftModel.from_pretrained(model, folder)
+
+
+def test_the_card_says_how_it_is_loaded(saved):
+    card = make_card(saved[1], "user/adapter", base_model="org/base").text
+    assert "only `houlsby_peft.load` can load it" in card
+    assert "With transformers alone" not in card
+
+
+def test_the_configuration_must_say_true_or_false(saved, tmp_path):
+    shutil.copytree(saved[1], tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(path.read_text().replace('"two_layer_head": true', '"two_layer_head": "yes"'))
+    with pytest.raises(AdapterError, match="two_layer_head must be True or False"):
+        houlsby_peft.load(tmp_path / "adapter")

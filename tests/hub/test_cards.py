@@ -1,0 +1,315 @@
+"""Cards: what they say follows from the adapter and its runs, the Hub takes them, and nobody's words are lost."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from hub_models import LABELS, make_adapter, make_base
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification
+
+from houlsby_peft import AdapterError
+from houlsby_peft.hub.card_facts import parameters
+from houlsby_peft.hub.card_metadata import check_metadata
+from houlsby_peft.hub.card_results import mean_and_error
+from houlsby_peft.hub.card_sections import mark, split, update
+from houlsby_peft.hub.cards import make_card, merge_cards
+from houlsby_peft.inference.adapter_files import check_weights, read_config
+
+
+ROOT = Path(__file__).parents[2]
+SEEDS = {1: 0.80, 2: 0.84, 3: 0.79}
+RUN = {
+    "task": "messages",
+    "method": "houlsby",
+    "seed": 1,
+    "dataset": {
+        "id": "org/messages",
+        "name": "Messages",
+        "config": 3,
+        "split": "validation",
+        "revision": "abc",
+        "language": "en",
+        "rows": {"train": 1200, "validation": 300},
+    },
+    "epochs": [
+        {"epoch": 1.0, "step": 38, "loss": 0.9, "accuracy": 0.71, "f1": 0.7, "runtime": 2.0},
+        {"epoch": 2.0, "step": 76, "loss": 0.5, "accuracy": 0.80, "f1": 0.79, "runtime": 2.0},
+        {"epoch": 3.0, "step": 114, "loss": 0.6, "accuracy": 0.78, "f1": 0.77, "runtime": 2.0},
+    ],
+    "best_epoch": 2.0,
+    "chosen_by": "accuracy",
+    "test": {"all": {"adapter": 0.77, "probe": 0.5}, "late | parcels": {"adapter": 0.7, "probe": 0.4}},
+    "trainable_parameters": 1000,
+    "total_parameters": 20_000,
+    "seconds": 125.2,
+    "hardware": "2 CPU cores | none else",
+    "emissions": 0.00042,
+    "versions": {"python": "3.11.7", "torch": "2.13.0"},
+    "arguments": {"learning_rate": 3e-4, "weight_decay": 0.0, "max_length": 128, "seed": 1, "hub_token": "secret"},
+    "defaults": {"learning_rate": 3e-4, "weight_decay": 0.0, "max_length": 256, "seed": 42},
+    "command": "accelerate launch recipes/glue.py --task messages",
+    "references": [{"name": "Somebody et al. 2019", "scores": {"accuracy": 0.86}}],
+}
+SECTIONS = (
+    "Usage", "Adapter", "Base model", "Results", "Data", "Hyperparameters", "Training log", "Environment", "Limits",
+    "Command", "Citation",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    return make_adapter(tmp_path_factory.mktemp("adapter"), base)
+
+
+def headings(card):
+    return [section.partition("\n")[0].removeprefix("## ") for section in split(card.text)][1:]
+
+
+def row(card, name):
+    return next(line for line in card.text.splitlines() if line.startswith((f"| {name} |", f"- **{name}**:")))
+
+
+def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(adapter):
+    card = make_card(adapter, "user/messages")
+    assert headings(card) == ["Usage", "Adapter", "Base model", "Citation"]
+    assert "None" not in card.text
+    assert 'houlsby_peft.load("user/messages")' in card.text
+    assert 'from_pretrained("user/messages", num_labels=3)' in card.text
+    assert row(card, "classes") == f"- **classes**: {', '.join(LABELS)}"
+    assert card.data.to_dict() == {
+        "library_name": "peft",
+        "base_model": "org/tiny-bert",
+        "base_model_relation": "adapter",
+        "pipeline_tag": "text-classification",
+        "tags": ["adapter", "houlsby", "peft"],
+    }
+
+
+def test_a_card_of_a_run_has_every_section_and_no_secret(adapter):
+    card = make_card(adapter, "user/messages", results=RUN, example=("a", "b"), answer=[{"label": "praise"}])
+    assert tuple(headings(card)) == SECTIONS
+    assert 'texts = (\n    "a",\n    "b",\n)\nfor result in adapter.predict(texts):\n    print(result)\n' in card.text
+    assert "\n```text\n{'label': 'praise'}\n```" in card.text
+    assert "secret" not in card.content
+    assert row(card, "accuracy") == "| accuracy | 0.800 | 0.860 |"
+    assert row(card, "late \\| parcels") == "| late \\| parcels | 0.700 | 0.400 |"
+    assert row(card, "2") == "| 2 | 76 | 0.500 | 0.800 | 0.790 | **kept** |"
+    assert row(card, "hardware") == "- **hardware**: 2 CPU cores | none else"
+    assert row(card, "time") == "- **time**: 2 min 5 s"
+    assert row(card, "emissions") == "- **emissions**: 0.42 g CO₂ (CodeCarbon)"
+    assert row(card, "train examples") == "- **train examples**: 1,200"
+    data = card.data.to_dict()
+    assert data["co2_eq_emissions"]["emissions"] == 0.42
+    assert data["datasets"] == ["org/messages"]
+    assert data["metrics"] == ["accuracy", "f1"]
+    (result,) = data["model-index"][0]["results"]
+    assert result["dataset"] == {
+        "type": "org/messages", "name": "Messages", "config": "3", "split": "validation", "revision": "abc"
+    }  # fmt: skip
+    assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {"accuracy": 0.8, "f1": 0.79}
+
+
+@pytest.mark.parametrize("example", ["a \"b\" 'c'\n\\d é", ("a", "b"), ["a", "b"], [("a", "b"), ("c", "d")]])
+def test_the_example_of_the_snippet_is_the_one_that_was_run(adapter, example):
+    card = make_card(adapter, "user/messages", example=example, answer=[1])
+    snippet = ast.parse(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1]).body
+    assert ast.unparse(snippet[0]) == "import houlsby_peft"
+    assert ast.literal_eval(snippet[2].value) == example
+
+
+def test_a_number_that_is_written_otherwise_is_no_change(adapter):
+    run = RUN | {"arguments": {"num_train_epochs": 10.0}, "defaults": {"num_train_epochs": 10}}
+    card = make_card(adapter, "user/messages", results=run)
+    assert [line for line in card.text.splitlines() if line.startswith("| `")] == ["| `num_train_epochs` | 10 |"]
+
+
+def test_changed_hyperparameters_come_first(adapter):
+    card = make_card(adapter, "user/messages", results=RUN)
+    rows = [line for line in card.text.splitlines() if line.startswith("| `")]
+    assert rows == [
+        "| `max_length` | 128 | 256 |",
+        "| `seed` | 1 | 42 |",
+        "| `learning_rate` | 0.0003 |",
+        "| `weight_decay` | 0 |",
+    ]
+
+
+def test_several_seeds_give_mean_and_standard_error_beside_full_fine_tuning(adapter, tmp_path):
+    runs = []
+    for method, shift in (("houlsby", 0.0), ("full", 0.02)):
+        for seed, accuracy in SEEDS.items():
+            epochs = [{"epoch": 1.0, "step": 38, "accuracy": accuracy + shift}]
+            runs.append(tmp_path / f"{method}-{seed}.json")
+            runs[-1].write_text(
+                json.dumps({**RUN, "method": method, "seed": seed, "epochs": epochs, "best_epoch": 1.0})
+            )
+    card = make_card(adapter, "user/messages", results=runs)
+    mean, error = statistics.fmean(SEEDS.values()), statistics.stdev(SEEDS.values()) / 3**0.5
+    assert row(card, "score") == (
+        "| score | mean ± standard error | seed 1 | seed 2 | seed 3 | full fine-tuning | Somebody et al. 2019 |"
+    )
+    assert row(card, "accuracy") == (
+        f"| accuracy | {mean:.3f} ± {error:.3f} | 0.800 | 0.840 | 0.790 | {mean + 0.02:.3f} ± {error:.3f} | 0.860 |"
+    )
+    assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(mean)
+    assert "There is one run" not in card.text
+
+
+def test_large_scores_have_one_decimal():
+    assert mean_and_error([88.25, 89.15]) == "88.7 ± 0.5"
+    assert mean_and_error([]) == ""
+
+
+def everything_less_one(value, path=()):
+    """Copies of a nested mapping, each without one of its keys; and with None in its place."""
+    for key in value:
+        yield (*path, key), {k: v for k, v in value.items() if k != key}
+        yield (*path, key), {**value, key: None}
+        if isinstance(value[key], dict):
+            for inner, changed in everything_less_one(value[key], (*path, key)):
+                yield inner, {**value, key: changed}
+
+
+@pytest.mark.parametrize(("missing", "run"), list(everything_less_one(RUN)), ids=lambda value: str(value)[:30])
+def test_any_part_of_a_run_may_be_missing(adapter, missing, run):
+    card = make_card(adapter, "user/messages", results=run)
+    assert "None" not in card.text, missing
+    assert ModelCard(card.content).data.to_dict() == card.data.to_dict()
+
+
+def test_the_parameters_are_those_that_the_model_trains(base, adapter):
+    config = read_config(adapter)
+    sizes = check_weights(adapter, config)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    trained, _ = PeftModel.from_pretrained(model, adapter, is_trainable=True).get_nb_trainable_parameters()
+    d, r, layers = 32, 4, 2
+    expected = {"bottlenecks": 2 * layers * (2 * r * d + d + r), "layer norms": 2 * layers * 2 * d, "head": 3 * d + 3}
+    assert parameters(sizes) == expected
+    assert sum(expected.values()) == trained
+    assert f"- **trained parameters**: {trained:,} (bottlenecks 1,168, " in make_card(adapter, "user/x").text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"base_model": "/home/me/bert"}, "base_model must be a name on the Hub: user/name; got '/home/me/bert'"),
+        ({"base_model": "runs/bert/base"}, "base_model must be a name on the Hub"),
+        ({"datasets": ["../data"]}, "datasets must be a name on the Hub"),
+        ({"language": "English"}, "language must be an ISO 639 code such as en; got 'English'"),
+        ({"license": "Apache 2.0"}, "license must be an identifier such as apache-2.0"),
+        ({"tags": ["a", 3]}, "tags must be a list of words; got 3"),
+        (
+            {"model-index": [{"results": [{"dataset": {"type": "a", "name": "b", "config": 3}}]}]},
+            r"dataset.config must be",
+        ),
+        ({"model-index": [{"results": [{"dataset": {"name": "b"}}]}]}, "dataset.type must be text; got None"),
+        (
+            {"model-index": [{"results": [{"dataset": {"type": "a", "name": "b"}, "metrics": [{"type": "f1"}]}]}]},
+            "metric.value must be a number",
+        ),
+    ],
+)
+def test_metadata_that_the_hub_refuses_are_refused_before(data, message):
+    with pytest.raises(ValueError, match=message):
+        check_metadata(data)
+
+
+def test_a_local_base_model_never_gets_into_a_card(adapter):
+    with pytest.raises(ValueError, match="base_model must be a name on the Hub"):
+        make_card(adapter, "user/messages", base_model="/home/me/bert")
+
+
+def test_results_that_cannot_be_read_are_named(adapter, tmp_path):
+    (tmp_path / "results.json").write_text("[]")
+    with pytest.raises(AdapterError, match=r"results.json must hold one JSON object, got list"):
+        make_card(adapter, "user/messages", results=tmp_path / "results.json")
+    with pytest.raises(AdapterError, match=r"nothing.json must be a results.json that a recipe has written"):
+        make_card(adapter, "user/messages", results=str(tmp_path / "nothing.json"))
+
+
+OLD = mark("# Name\n\nIntro.\n\n## A\n\nold a\n\n## B\n\nold b\n\n```bash\n## no heading\n```\n")
+NEW = mark("# New name\n\nIntro.\n\n## A\n\nnew a\n\n## C\n\nnew c\n")
+
+
+@pytest.mark.parametrize(
+    ("edit", "expected"),
+    [
+        (lambda text: text, NEW),
+        (lambda text: text.replace("\n", "\r\n"), NEW),
+        (lambda text: text.replace("old a", "old a  "), NEW),
+        (
+            lambda text: text.replace("old a", "my a"),
+            NEW.replace(split(NEW)[1], split(OLD)[1].replace("old a", "my a")),
+        ),
+        (
+            lambda text: text.replace("## B", "## Mine\n\nwords\n\n## B"),
+            NEW.replace("## C", "## Mine\n\nwords\n\n## C"),
+        ),
+        (lambda text: "Badge\n\n" + text + "\n## End\n\nx", "Badge\n\n" + NEW.replace("## C", "## End\n\nx\n\n## C")),
+        (lambda text: text.replace("## no heading", "## still none"), None),
+        (lambda text: text.replace("Intro.", "My intro."), None),
+        (lambda text: "## Twice\n\n1\n\n## Twice\n\n2\n", "## Twice\n\n1\n\n## Twice\n\n2\n\n" + NEW),
+    ],
+)
+def test_sections_written_or_changed_by_hand_stay_where_they_were(edit, expected):
+    found = update(NEW, edit(OLD))
+    if expected is None:  # the changed section stays, and the rest is new
+        kept = [section for section in split(edit(OLD)) if section not in split(OLD)]
+        assert len(kept) == 1
+        assert kept[0].strip() in found
+        assert "new a" in found
+    else:
+        assert found == expected
+    assert update(NEW, found) == found
+
+
+def test_a_new_card_keeps_further_metadata_and_tags_of_the_old_one(adapter, tmp_path):
+    path = tmp_path / "README.md"
+    first = make_card(adapter, "user/messages", results=RUN, metadata={"license": "mit", "tags": ["mine"]})
+    path.write_text(first.content.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png"))
+    again = {**RUN, "epochs": [], "dataset": None}
+    data = merge_cards(make_card(adapter, "user/messages", results=again), [path]).data.to_dict()
+    assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
+    assert "mine" in data["tags"]
+    assert "model-index" not in data, "scores of weights that are no more"
+    assert merge_cards(make_card(adapter, "user/x", metadata={"license": "mit"}), [path]).data.license == "mit"
+
+
+def test_pefts_template_is_replaced_and_broken_metadata_are_an_error(adapter, tmp_path):
+    assert "[More Information Needed]" in (adapter / "README.md").read_text()
+    card = merge_cards(make_card(adapter, "user/messages"), [adapter / "README.md"])
+    assert "[More Information Needed]" not in card.content
+    broken = tmp_path / "README.md"
+    broken.write_text("---\nlicense: [mit\n---\n\n## Mine\n")
+    with pytest.raises(AdapterError, match="begins with metadata that are no YAML; repair them"):
+        merge_cards(card, [broken])
+
+
+def test_figures_of_the_folder_are_shown(base, tmp_path):
+    folder = make_adapter(tmp_path, base)
+    (folder / "loss_per_step.png").write_bytes(b"")
+    card = make_card(folder, "user/messages")
+    assert "## Figures" in card.text
+    assert "![loss per step](loss_per_step.png)" in card.text
+
+
+def test_the_examples_are_cards_as_they_are_generated():
+    paths = sorted((ROOT / "hub_cards" / "examples").glob("*.md"))
+    assert len(paths) >= 2
+    for path in paths:
+        card = ModelCard.load(path)
+        check_metadata(card.data.to_dict())
+        assert set(headings(card)) <= {*SECTIONS, "Figures"}, path.name
+        assert update("# X\n", card.text) == "# X\n", f"{path.name}: a section is not as it was generated"

@@ -1,0 +1,211 @@
+"""Architectures without a row: the inference against the table, on transformers made at home, and its refusals."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from architecture_rows import ROWS
+from peft import get_peft_model
+from tiny_models import perturb
+from torch import nn
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.base_modules import base_modules
+from houlsby_peft.inferred_layers import fold_indices, infer_layers
+from houlsby_peft.places import find_places
+
+
+EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
+
+
+class Attention(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.to_qkv = nn.Linear(width, 3 * width)
+        self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1))
+
+    def forward(self, hidden):
+        query, key, value = self.to_qkv(hidden).chunk(3, dim=-1)
+        return self.to_out(nn.functional.scaled_dot_product_attention(query, key, value))
+
+
+class Layer(nn.Module):
+    def __init__(self, width=16, feed_forwards=1):
+        super().__init__()
+        self.attention = Attention(width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(1 + feed_forwards))
+        for index in range(feed_forwards):
+            net = nn.Sequential(nn.Linear(width, 24), nn.GELU(), nn.Linear(24, width))
+            self.add_module(f"net{index}", net)
+
+    def forward(self, hidden):
+        hidden = hidden + self.attention(self.norms[0](hidden))
+        for index, norm in enumerate(self.norms[1:]):
+            hidden = hidden + self.get_submodule(f"net{index}")(norm(hidden))
+        return hidden
+
+
+class HomeMade(nn.Module):
+    """A transformer that no library knows."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 16)
+        self.blocks = nn.Sequential(*(Layer(**options) for _ in range(3)))
+        self.classifier = nn.Linear(16, 2)
+
+    def forward(self, ids):
+        return self.classifier(self.blocks(self.embedding(ids)).mean(dim=1))
+
+
+class TorchDecoder(nn.Module):
+    """PyTorch's own decoder layers."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(16, 2, 24, batch_first=True)
+        self.decoder = nn.TransformerDecoder(layer, num_layers=2)
+
+    def forward(self, hidden, memory):
+        return self.decoder(hidden, memory)
+
+
+@pytest.fixture
+def no_table(monkeypatch):
+    monkeypatch.setattr("houlsby_peft.stacks.ARCHITECTURES", {})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_same_places_as_in_the_table(name, no_table):
+    row = ROWS[name]
+    if not row.inferred:
+        pytest.skip(f"{name}: the inference finds projections that are called, and this row's ends are none")
+    base = row.model()
+    expected = {
+        f"{stack}.{index}.{end}": position
+        for stack, ends in row.ends.items()
+        for index in range(len(base.get_submodule(stack)))
+        for position, end in ends.items()
+    }
+    places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
+    assert {key: place.position for key, place in places.items() if not place.is_norm} == expected
+    assert sum(place.is_norm for place in places.values()) == row.norms
+
+
+def test_a_projection_that_is_never_called_is_no_candidate(no_table):
+    with pytest.raises(ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"):
+        get_peft_model(ROWS["wavlm"].model(), HoulsbyConfig(r=4))
+
+
+def test_a_second_adapter_is_inferred_on_the_wrapped_model(no_table):
+    model = get_peft_model(ROWS["qwen2_moe"].model(), HoulsbyConfig(r=4))
+    before = [name for name, module in model.named_modules() if isinstance(module, HoulsbyLayer)]
+    model.add_adapter("other", HoulsbyConfig(r=8))
+    after = [name for name, module in model.named_modules() if isinstance(module, HoulsbyLayer)]
+    assert after == before
+    assert all(set(model.get_submodule(name).houlsby_adapter) == {"default", "other"} for name in after)
+
+
+def test_a_transformer_made_at_home_trains():
+    torch.manual_seed(0)
+    base, ids = HomeMade(), torch.randint(0, 50, (3, 5))
+    before = base.eval()(ids)
+    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=["classifier"]))
+    keys = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
+    assert keys == [f"blocks.{index}.{end}" for index in range(3) for end in ("attention.to_out.0", "net0.2")]
+    torch.testing.assert_close(model(ids), before, rtol=0.1, atol=0.1)
+    perturb(model)
+    assert not torch.allclose(model(ids), before, atol=1e-2)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(ids), before)
+    model(ids).sum().backward()
+    assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
+
+
+def test_the_choice_is_logged_once(caplog):
+    logger = logging.getLogger("houlsby_peft.inferred_layers")
+    with caplog.at_level(logging.WARNING, logger.name):
+        for width in (16, 16, 32):
+            blocks = nn.ModuleList(Layer(width) for _ in range(5))
+            model = nn.ModuleDict({f"blocks_of_{width}": blocks})
+            find_places(model, HoulsbyConfig())
+    assert [record.getMessage() for record in caplog.records] == [
+        "No row of the table describes these layers, so the places of the adapters are inferred: "
+        f"blocks_of_{width}.0-4 attention after attention.to_out.0, feed_forward after net0.2. Name others in "
+        "target_modules."
+        for width in (16, 32)
+    ]
+
+
+def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
+    with pytest.raises(ValueError, match=r"2 candidates: net0\.2, net1\.2") as error:
+        get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
+    remedy = ["attention.to_out.0", "net0.2"]
+    assert f"target_modules={remedy}" in str(error.value)
+    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=[*remedy, "net1.2"]))
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 9
+    only_attention = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",)))
+    assert sum(isinstance(module, HoulsbyLayer) for module in only_attention.modules()) == 3
+
+
+def test_a_model_without_layers_is_an_error():
+    with pytest.raises(ValueError, match=r"known for these architectures: albert, .* Got Sequential"):
+        get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
+
+
+def test_attention_of_pytorch_is_wrapped_as_a_whole():
+    layer = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2), "up": nn.Linear(16, 24), "down": nn.Linear(24, 16)})
+    modules = {"layers": nn.ModuleList([layer]), **{f"layers.0.{key}": module for key, module in layer.items()}}
+    modules |= {"layers.0": layer, "layers.0.attn.out_proj": layer["attn"].out_proj}
+    found = infer_layers(modules, ("attention", "feed_forward"))[("layers", 0)]
+    assert {position: end.output for position, end in found.items()} == {"attention": "attn", "feed_forward": "down"}
+
+
+def test_decoder_layers_of_pytorch():
+    torch.manual_seed(0)
+    hidden, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
+    base = TorchDecoder().eval()
+    before = base(hidden, memory)
+    model = get_peft_model(base, HoulsbyConfig(r=4, positions=EVERY_POSITION))
+    ends = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
+    assert ends == [f"decoder.layers.{index}.dropout{number}" for index in range(2) for number in (1, 2, 3)]
+    perturb(model)
+    assert not torch.allclose(model(hidden, memory), before, atol=1e-2)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(hidden, memory), before)
+
+
+def test_encoder_layers_of_pytorch_need_their_fast_path_off():
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 3, 16)
+    layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    base = nn.Sequential(nn.TransformerEncoder(layer, num_layers=2)).eval()
+    with pytest.raises(ValueError, match="fast path"):
+        get_peft_model(base, HoulsbyConfig(r=4))
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            before = base(hidden)
+            model = get_peft_model(base, HoulsbyConfig(r=4))
+            perturb(model)
+            assert not torch.allclose(model(hidden), before, atol=1e-2)
+            with model.disable_adapter():
+                torch.testing.assert_close(model(hidden), before)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_names_of_the_base_model_stay_when_it_is_wrapped():
+    base = HomeMade()
+    before = [name for name, _ in base_modules(base)]
+    get_peft_model(base, HoulsbyConfig(r=4))
+    assert [name for name, _ in base_modules(base)] == before
+
+
+@pytest.mark.parametrize(
+    ("indices", "folded"), [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([3, 5], "3,5")]
+)
+def test_fold_indices(indices, folded):
+    assert fold_indices(indices) == folded

@@ -1,0 +1,115 @@
+"""The printed map, its command, and the printed list of architectures."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from architecture_rows import ROWS
+from peft import get_peft_model
+
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.architectures import ARCHITECTURES
+from houlsby_peft.placement import architectures_list, main, placement_map
+
+
+BERT_BASE = """\
+BertForSequenceClassification
+
+bert.encoder.layer.0-11  norm          attention.output.LayerNorm  768
+bert.encoder.layer.0-11  attention     attention.output.dropout    768
+bert.encoder.layer.0-11  norm          output.LayerNorm            768
+bert.encoder.layer.0-11  feed_forward  output.dropout              768
+
+4 bottlenecks at 24 places (r=64)                  396,544
+24 norms                                            36,864
+module to save: classifier                           1,538
+trainable (0.40% of the base model's 109,483,778)  434,946
+"""
+README = Path(__file__).parents[2] / "README.md"
+PAGE = README.with_name("docs") / "architectures.md"
+
+
+@pytest.fixture
+def bert_base(tmp_path):
+    transformers.BertConfig().save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_the_map_of_bert_base(bert_base, capsys):
+    main([bert_base, "--model_class", "AutoModelForSequenceClassification", "--share_layers", "3"])
+    assert capsys.readouterr().out == BERT_BASE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"train_layer_norm": "all", "share_layers": 2},
+        {"layers_to_transform": [0], "train_layer_norm": False, "activation": "prelu"},
+        {"modules_to_save": ["embeddings"], "rank_pattern": {"output.dropout": 2}},
+    ],
+)
+def test_the_map_counts_what_trains(options):
+    base = transformers.BertForTokenClassification(transformers.BertConfig(**ROWS["bert"].config))
+    parameters = sum(weight.numel() for weight in base.parameters())
+    config = HoulsbyConfig(r=4, **options)
+    printed = placement_map(base, config).splitlines()[-1]
+    trainable, _ = get_peft_model(base, config).get_nb_trainable_parameters()
+    assert printed.split()[-1] == f"{trainable:,}"
+    assert f"{trainable / parameters:.2%} of the base model's {parameters:,}" in printed
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_map_of_every_architecture_from_its_configuration_alone(name, tmp_path, capsys):
+    base = ROWS[name].model()
+    base.config.save_pretrained(tmp_path)
+    main([str(tmp_path), "--model_class", type(base).__name__, "--r", "4"])
+    assert capsys.readouterr().out == placement_map(base, HoulsbyConfig(r=4)) + "\n"
+
+
+def test_places_outside_of_layers_are_named_in_full(capsys):
+    base = ROWS["bert"].model()
+    printed = placement_map(base, HoulsbyConfig(train_layer_norm="all")).splitlines()
+    assert printed[2].split() == ["norm", "embeddings.LayerNorm", "16"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a model"),
+        (["{model}", "--r", "0"], "HoulsbyConfig.r must be"),
+        (["{model}", "--model_class", "NoSuchModel"], "'NoSuchModel'"),
+        (["{model}/missing"], "missing"),
+        (["{model}", "--positions", "cross_attention"], "has none of them"),
+    ],
+)
+def test_the_command_refuses_in_words(arguments, message, bert_base, capsys):
+    with pytest.raises(SystemExit):
+        main([argument.format(model=bert_base) for argument in arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_runs_as_a_module():
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "houlsby_peft.placement", "--architectures"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == architectures_list() + "\n"
+
+
+def test_the_list_names_every_architecture():
+    names, *notes = architectures_list().splitlines()
+    assert {name for row in ARCHITECTURES.values() for name in row.name.split(", ")} == set(names[:-1].split(", "))
+    assert all(any(row.note in note for note in notes) for row in ARCHITECTURES.values())
+
+
+def test_the_page_has_the_list():
+    page = PAGE.read_text()
+    found = re.search(r"<!-- architectures:begin -->\n(.*)<!-- architectures:end -->", page, re.DOTALL)
+    assert found is not None
+    assert found[1].strip() == architectures_list(), "write it anew: python -m houlsby_peft.placement --architectures"
+    names = architectures_list().splitlines()[0]
+    assert f"for {len(names.split(','))} [architectures]" in README.read_text()

@@ -1,0 +1,102 @@
+"""Places that cannot hold an adapter, and which modules `modules_to_save` means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import get_peft_model
+from tiny_models import perturb, tiny_bert
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft.head import HoulsbyHead
+
+
+@pytest.fixture
+def without_fast_path():
+    torch.backends.mha.set_fastpath_enabled(False)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def encoder():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+@pytest.mark.parametrize("places", [["linear2"], ["self_attn"]], ids=str)
+def test_an_encoder_layer_that_would_not_call_the_place_is_refused(places):
+    base = encoder()
+    with pytest.raises(ValueError, match=r"fast path that does not call .*set_fastpath_enabled\(False\)"):
+        get_peft_model(base, HoulsbyConfig(r=2, target_modules=places))
+    assert not any(isinstance(module, HoulsbyLayer) for module in base.modules())
+
+
+@pytest.mark.parametrize("norms", [False, "all"])
+@pytest.mark.parametrize("places", [["linear2"], ["self_attn"]], ids=str)
+def test_an_encoder_layer_without_its_fast_path(places, norms, without_fast_path):
+    config = HoulsbyConfig(r=2, target_modules=places, train_layer_norm=norms)
+    model = get_peft_model(encoder(), config)
+    perturb(model)
+    x = torch.randn(2, 3, 8)
+    padding = torch.tensor([[False, False, True], [False, False, False]])
+    training = model.train()(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        inference = model.eval()(x, src_key_padding_mask=padding)
+        with model.disable_adapter():
+            base = model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(inference, training)
+    assert not torch.allclose(inference, base, atol=1e-3)
+
+
+def test_a_part_of_an_attention_that_is_never_called_is_refused():
+    attention = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
+    with pytest.raises(ValueError, match=r"never calls its part 'attention\.out_proj'\. Name .*: 'attention'"):
+        get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["out_proj"]))
+
+
+def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2), adapter_name="one")
+    before = list(model.state_dict())
+    with pytest.raises(
+        ValueError, match=r"either a bottleneck or a trained norm; .* is a HoulsbyLayerNorm for another"
+    ):
+        model.add_adapter("two", HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False))
+    assert list(model.state_dict()) == before
+    assert list(model.peft_config) == ["one"]
+
+
+def test_modules_to_save_are_found_by_the_end_of_their_name():
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
+    wrapped = {name for name, module in model.base_model.model.named_modules() if isinstance(module, HoulsbyHead)}
+    assert wrapped == {"bert.pooler", "classifier"} | {
+        f"bert.encoder.layer.{i}.attention.self.query" for i in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    [
+        (nn.Linear(3, 4), (3, 4)),
+        (Conv1D(4, 3), (3, 4)),
+        (nn.Embedding(5, 6), (5, 6)),
+        (nn.Conv2d(2, 7, 1), (2, 7)),
+        (nn.MultiheadAttention(8, 2), (8, 8)),
+        (nn.Dropout(), (None, None)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_layer_tells_the_sizes_of_the_module_it_wraps(module, sizes):
+    layer = HoulsbyLayer(module)
+    assert (layer.in_features, layer.out_features) == sizes
+
+
+def test_a_layer_has_the_attributes_of_the_module_it_wraps():
+    layer = HoulsbyLayerNorm(nn.LayerNorm(6, eps=0.25))
+    assert (layer.eps, layer.in_features, layer.out_features) == (0.25, 6, 6)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = layer.no_such_thing
+    layer.base_layer._hf_hook = object()
+    assert not hasattr(layer, "_hf_hook"), "accelerate would remove the hook from the wrong module"

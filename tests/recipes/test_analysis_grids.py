@@ -1,0 +1,378 @@
+"""The analyses of grids of runs: what they make of the runs' results, and the gradient norms of a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import get_peft_model
+from recipe_runs import run
+from tiny_models import tiny_bert
+from transformers import Trainer, TrainingArguments
+
+from houlsby_peft import HoulsbyConfig
+
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+from analysis import init_scale, stability, tradeoff
+from analysis.gradient_norms import FILE, GradientNorms, layer_of
+from analysis.grid import GridParser, complete, make_grids
+from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
+from common.errors import RecipeError
+from glue_arguments import parse_arguments
+
+
+ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    """Writes the results of a run that there might have been."""
+    numbers = itertools.count()
+
+    def write(
+        task: str, method: str, seed: int, score: float, trained: int = 100, scores: dict | None = None, **arguments
+    ) -> Path:
+        """Its main score is the first of `scores`, by default an accuracy."""
+        scores = scores or {"accuracy": score}
+        folder = tmp_path / f"{next(numbers):03}"
+        folder.mkdir()
+        (folder / "results.json").write_text(
+            json.dumps(
+                {
+                    "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
+                    "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
+                    "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": str(folder), **arguments},
+                }
+            )
+        )  # fmt: skip
+        return folder
+
+    return write
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_drawn(path: Path) -> None:
+    assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in path.with_suffix(".svg").read_text()
+
+
+class TestTradeoff:
+    def test_one_task(self, finished_run, tmp_path):
+        for seed, (full, small, large) in enumerate([(0.8, 0.7, 0.79), (0.9, 0.8, 0.83)]):
+            finished_run("cola", "full", seed, full, 1000)
+            finished_run("cola", "houlsby", seed, small, 20, r=1)
+            finished_run("cola", "houlsby", seed, large, 50, r=8)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path, "--task", "cola")
+        small, large, full = lines(tmp_path / "tradeoff.jsonl")
+        assert [point["series"] for point in (small, large, full)] == ["adapters", "adapters", "full fine-tuning"]
+        assert [point["trained_parameters"] for point in (small, large)] == [20, 50]
+        assert small["scores"] == {"cola": pytest.approx([70, 80])}
+        # 85 is full fine-tuning's mean, and 5 the deviation of 70 and 80 from theirs.
+        assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([-15, -10, -5])
+        assert [large[key] for key in ("low", "middle", "high")] == pytest.approx([-6, -4, -2])
+        assert full["middle"] == pytest.approx(0)
+        assert_drawn(tmp_path / "tradeoff")
+
+    def test_percentiles_over_tasks(self, finished_run, tmp_path):
+        tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "wnli"]
+        for task, lost in zip(tasks, range(6), strict=True):
+            finished_run(task, "full", 0, 0.9)
+            finished_run(task, "houlsby", 0, 0.9 - lost / 100)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        point = next(point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters")
+        # Of 0, -1, ... -5 points.
+        assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
+
+    def test_validation_chooses_the_learning_rate_of_each_task(self, finished_run, tmp_path):
+        for task, rates in {"cola": (0.6, 0.5), "rte": (0.5, 0.7)}.items():
+            for rate, score in zip((1e-3, 1e-4), rates, strict=True):
+                finished_run(task, "houlsby", 0, score, learning_rate=rate)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        assert point["scores"] == {"cola": pytest.approx([60]), "rte": pytest.approx([70])}
+        assert point["relative"] is False  # there is no full fine-tuning to subtract
+
+    def test_shared_bottlenecks_are_a_line_of_their_own(self, finished_run, tmp_path):
+        for share in (0, 3):
+            finished_run("cola", "houlsby", 0, 0.5, share_layers=share)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        series = {point["series"] for point in lines(tmp_path / "tradeoff.jsonl")}
+        assert series == {"adapters", "adapters, shared by 3 layers"}
+
+    def test_grids(self):
+        arguments = Namespace(
+            method=["houlsby", "top_k", "layer_norm", "full"], r=["1", "8"], top_k=["1", "2"], seed=["0"],
+            learning_rate=["1e-3"], full_learning_rate=["1e-5"],
+        )  # fmt: skip
+        runs = make_grids(Path("out"), ["cola", "rte"], tradeoff.grids(arguments), ["--data_dir", "glue"])
+        assert len(runs) == 2 * (2 + 2 + 1 + 1)
+        assert {run.point["learning_rate"] for run in runs if run.point["method"] in ("top_k", "full")} == {"1e-5"}
+        assert all(run.flags == ("--data_dir", "glue") for run in runs)
+
+    def test_a_recipe_for_one_task(self):
+        arguments = Namespace(method=["houlsby"], r=["1", "8"], top_k=["1", "2"], seed=["0"], learning_rate=["1e-3"])
+        runs = make_grids(Path("out"), ["squad"], tradeoff.grids(arguments), [], Path("recipes/squad.py"))
+        assert [run.point for run in runs] == [{"r": r, "learning_rate": "1e-3", "seed": "0"} for r in ("1", "8")]
+
+    def test_nothing_to_draw(self, tmp_path):
+        with pytest.raises(RecipeError, match="no run with a validation score"):
+            run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+
+
+class TestInitScale:
+    def test_means_and_deviations(self, finished_run, tmp_path):
+        for seed, score in enumerate([0.6, 0.8]):
+            for task in ("cola", "rte"):
+                finished_run(task, "houlsby", seed, score, init_std=0.1)
+                finished_run(task, "houlsby", seed, score + 0.1)
+                finished_run(task, "houlsby", seed, score - 0.1, r=8)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        points = {(p["task"], p["r"], p["init_std"]): p for p in lines(tmp_path / "init_scale.jsonl")}
+        assert len(points) == 6
+        assert points["rte", 64, 0.1]["mean"] == pytest.approx(70)
+        assert points["rte", 64, 0.1]["std"] == pytest.approx(10)
+        assert points["cola", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
+        assert_drawn(tmp_path / "init_scale")
+
+    def test_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
+        for rate, correlation, accuracy in ((1e-3, 0.5, 0.8), (3e-4, 0.6, 0.7)):
+            scores = {"matthews_correlation": correlation, "loss": 0.1, "accuracy": accuracy}
+            finished_run("cola", "houlsby", 0, correlation, scores=scores, learning_rate=rate)
+        shown = {}
+        for score in ("accuracy", "main"):
+            run(init_scale, "--draw_only", "--output_dir", tmp_path, "--score", score)
+            (shown[score],) = lines(tmp_path / "init_scale.jsonl")
+        assert (shown["accuracy"]["mean"], shown["main"]["mean"]) == (pytest.approx(70), pytest.approx(60))
+        assert shown["accuracy"]["learning_rate"] == shown["main"]["learning_rate"] == 3e-4
+
+    def test_the_mean_over_the_papers_eight_has_both_of_mnlis_accuracies(self, finished_run, tmp_path):
+        tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
+        for task, score in tasks.items():
+            finished_run(task, "houlsby", 0, score)
+        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83, "matched_loss": 0.5, "mismatched_loss": 0.5}
+        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        points = lines(tmp_path / "init_scale.jsonl")
+        assert {point["task"] for point in points} == {*tasks, "mnli matched", "mnli mismatched"}
+        lines_drawn = init_scale.draw(points).axes[1].get_lines()
+        assert len(lines_drawn) == 8 + 1, "a task is left out"
+        assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
+
+    def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
+        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
+        with pytest.raises(RecipeError, match="stsb has no accuracy, only spearmanr, pearson: give --score main"):
+            run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path, "--score", "main")
+        assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
+
+    def test_a_run_for_each_learning_rate(self, tmp_path):
+        rates = ("--learning_rate", "3e-4", "1e-3")
+        grid = ("--task", "cola", "--seed", 0, "--r", 8, "--init_std", "1e-4", "--output_dir", tmp_path)
+        with patch.object(init_scale, "complete") as complete, pytest.raises(RecipeError, match="no run with a"):
+            run(init_scale, *grid, *rates, "--data_dir", "glue")
+        ((runs, _),) = (call.args for call in complete.call_args_list)
+        assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
+        assert all(run.flags == ("--data_dir", "glue") for run in runs)
+
+
+class TestStability:
+    def test_starts_and_norms(self, finished_run, tmp_path):
+        for seed in range(3):
+            for method, start in (("full", None), ("houlsby", None), ("houlsby", "x/checkpoint-20")):
+                folder = finished_run("rte", method, seed, 0.5 + seed / 10, init_adapter=start)
+                norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
+                (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        rows = lines(tmp_path / "stability.jsonl")
+        assert [row["start"] for row in rows] == ["full fine-tuning", "adapters", "20 steps first"]
+        assert rows[0]["scores"] == {str(seed): pytest.approx(50 + 10 * seed) for seed in range(3)}
+        assert_drawn(tmp_path / "stability")
+        assert_drawn(tmp_path / "gradient_norms_rte")
+        read = stability.read_norms({"arguments": {"output_dir": path.parent}} for path in tmp_path.glob(f"*/{FILE}"))
+        assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
+
+    def test_validation_chooses_the_learning_rate(self, finished_run, tmp_path):
+        """By the mean over the seeds: the best run alone is at the other rate."""
+        for rate, scores in {3e-4: (0.7, 0.8), 1e-3: (0.5, 0.9)}.items():
+            for seed, score in enumerate(scores):
+                finished_run("rte", "houlsby", seed, score, learning_rate=rate)
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        (row,) = lines(tmp_path / "stability.jsonl")
+        assert row["scores"] == {"0": pytest.approx(70), "1": pytest.approx(80)}
+        assert row["learning_rate"] == 3e-4
+
+    def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.5)
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        assert_drawn(tmp_path / "stability")
+        assert not list(tmp_path.glob("gradient_norms*"))
+
+    def test_pretraining_comes_first_and_its_checkpoints_are_the_starts(self, tmp_path):
+        arguments = Namespace(
+            output_dir=tmp_path, task=["minimal_pairs"], seed=["0", "1"], learning_rate=["1e-3"], jobs=1,
+            full_learning_rate=["1e-4"], model_name="tiny", data_dir=None, pretraining_steps=[20, 30],
+        )  # fmt: skip
+        with patch.object(stability, "complete") as done:
+            runs = list(stability.make_all(arguments, []))
+        ((pretraining,),), _ = done.call_args
+        flags = pretraining.arguments
+        assert flags[flags.index("--save_steps") + 1] == "10"
+        assert flags[flags.index("--max_steps") + 1] == "30"
+        text = Path(flags[flags.index("--data") + 1]).read_text().split("\n")
+        assert len(text) == 4400
+        starts = [run.flags[-1] for run in runs if "--init_adapter" in run.flags]
+        assert starts == [str(pretraining.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
+        assert len(runs) == 2 + 2 + 4
+        assert len({run.folder for run in runs}) == len(runs)
+
+    @pytest.mark.parametrize(
+        ("given", "flags", "rates"),
+        [
+            (None, [], {"houlsby": ["1e-3"], "full": ["1e-4"]}),
+            (None, ["--preset", "han2021"], {"houlsby": [None], "full": [None]}),  # which has a rate for each
+            (["5e-4", "1e-3"], ["--preset", "han2021"], {"houlsby": ["5e-4", "1e-3"], "full": [None]}),
+        ],
+    )
+    def test_rates_that_nobody_gave_are_the_presets(self, tmp_path, given, flags, rates):
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=given, full_learning_rate=None, jobs=1,
+            model_name=None, data_dir=None, pretraining_steps=[],
+        )  # fmt: skip
+        found = {"houlsby": [], "full": []}
+        for one in stability.make_all(arguments, flags):
+            found[one.point["method"]].append(one.point.get("learning_rate"))
+        assert found == rates
+
+    @pytest.mark.parametrize(
+        ("model_name", "flags", "trained"),
+        [
+            (None, [], True),
+            ("minilm", [], True),
+            ("minilm", ["--train_pooler", "false"], False),
+            ("google-bert/bert-base-uncased", [], False),
+            (None, ["--preset", "han2021"], False),
+        ],
+    )
+    def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
+        """With all methods, of which fine-tuning always does it."""
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
+        )  # fmt: skip
+        for one in stability.make_all(arguments, flags):
+            with patch.object(sys, "argv", one.arguments):
+                assert parse_arguments()[2].train_pooler is trained
+
+    @pytest.mark.parametrize(
+        ("model_name", "flags", "model"),
+        [
+            (None, [], "minilm"),
+            (None, ["--preset", "han2021"], "google-bert/bert-base-uncased"),
+            ("tiny", ["--preset", "han2021", "--lr_scheduler_type", "cosine", "--r", "8"], "tiny"),
+            ("tiny", ["--layers", "2", "3", "--share_layers", "2", "--use_cpu", "--max_length", "64"], "tiny"),
+        ],
+    )
+    def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
+        """Each recipe reads its flags as from the command line."""
+        arguments = Namespace(
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
+        )  # fmt: skip
+        with patch.object(stability, "complete") as done:
+            *_, last = stability.make_all(arguments, flags)
+        ((pretraining,),), _ = done.call_args
+        with patch.object(sys, "argv", last.arguments):
+            task, _, adapter, _ = parse_arguments()
+        with patch.object(sys, "argv", pretraining.arguments):
+            text, pretrained, _ = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+        assert (text.model_name, text.max_length) == (task.model_name, task.max_length)
+        assert text.model_name == model
+        trained = vars(replace(adapter, init_adapter=None))
+        # No pooler takes part in predicting words.
+        assert {name: value for name, value in trained.items() if name != "train_pooler"} == vars(pretrained)
+
+
+class TestGradientNorms:
+    @pytest.mark.parametrize(
+        ("parameter", "layer"),
+        [
+            ("bert.encoder.layer.3.output.LayerNorm.weight", "bert.encoder.layer.3"),
+            ("base_model.model.bert.encoder.layer.11.output.dropout.houlsby_adapter.default.up_proj.weight",
+             "bert.encoder.layer.11"),
+            ("module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.up_proj.bias",
+             "decoder.block.0"),
+            ("base_model.model.classifier.modules_to_save.default.weight", "classifier"),
+            ("bert.pooler.dense.bias", "bert.pooler"),
+            ("bert.embeddings.LayerNorm.houlsby_norm.default.weight", "bert.embeddings"),
+            ("pre_classifier.weight", "pre_classifier"),
+            ("shared.weight", "shared"),
+        ],
+    )  # fmt: skip
+    def test_layers(self, parameter, layer):
+        assert layer_of(parameter) == layer
+
+    @pytest.mark.parametrize("clip", [1e-3, 0.0])
+    @pytest.mark.parametrize("accumulated", [1, 2])
+    def test_the_norms_of_a_run_by_hand(self, tmp_path, clip, accumulated):
+        """The first step's gradients, of one batch or of two accumulated ones, computed without a Trainer."""
+        model = get_peft_model(tiny_bert(hidden_dropout_prob=0, attention_probs_dropout_prob=0), HoulsbyConfig(r=4))
+        rows = [{"input_ids": list(range(i, i + 5)), "labels": i % 3} for i in range(4)]
+        batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        expected = {}
+        model.train()
+        model(**batch).loss.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                square = parameter.grad.norm().item() ** 2
+                expected[layer_of(name)] = expected.get(layer_of(name), 0.0) + square
+        model.zero_grad()
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, logging_steps=1, max_grad_norm=clip, report_to="none", use_cpu=True,
+            per_device_train_batch_size=4 // accumulated, gradient_accumulation_steps=accumulated,
+            train_sampling_strategy="sequential", learning_rate=0.0, save_strategy="no", dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=Dataset.from_list(rows), callbacks=[GradientNorms()])
+        trainer.model_accepts_loss_kwargs = False
+        trainer.train()
+        first, second = lines(tmp_path / FILE)
+        assert (first["step"], second["step"]) == (1, 2)
+        assert (
+            first["norms"].keys() == expected.keys() == {*(f"bert.encoder.layer.{i}" for i in range(4)), "classifier"}
+        )
+        for layer, square in expected.items():
+            assert first["norms"][layer] == pytest.approx(math.sqrt(square), rel=1e-3)
+
+
+class TestGrid:
+    def test_flags_of_the_recipe_go_through_and_the_demo_is_short(self):
+        def parse(*flags: str) -> tuple[list[str], list[str]]:
+            with patch.object(sys, "argv", ["x.py", *flags]):
+                arguments, rest = GridParser("runs/x", "Text.", {"seed": [7]}).parse()
+            return arguments.seed, rest
+
+        assert parse() == (["7"], ["--num_train_epochs", "1"])
+        assert parse("--max_steps", "9", "--seed", "1") == (["1"], ["--max_steps", "9"])
+        assert parse("--task", "cola", "--data_dir", "glue") == (["0", "1", "2"], ["--data_dir", "glue"])
+
+    def test_a_failed_run_says_where_its_log_is(self, tmp_path, capsys):
+        recipe = tmp_path / "broken.py"
+        recipe.write_text("raise SystemExit('error: no such thing')")
+        runs = make_grids(tmp_path, ["cola"], [{"seed": ["0"]}], [], recipe)
+        with pytest.raises(RecipeError, match="1 of 1 runs have failed"):
+            complete(runs, jobs=1)
+        printed = capsys.readouterr().err
+        assert "no such thing" in printed
+        assert str(runs[0].folder / "log.txt") in printed

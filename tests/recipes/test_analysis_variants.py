@@ -1,0 +1,171 @@
+"""The variants of the adapter, each against its formula written out, and their runs and figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from peft import get_peft_model
+from recipe_runs import run, save_tiny_encoder
+from tiny_models import perturb, tiny_bert
+from torch.nn import functional as F
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import glue
+from analysis import extensions, variants
+from analysis.variants import VARIANTS, replace_bottlenecks
+from common.errors import RecipeError
+from sweep_runs import make_runs
+
+
+NO_CHECKPOINTS = extensions.NO_CHECKPOINTS
+
+
+def linear(bottleneck: Bottleneck, name: str, hidden: torch.Tensor) -> torch.Tensor:
+    weights = bottleneck.state_dict()
+    return hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+
+def made(variant: str) -> Bottleneck:
+    torch.manual_seed(0)
+    bottleneck = VARIANTS[variant].bottleneck(8, 4, init_std=0.3)
+    with torch.no_grad():
+        for parameter in bottleneck.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return bottleneck
+
+
+HIDDEN = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+
+
+class TestFormulas:
+    def test_layer_norm(self):
+        bottleneck = made("layer_norm")
+        inner = linear(bottleneck, "down_proj", HIDDEN)
+        norm = bottleneck.state_dict()
+        inner = (inner - inner.mean(-1, keepdim=True)) / (inner.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        inner = F.gelu(inner * norm["inner.0.weight"] + norm["inner.0.bias"])
+        torch.testing.assert_close(bottleneck(HIDDEN), HIDDEN + linear(bottleneck, "up_proj", inner))
+
+    def test_batch_norm_is_over_all_tokens(self):
+        bottleneck = made("batch_norm")
+        inner = linear(bottleneck, "down_proj", HIDDEN)
+        norm = bottleneck.state_dict()
+        mean, variance = inner.mean((0, 1)), inner.var((0, 1), unbiased=False)
+        inner = F.gelu((inner - mean) / (variance + 1e-5).sqrt() * norm["inner.0.weight"] + norm["inner.0.bias"])
+        torch.testing.assert_close(bottleneck(HIDDEN), HIDDEN + linear(bottleneck, "up_proj", inner))
+        running = bottleneck.eval().state_dict()["inner.0.running_mean"]
+        torch.testing.assert_close(running, 0.1 * mean)
+
+    def test_two_layers(self):
+        bottleneck = made("two_layers")
+        inner = F.gelu(linear(bottleneck, "down_proj", HIDDEN))
+        inner = F.gelu(linear(bottleneck, "inner.1", inner))
+        torch.testing.assert_close(bottleneck(HIDDEN), HIDDEN + linear(bottleneck, "up_proj", inner))
+
+    @pytest.mark.parametrize(
+        ("variant", "combine"),
+        [("parallel", lambda h, branch: h + branch), ("parallel_gated", lambda h, branch: h * (1 + branch))],
+    )
+    @pytest.mark.parametrize("share_layers", [0, 2])
+    def test_parallel_to_both_sub_layers(self, token_ids, variant, combine, share_layers):
+        """The model against its base model with hooks on what each sub-layer ends in."""
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm=False, share_layers=share_layers))
+        replace_bottlenecks(model.eval(), VARIANTS[variant].bottleneck)
+        perturb(model)
+        base = tiny_bert()
+        base.classifier.load_state_dict(model.base_model.model.classifier.modules_to_save["default"].state_dict())
+        for index, layer in enumerate(base.bert.encoder.layer):
+            for end in ("attention.output", "output"):
+                wrapped = model.get_submodule(f"base_model.model.bert.encoder.layer.{index}.{end}.dropout")
+                bottleneck = wrapped.bottleneck("default")
+
+                def adapt(module, inputs, output, bottleneck=bottleneck):
+                    branch = linear(bottleneck, "up_proj", F.gelu(linear(bottleneck, "down_proj", inputs[1])))
+                    return module.LayerNorm(combine(module.dense(inputs[0]), branch) + inputs[1])
+
+                layer.get_submodule(end).register_forward_hook(adapt)
+        with torch.no_grad():
+            torch.testing.assert_close(model(input_ids=token_ids).logits, base(input_ids=token_ids).logits)
+            assert not torch.allclose(model(input_ids=token_ids).logits, tiny_bert()(input_ids=token_ids).logits)
+
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_they_start_near_the_identity(self, variant):
+        torch.manual_seed(0)
+        bottleneck = VARIANTS[variant].bottleneck(64, 16)
+        bottleneck.skip = hidden = torch.randn(2, 7, 64)
+        assert (bottleneck(hidden) - hidden).abs().max() < 0.15
+        assert not torch.equal(bottleneck(hidden), hidden)
+
+    def test_all_new_weights_train(self):
+        for name, variant in VARIANTS.items():
+            model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+            replace_bottlenecks(model, variant.bottleneck)
+            model(input_ids=torch.arange(5)[None]).logits.square().sum().backward()
+            idle = [key for key, p in model.named_parameters() if "houlsby" in key and (p.grad is None)]
+            assert not idle, name
+
+    def test_parallel_in_an_encoder_that_is_built_otherwise(self):
+        config = DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=48)
+        model = get_peft_model(DistilBertForSequenceClassification(config), HoulsbyConfig(r=4))
+        with pytest.raises(RecipeError, match="built as BERT, RoBERTa and ELECTRA"):
+            replace_bottlenecks(model, VARIANTS["parallel"].bottleneck)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+class TestRuns:
+    @pytest.mark.parametrize("variant", ["batch_norm", "attention_only", "parallel_gated"])
+    def test_a_run_of_the_recipe(self, variant, encoder, tmp_path):
+        trained = []
+
+        def remember(variant_, apply_method):
+            def apply(*args):
+                trained.append(with_variant(variant_, apply_method)(*args))
+                return trained[0]
+
+            return apply
+
+        with_variant = variants.with_variant
+        with patch.object(glue, "apply_method", glue.apply_method), patch.object(variants, "with_variant", remember):
+            run(variants, "--variant", variant, "--model_name", encoder, "--output_dir", tmp_path, "--r", 4,
+                "--max_steps", 2, "--eval_strategy", "steps", "--eval_steps", 2, "--report_to", "none",
+                *NO_CHECKPOINTS)  # fmt: skip
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert 0 <= results["best_score"] <= 1
+        layers = [module for module in trained[0].modules() if isinstance(module, HoulsbyLayer)]
+        assert len(layers) == (4 if variant == "attention_only" else 8)
+        assert {type(layer.bottleneck("default")) for layer in layers} == {VARIANTS[variant].bottleneck}
+
+    def test_the_figure(self, tmp_path):
+        axes = {"task": ["cola", "rte"], "variant": ["paper", "tanh"], "seed": ["0", "1"]}
+        for one in make_runs(tmp_path, Path("variants.py"), axes, []):
+            one.folder.mkdir(parents=True)
+            score = 0.5 + 0.1 * (one.point["variant"] == "tanh") + 0.02 * int(one.point["seed"])
+            results = {"task": one.point["task"], "seed": int(one.point["seed"]), "best_score": score}
+            (one.folder / "results.json").write_text(json.dumps(results))
+        run(extensions, "--draw_only", "--output_dir", tmp_path, "--task", "cola", "rte", "--seed", 0, 1)
+        rows = {
+            (r["task"], r["variant"]): r
+            for r in map(json.loads, (tmp_path / "extensions.jsonl").read_text().splitlines())
+        }
+        assert len(rows) == 4
+        assert rows["rte", "tanh"]["change"] == pytest.approx(10)
+        assert rows["rte", "tanh"]["std"] == pytest.approx(1)
+        assert rows["cola", "paper"]["mean"] == pytest.approx(51)
+        assert (tmp_path / "extensions.png").is_file()
+        assert (tmp_path / "extensions.svg").is_file()
+
+    def test_nothing_to_compare_with(self, tmp_path):
+        with pytest.raises(RecipeError, match="no run on any task"):
+            run(extensions, "--draw_only", "--output_dir", tmp_path)

@@ -1,0 +1,251 @@
+"""Task-specific pretraining: what it trains, what it keeps, and how other recipes start from it."""
+
+from __future__ import annotations
+
+import json
+
+import glue
+import mlm
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from common.arguments import RecipeTrainingArguments
+from common.columns import find_text_columns, leave_out_empty
+from common.data import load_splits, read_file, tokenize
+from common.errors import RecipeError
+from common.model import add_adapter, load_model
+from common.split import draw, with_validation
+from datasets import Dataset
+from minimal_pairs import minimal_pairs
+from recipe_runs import run, save_tiny_encoder
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
+
+from houlsby_peft import HoulsbyConfig
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder in the form of a task of GLUE, whose name it has."""
+    folder = tmp_path_factory.mktemp("data") / "cola"
+    folder.mkdir()
+    for split, rows in (("train", 96), ("validation", 32)):
+        frame = minimal_pairs()[split].select(range(rows)).to_pandas()[["sentence", "label"]]
+        frame.to_csv(folder / f"{split}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, encoder, data):
+    """The output folder of a short run."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
+    run(mlm, *flags, "--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 3, "--eval_strategy",
+        "steps", "--eval_steps", 3)  # fmt: skip
+    return folder
+
+
+class TestPretraining:
+    def test_the_saved_adapter_holds_bottlenecks_and_norms_only(self, pretrained):
+        weights = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        assert weights
+        assert all(".houlsby_adapter." in key or ".houlsby_norm." in key for key in weights)
+        assert all(key.startswith("base_model.model.bert.encoder.") for key in weights)
+        up = [value for key, value in weights.items() if key.endswith("up_proj.bias")]
+        assert all(value.abs().min() > 0 for value in up), "biases start at zero: these were not trained"
+
+    def test_the_head_without_its_output_weights_is_kept_beside_it(self, pretrained):
+        results = json.loads((pretrained / "results.json").read_text())
+        head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        assert sorted(head) == results["trained_head"]
+        assert "cls.predictions.bias" in head
+        assert "cls.predictions.decoder.weight" not in head
+        adapter = 4 * 2 * (2 * 64 * 32 + 64 + 32 + 2 * 32)
+        assert results["trainable_parameters"] == adapter + sum(value.numel() for value in head.values())
+        assert results["best_score"] < results["loss_before"]
+
+    def test_the_head_of_a_checkpoint_stays_frozen(self, encoder, data, tmp_path, capsys):
+        load_model(AutoModelForMaskedLM, str(encoder))[0].save_pretrained(tmp_path / "model")
+        load_model(AutoModelForMaskedLM, str(encoder))[1].save_pretrained(tmp_path / "model")
+        flags = ["--model_name", tmp_path / "model", "--use_cpu", "--max_steps", 2, "--train_layer_norm", "all"]
+        run(mlm, "--data", data, "--output_dir", tmp_path / "run", *flags)
+        assert "head for masked words: the checkpoint's, frozen" in capsys.readouterr().out
+        assert json.loads((tmp_path / "run" / "results.json").read_text())["trained_head"] == []
+        weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+        assert not any("cls." in key for key in weights), "a norm of the head, which other models do not have"
+        assert any("embeddings.LayerNorm" in key for key in weights)
+
+    def test_the_loss_is_the_models_own(self, encoder, tmp_path):
+        model, tokenizer, missing = load_model(AutoModelForMaskedLM, str(encoder))
+        adapted = add_adapter(model, HoulsbyConfig())
+        head = mlm.train_missing_head(adapted, missing)
+        collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
+        batch = dict(collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]]))
+        arguments = RecipeTrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
+        )
+        trainer = mlm.MlmTrainer(head, model=adapted, args=arguments, data_collator=collator)
+        with torch.no_grad():
+            logits = adapted.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+            assert trainer.compute_loss(adapted, dict(batch)) == pytest.approx(expected.item(), rel=1e-5)
+            nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+            assert trainer.compute_loss(adapted, nothing) == 0
+
+    def test_a_checkpoint_brings_back_the_head(self, encoder, data, pretrained, tmp_path):
+        checkpoint = next(pretrained.glob("checkpoint-*"))
+        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--seed", 7]
+        run(mlm, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", checkpoint)
+        resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
+        assert all(torch.equal(resumed[name], saved[name]) for name in saved)
+
+    def test_a_text_file_is_enough(self, encoder, tmp_path):
+        lines = minimal_pairs()["train"][:40]["sentence"]
+        (tmp_path / "texts.txt").write_text("\n\n".join(lines) + "\n  \n")
+        run(mlm, "--data", tmp_path / "texts.txt", "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+            "--output_dir", tmp_path / "run")  # fmt: skip
+        assert read_file(tmp_path / "texts.txt")["text"] == lines
+
+    def test_a_tokenizer_without_masks(self, encoder, data, tmp_path):
+        _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        AutoModelForMaskedLM.from_pretrained(encoder).save_pretrained(tmp_path)
+        tokenizer.mask_token = None
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(RecipeError, match="needs a token for masks"):
+            run(mlm, "--data", data, "--model_name", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run")
+
+
+class TestInitAdapter:
+    def glue(self, encoder, data, tmp_path, *flags):
+        run(glue, "--task", "cola", "--data_dir", data.parent, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+            "--output_dir", tmp_path, *flags)  # fmt: skip
+        return load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+
+    def test_a_recipe_starts_from_it_with_a_fresh_head(self, encoder, data, pretrained, tmp_path):
+        """At a learning rate of zero, what a recipe saves is what it started from."""
+        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        frozen = ["--learning_rate", 0, "--init_adapter"]
+        first = self.glue(encoder, data, tmp_path / "first", *frozen, pretrained / "adapter")
+        assert all(torch.equal(first[key], value) for key, value in source.items())
+        again = self.glue(encoder, data, tmp_path / "again", *frozen, tmp_path / "first" / "adapter", "--seed", 5)
+        head = "base_model.model.classifier.weight"
+        assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
+        assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--r", 8], r"has r 64, this run 8. Give --r 64 here, or --r 8 where that adapter is trained"),
+            (["--train_layer_norm", "false"], r"has train_layer_norm True, .* Give --train_layer_norm true"),
+            (["--share_layers", 3], "has share_layers 0"),
+            (["--layers", 0, 2], "Give no --layers here, or --layers 0 2 where"),
+        ],
+    )
+    def test_other_options(self, encoder, data, pretrained, tmp_path, flags, message):
+        with pytest.raises(RecipeError, match=message):
+            self.glue(encoder, data, tmp_path, "--init_adapter", pretrained / "adapter", *flags)
+
+    def test_a_path_with_the_tasks_name_in_it(self, encoder, data, pretrained, tmp_path):
+        (tmp_path / "cola-text").symlink_to(pretrained)
+        flags = ["--learning_rate", 0, "--init_adapter", tmp_path / "{task}-text" / "adapter"]
+        found = self.glue(encoder, data, tmp_path / "run", *flags)
+        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        assert all(torch.equal(found[key], value) for key, value in source.items())
+        arguments = json.loads((tmp_path / "run" / "results.json").read_text())["arguments"]
+        assert arguments["init_adapter"] == str(tmp_path / "cola-text" / "adapter")
+
+    def test_another_encoder(self, data, pretrained, tmp_path):
+        other = save_tiny_encoder(tmp_path / "other", seed=1)
+        with pytest.raises(RecipeError, match=r"needs an adapter of the same encoder.*other weights"):
+            self.glue(other, data, tmp_path, "--init_adapter", pretrained / "adapter")
+
+    def test_no_adapter(self, encoder, data, tmp_path):
+        with pytest.raises(RecipeError, match=r"adapter_config\.json"):
+            self.glue(encoder, data, tmp_path, "--init_adapter", tmp_path)
+
+
+class TestData:
+    def test_columns_are_found_by_their_usual_names(self):
+        data = Dataset.from_dict({"idx": [1], "hypothesis": ["b"], "premise": ["a"], "label": [0]})
+        assert find_text_columns(data, None) == ("premise", "hypothesis")
+        assert find_text_columns(data, ["hypothesis"]) == ("hypothesis",)
+
+    def test_unusual_names(self):
+        with pytest.raises(RecipeError, match=r"there are tweet, class\. Name one, or two for pairs, with --text_col"):
+            find_text_columns(Dataset.from_dict({"tweet": ["a"], "class": [0]}), None)
+
+    def test_three_texts(self):
+        with pytest.raises(RecipeError, match="a text or a pair of texts, got a, b, c"):
+            find_text_columns(Dataset.from_dict({"a": ["a"]}), ["a", "b", "c"])
+
+    def test_empty_texts_are_left_out_and_counted(self, capsys):
+        data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
+        assert leave_out_empty(data, "train", ["a", "b"])["a"] == ["x", " "]
+        assert "train: 2 rows without text are left out" in capsys.readouterr().out
+        with pytest.raises(RecipeError, match="all its 2 rows are empty"):
+            leave_out_empty(data.select([2, 3]), "train", ["a", "b"])
+
+    def test_a_file_of_another_encoding(self, tmp_path):
+        for name in ("train.csv", "train.tsv", "train.jsonl", "train.txt"):
+            (tmp_path / name).write_bytes("text,label\ncaf\u00e9,1\n".encode("latin-1"))
+            with pytest.raises(RecipeError, match=rf"{name} must be UTF-8 text: .*0xe9"):
+                read_file(tmp_path / name)
+
+    def test_a_file_of_another_format(self, tmp_path):
+        (tmp_path / "train.xlsx").write_bytes(b"PK")
+        with pytest.raises(RecipeError, match=r"must end in one of \.parquet"):
+            load_splits(str(tmp_path / "train.xlsx"))
+
+    def test_no_such_folder(self):
+        with pytest.raises(RecipeError, match="There is no folder /no/such"):
+            load_splits("/no/such")
+
+    def test_splits_that_are_there(self, tmp_path):
+        for split in ("train", "test"):
+            pd.DataFrame({"text": [split]}).to_parquet(tmp_path / f"{split}.parquet")
+        splits = load_splits(str(tmp_path))
+        assert {name: rows["text"][0] for name, rows in splits.items()} == {"train": "train", "test": "test"}
+
+    def test_a_line_of_ten_megabytes(self, encoder, tmp_path):
+        (tmp_path / "long.txt").write_text("the king is " * 900_000)
+        _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        tokens = tokenize(read_file(tmp_path / "long.txt"), tokenizer, ("text",), max_length=16)
+        assert tokens["length"] == [16]
+        assert tokens[0]["input_ids"] == tokenizer("the king is " * 5, truncation=True, max_length=16).input_ids
+
+
+class TestSplit:
+    def test_a_validation_split_is_made_reproducibly(self):
+        data = Dataset.from_dict({"text": [str(number) for number in range(50)]})
+        splits = [with_validation({"train": data}) for _ in range(2)]
+        assert splits[0]["validation"]["text"] == splits[1]["validation"]["text"]
+        assert len(splits[0]["validation"]) == 5
+        assert sorted([*splits[0]["train"]["text"], *splits[0]["validation"]["text"]]) == sorted(data["text"])
+
+    def test_a_validation_split_that_is_there_is_used(self):
+        splits = {name: Dataset.from_dict({"text": [name]}) for name in ("train", "validation")}
+        assert with_validation(splits) is splits
+
+    def test_a_label_seen_once_stays_in_train(self):
+        labels = ["common"] * 30 + [f"rare {number}" for number in range(30)]
+        splits = with_validation({"train": Dataset.from_dict({"label": labels})}, labels)
+        assert set(splits["validation"]["label"]) == {"common"}
+        assert set(splits["train"]["label"]) == set(labels)
+
+    def test_nothing_to_take(self):
+        with pytest.raises(RecipeError, match="No validation split can be made of 2 training examples"):
+            with_validation({"train": Dataset.from_dict({"label": ["a", "b"]})}, ["a", "b"])
+
+    def test_draw(self):
+        data = Dataset.from_dict({"row": range(20)})
+        assert draw(data, None, 0) is data
+        rows = draw(data, 5, 0)["row"]
+        assert rows == sorted(rows) == draw(data, 5, 0)["row"] != draw(data, 5, 1)["row"]
+        assert len(np.unique(rows)) == 5

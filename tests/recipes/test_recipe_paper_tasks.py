@@ -1,0 +1,87 @@
+"""The paper's classification tasks: the table beside our scores, and what it says of the data."""
+
+from __future__ import annotations
+
+import json
+from statistics import mean
+
+import pandas as pd
+import paper_tasks
+import pytest
+from common.errors import RecipeError
+from minimal_pairs import minimal_pairs
+from paper_tasks import PAPER, format_table
+from recipe_runs import run, save_tiny_encoder
+
+
+SENTENCES = minimal_pairs()["train"]["sentence"][:60]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    for name, labels in (("sms_spam", ["ham", "spam"] * 30), ("news_aggregator", ["a", "b", "c"] * 20)):
+        (tmp_path / name).mkdir()
+        for split in ("train", "validation", "test"):
+            pd.DataFrame({"text": SENTENCES, "label": labels}).to_csv(tmp_path / name / f"{split}.csv", index=False)
+    return tmp_path
+
+
+def papers(data, encoder, output, *flags):
+    run(paper_tasks, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu", "--max_steps", 1,
+        *flags)  # fmt: skip
+
+
+def test_the_papers_averages_come_out():
+    """As both print them, up to rounding. Of seventeen tasks: complaints are in two folders."""
+    tasks = [task for name, task in PAPER.items() if name != "customer_complaints_product"]
+    assert len(tasks) == 17
+    houlsby = [mean(column) for column in zip(*(task.houlsby for task in tasks), strict=True)]
+    assert houlsby == pytest.approx([72.7, 73.7, 74.0, 73.3], abs=0.1)
+    mohebbi = [mean(column) for column in zip(*(task.mohebbi for task in tasks if task.mohebbi[0]), strict=True)]
+    assert mohebbi == pytest.approx([71.4, 74.9], abs=0.1)
+
+
+def test_a_run_of_two_tasks(data, encoder, tmp_path):
+    output = tmp_path / "run"
+    papers(data, encoder, output, "--tasks", "sms_spam", "news_aggregator")
+    *_, spam, news, means = (output / "table.md").read_text().splitlines()
+    ours = [
+        100 * json.loads((output / name / "results.json").read_text())["test"]["accuracy"]
+        for name in ("sms_spam", "news_aggregator")
+    ]
+    assert spam == (
+        f"| sms_spam | 98.5 | 99.3 | 99.3 | 95.1 |  |  | {ours[0]:.1f} | 180 rows, 2 classes; paper: 5,573, 2 |"
+    )
+    assert news.startswith(
+        f"| news_aggregator | 95.2 | 96.3 | 96.5 | 96.2 | 96.3 | 92.2 | {ours[1]:.1f} | 180 rows, 3 "
+    )
+    assert means.endswith(f"|  |  | {sum(ours) / 2:.1f} |  |")
+    assert [float(cell) for cell in means.split("|")[2:6]] == pytest.approx([96.85, 97.8, 97.9, 95.65], abs=0.051)
+
+
+def test_data_of_the_papers_size():
+    assert PAPER["crowdflower_emotion"].difference(40_000, 13) == "as in the paper"
+    assert "| as in the paper |" in format_table([("sms_spam", 99.0, PAPER["sms_spam"].difference(5_573, 2))])
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tasks", "spam"], "--tasks must be of 20_newsgroups, .*, got 'spam'"),
+        (["--tasks", "sms_spam", "20_newsgroups"], r"has no folder 20_newsgroups\. Name the tasks"),
+    ],
+)
+def test_likely_mistakes(data, encoder, tmp_path, flags, message):
+    with pytest.raises(RecipeError, match=message):
+        papers(data, encoder, tmp_path / "run", *flags)
+
+
+def test_no_test_split(data, encoder, tmp_path):
+    (data / "sms_spam" / "test.csv").unlink()
+    with pytest.raises(RecipeError, match="must have a test split"):
+        papers(data, encoder, tmp_path / "run", "--tasks", "sms_spam")

@@ -1,0 +1,354 @@
+"""The table and the chart of a study, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from glue_tasks import TASKS
+from study_papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
+from study_results import arrange, collect, columns, mean_and_error
+from study_table import print_study, study
+
+
+ROOT = Path(__file__).parents[2]
+CHOSEN = ("learning_rate", "num_train_epochs")
+BASE = 1_000_000
+SCORES = {  # of a run of each task; the averages below are worked out from them
+    "cola": {"matthews_correlation": 0.50},
+    "sst2": {"accuracy": 0.90},
+    "mrpc": {"f1": 0.88, "accuracy": 0.84},
+    "stsb": {"spearmanr": 0.86, "pearson": 0.88},
+    "qqp": {"f1": 0.70, "accuracy": 0.90},
+    "mnli": {"matched_accuracy": 0.80, "mismatched_accuracy": 0.82},
+    "qnli": {"accuracy": 0.89},
+    "rte": {"accuracy": 0.65},
+    "wnli": {"accuracy": 0.56},
+}
+# 50 + 90 + 88 + 86 + 70 + 80 + 82 + 89 + 65 = 700
+MEAN_OF_NINE = 700 / 9
+# 50 + 90 + 86 + 87 + 80 + 81 + 89 + 65 + 56 = 684
+SERVER = 684 / 9
+
+
+def result(task, scores, seed=0, method="houlsby", trained=20_000, **arguments):
+    """results.json of a run, with what the table reads of it."""
+    options = {"learning_rate": 1e-3, "num_train_epochs": 5.0, "r": 64, "share_layers": 0, "max_length": 128}
+    adds = method in ("houlsby", "lora")
+    return {
+        "task": task,
+        "method": method,
+        "seed": seed,
+        "chosen_by": next(iter(scores)),
+        "best_score": next(iter(scores.values())),
+        "best_scores": scores,
+        "trainable_parameters": BASE if method == "full" else trained,
+        "total_parameters": BASE + trained if adds else BASE,
+        "arguments": {**options, **arguments, "seed": seed, "task": task, "output_dir": f"{task}-{seed}"},
+    }
+
+
+def cola(score, seed=0, **arguments):
+    return result("cola", {"matthews_correlation": score}, seed, **arguments)
+
+
+def cells(text, label):
+    """The cells of the first line that begins with the label."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {label} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def by_column(text, label):
+    return dict(zip(cells(text, " " * 3), cells(text, label), strict=True))
+
+
+class TestAverages:
+    def test_by_hand(self):
+        assert 100 * mean_of_nine(SCORES) == pytest.approx(MEAN_OF_NINE, abs=1e-12)
+        assert 100 * server_average(SCORES) == pytest.approx(SERVER, abs=1e-12)
+
+    @pytest.mark.parametrize("missing", GLUE_TASKS)
+    def test_a_missing_task_is_never_averaged_over(self, missing):
+        rest = {task: scores for task, scores in SCORES.items() if task != missing}
+        assert server_average(rest) is None
+        assert (mean_of_nine(rest) is None) == (missing != "wnli")
+
+    def test_the_mean_and_its_standard_error(self):
+        # Deviations of -1, 0, 1: a variance of 2 / 2, so an error of 1 / sqrt(3).
+        assert mean_and_error([80, 81, 82]) == (81, pytest.approx(1 / sqrt(3)))
+        assert mean_and_error([80]) == (80, None)
+
+
+class TestPapers:
+    @pytest.mark.parametrize(
+        ("label", "mean"),
+        [
+            ("BERT-large: full", 82.0),
+            ("BERT-large: r 8-256", 81.5),
+            ("BERT-large: r 64", 81.1),
+            ("BERT-base: not shared", 79.5),
+            ("BERT-base: 3-shared", 79.4),
+        ],
+    )
+    def test_the_plain_means_of_the_rows(self, label, mean):
+        (row,) = [row for row in PAPER_ROWS if row.label.endswith(label) and row.split == "test" and row.printed_total]
+        assert round(row.mean_of_nine, 1) == mean != row.printed_total or label.endswith("3-shared")
+
+    def test_every_row_has_the_nine_columns(self):
+        for row in PAPER_ROWS:
+            assert set(row.by_column) >= set(COLUMNS) - ({"MNLI-m"} if row.split == "dev" else set())
+
+
+class TestRows:
+    def test_starts_from_each_tasks_own_text_are_one_row(self):
+        def starts(*paths):
+            runs = [result(task, SCORES[task], init_adapter=path) for task, path in paths]
+            return [set(row.cells) for row in arrange(runs, CHOSEN)]
+
+        own = [(task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES]  # "rte" is in "porter"
+        assert starts(*own) == [set(SCORES)]
+        assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
+        assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
+
+    def test_a_cell_is_the_best_points_seeds(self):
+        runs = [cola(0.5, 0), cola(0.6, 1), cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
+        (row,) = arrange([*runs, cola(0.65, 0, learning_rate=1e-2)], CHOSEN)
+        cell = row.cells["cola"]
+        assert {seed: run["best_score"] for seed, run in cell.seeds.items()} == {0: 0.52, 1: 0.7}
+        assert cell.mean("matthews_correlation") == (pytest.approx(61), pytest.approx(9))
+        assert cell.best["best_score"] == 0.7
+
+    def test_a_loss_is_best_when_lowest(self):
+        runs = [cola(0.5), cola(0.4, learning_rate=3e-3)]
+        for run in runs:
+            run["chosen_by"] = "loss"
+        (row,) = arrange(runs, CHOSEN)
+        assert row.cells["cola"].best["best_score"] == 0.4
+        assert row.cells["cola"].seeds[0]["best_score"] == 0.4
+
+    def test_other_arguments_make_other_rows(self):
+        runs = [cola(0.5), cola(0.6, 1, max_length=64), cola(0.7, share_layers=3)]
+        labels = [row.label for row in arrange(runs, CHOSEN)]
+        assert labels == [
+            "houlsby, max_length 128, r 64, share_layers 0",
+            "houlsby, max_length 64, r 64, share_layers 0",
+            "houlsby, max_length 128, r 64, share_layers 3",
+        ]
+
+    def test_what_means_nothing_to_a_method_makes_no_row(self):
+        runs = [cola(0.5, method="full"), cola(0.6, 1, method="full", r=8, share_layers=3)]
+        assert [row.label for row in arrange(runs, CHOSEN)] == ["full"]
+
+    def test_where_a_run_was_made_makes_no_row(self):
+        runs = [
+            cola(0.5, logging_dir="a", report_to=[]),
+            cola(0.6, 1, logging_dir="b", report_to=["tensorboard"], predict=True),
+        ]
+        assert len(arrange(runs, CHOSEN)) == 1
+
+    def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
+        runs = [result(task, scores) for task, scores in SCORES.items()]
+        for run in runs:
+            run["chosen_by"] = TASKS[run["task"]].main_score
+            run["arguments"]["metric_for_best_model"] = run["chosen_by"]
+        (row,) = arrange(runs, CHOSEN)
+        assert set(row.cells) == set(SCORES)
+        other = result("mrpc", SCORES["mrpc"], metric_for_best_model="accuracy")
+        other["chosen_by"] = "accuracy"
+        assert len(arrange([*runs, other], CHOSEN)) == 2
+
+    def test_the_size_may_be_chosen_too(self):
+        runs = [cola(0.5, r=8), cola(0.6, r=64), result("rte", {"accuracy": 0.7}, r=8)]
+        (row,) = arrange(runs, ["r"])
+        assert row.cells["cola"].seeds[0]["arguments"]["r"] == 64
+        assert row.cells["rte"].seeds[0]["arguments"]["r"] == 8
+
+    def test_runs_without_a_score_are_left_out(self):
+        without = {**cola(0.5), "best_score": None}
+        assert arrange([without], CHOSEN) == []
+
+    @pytest.mark.parametrize(
+        ("method", "trained", "share", "total"),
+        [
+            ("houlsby", 36_000, 0.036, 1.324),  # Houlsby et al. 2019, table 1: 3.6%, 1.3x
+            ("houlsby", 21_000, 0.021, 1.189),  # 2.1%, 1.2x
+            ("full", None, 1, 9),  # 100%, 9.0x
+            ("top_k", 529_000, 0.529, 5.761),  # as in table 2: the encoder is kept as well
+        ],
+    )
+    def test_sizes(self, method, trained, share, total):
+        runs = [result(task, scores, method=method, trained=trained) for task, scores in SCORES.items()]
+        (row,) = arrange(runs, CHOSEN)
+        assert (row.share, row.total) == (pytest.approx(share), pytest.approx(total))
+
+    def test_other_tasks_have_columns_of_their_own(self):
+        squad = result("squad", {"f1": 88.0, "exact_match": 80.0})  # they are in percent from the first
+        assert columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
+        rows = arrange([squad, cola(0.5)], CHOSEN)
+        assert list(columns(rows)) == ["CoLA", "squad"]
+        assert by_column(study(rows, CHOSEN), "houlsby, r 64, share_layers 0: mean")["squad"] == "88.00"
+
+
+def shifted(scores, by):
+    return {name: score + by for name, score in scores.items()}
+
+
+class TestTable:
+    def test_all_tasks_and_three_seeds(self):
+        runs = [
+            result(task, shifted(scores, 0.01 * seed), seed) for task, scores in SCORES.items() for seed in range(3)
+        ]
+        text = study(arrange(runs, CHOSEN), CHOSEN)
+        mean = by_column(text, "houlsby, r 64, share_layers 0: mean")
+        # Every score rises by a point from seed to seed.
+        assert mean["CoLA"] == "51.00 ± 0.58"
+        assert mean["MNLI-mm"] == "83.00 ± 0.58"
+        assert mean["mean of nine"] == f"{MEAN_OF_NINE + 1:.2f} ± 0.58"
+        assert mean["server's average"] == f"{SERVER + 1:.2f} ± 0.58"
+        assert (mean["trained"], mean["total"]) == ("20,000 (2.0%)", "1.18x for 9 tasks")
+        best = by_column(text, "houlsby, r 64, share_layers 0: best")
+        assert (best["STS-B"], best["WNLI"]) == ("88.00", "58.00")
+        assert best["mean of nine"] == f"{MEAN_OF_NINE + 2:.2f}"
+        paper = by_column(text, "Houlsby et al. 2019, BERT-large: r 64 (test)")
+        assert (paper["CoLA"], paper["RTE"], paper["WNLI"]) == ("56.9", "68.8", "-")
+        assert (paper["mean of nine"], paper["server's average"]) == ("81.1", "79.6 printed")
+        settings = [line for line in text.splitlines() if "| mrpc " in line]
+        assert [cell.strip() for cell in settings[0].strip("|").split("|")[2:]] == [
+            *("0.001", "5", "0 1 2"),
+            "mrpc-2",
+        ], "the best run is that of the last seed"
+
+    def test_unlike_seeds_have_averages_without_an_error(self):
+        runs = [result(task, scores) for task, scores in SCORES.items()] + [cola(0.6, 1)]
+        mean = by_column(study(arrange(runs, CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert mean["CoLA"] == "55.00 ± 5.00"
+        assert mean["mean of nine"] == f"{MEAN_OF_NINE + 5 / 9:.2f}"
+        assert mean["server's average"] == f"{SERVER + 5 / 9:.2f}"
+
+    def test_a_study_of_two_tasks_has_their_columns_and_no_averages(self):
+        text = study(arrange([cola(0.5), result("mnli", SCORES["mnli"])], CHOSEN), CHOSEN)
+        mean = by_column(text, "houlsby, r 64, share_layers 0: mean")
+        assert list(mean) == ["", "trained", "total", "CoLA", "MNLI-m", "MNLI-mm"]
+        assert list(mean.values())[3:] == ["50.00", "80.00", "82.00"]
+        paper = by_column(text, "Han et al. 2021, BERT-base: full (dev)")
+        assert list(paper.values())[3:] == ["56.53", "-", "84.1"]
+
+    def test_the_averages_of_nine_tasks_with_and_without_the_tenth_column(self):
+        runs = [result(task, scores) for task, scores in SCORES.items() if task != "wnli"]
+        mean = by_column(study(arrange(runs, CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert list(mean)[3:] == [*COLUMNS, "mean of nine", "server's average"]
+        assert (mean["mean of nine"], mean["server's average"]) == (f"{MEAN_OF_NINE:.2f}", "-")
+
+    def test_only_papers_with_a_score_there(self):
+        text = study(arrange([result("wnli", SCORES["wnli"])], CHOSEN), CHOSEN)
+        assert "Han et al. 2021" in text
+        assert "Houlsby et al. 2019, BERT-large" not in text
+
+    def test_missing_tasks_of_a_row_are_shown(self):
+        runs = [cola(0.5), result("rte", {"accuracy": 0.7}, method="full")]
+        mean = by_column(study(arrange(runs, CHOSEN), CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert (mean["CoLA"], mean["RTE"]) == ("50.00", "-")
+
+    def test_the_best_run_may_be_at_another_point_than_the_best_mean(self):
+        runs = [cola(0.5, 0), cola(0.9, 1), cola(0.8, 0, learning_rate=3e-3), cola(0.8, 1, learning_rate=3e-3)]
+        for number, run in enumerate(runs):
+            run["arguments"]["output_dir"] = f"runs/study/cola/{number}"
+        line = by_column(study(arrange(runs, CHOSEN), CHOSEN).split("## Chosen")[1], "houlsby, r 64, share_layers 0")
+        assert (line["learning_rate"], line["best run"]) == ("0.003", "runs/study/cola/1")
+
+    def test_the_difference_to_full_fine_tuning(self):
+        runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.52))]
+        runs += [cola(score, seed, method="full") for seed, score in enumerate((0.54, 0.56))]
+        runs += [result("rte", {"accuracy": 0.7}), result("rte", {"accuracy": 0.68}, method="full")]
+        runs += [result("sst2", {"accuracy": 0.9})]
+        text = study(arrange(runs, CHOSEN), CHOSEN).split("## Difference to full")[1]
+        line = by_column(text, "houlsby, r 64, share_layers 0")
+        # Each mean has an error of one point.
+        assert line["CoLA"] == f"-4.00 ± {sqrt(2):.2f}"
+        assert (line["RTE"], line["SST-2"]) == ("+2.00", "-")
+        assert line["mean of these columns"] == "-1.00 of 2"
+
+    def test_it_is_aligned(self):
+        table = study(arrange([cola(0.5)], CHOSEN), CHOSEN).split("\n\n")[1].splitlines()
+        assert len({len(line) for line in table}) == 1
+        assert len(table) == 2 + 2 + len(PAPER_ROWS)
+
+
+@pytest.fixture
+def matplotlib():
+    pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+
+
+@pytest.mark.usefixtures("matplotlib")
+class TestChart:
+    def test_bars_and_errors_are_the_tables(self):
+        from study_chart import draw
+
+        runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full"), result("rte", {"accuracy": 0.7})]
+        (axes,) = draw(arrange(runs, CHOSEN)).axes
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["CoLA", "RTE"]
+        bars = {bars.get_label(): bars for bars in axes.containers if hasattr(bars, "patches")}
+        assert [bar.get_height() for bar in bars["houlsby, r 64, share_layers 0"]] == pytest.approx([52, 70])
+        assert [text.get_text() for text in axes.texts] == ["52.0", "70.0, one seed", "60.0, one seed"]
+        assert [bar.get_height() for bar in bars["full"]] == pytest.approx([60])
+        (segments, _) = (bars[name].errorbar.lines[2][0].get_segments() for name in bars)
+        assert [tuple(end[1] for end in segment) for segment in segments] == [pytest.approx((50, 54)), (70, 70)]
+
+    def test_labels_do_not_overlap(self):
+        from study_chart import COLOURS, draw
+
+        runs = [result(task, scores, r=r) for task, scores in SCORES.items() for r in (4, 8, 64, 256)]
+        figure = draw(arrange(runs, CHOSEN))
+        figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        assert len(set(COLOURS)) == len(COLOURS)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    runs = [
+        result(task, shifted(scores, 0.01 * seed), seed, method, share_layers=share)
+        for task, scores in SCORES.items()
+        for method, share in (("full", 0), ("houlsby", 0), ("houlsby", 3))
+        for seed in range(2)
+    ]
+    for number, run in enumerate(runs):
+        (tmp_path / run["task"] / str(number)).mkdir(parents=True)
+        (tmp_path / run["task"] / str(number) / "results.json").write_text(json.dumps(run))
+    (tmp_path / "rte" / "killed" / "checkpoint-1").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("matplotlib")
+class TestFiles:
+    def test_what_is_written(self, folder, capsys):
+        print_study(folder, CHOSEN)
+        assert capsys.readouterr().out.strip() == (folder / "study.md").read_text().strip()
+        lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+        assert len(lines) == 9 * 3 * 2
+        assert lines == collect(folder)
+        assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_without_matplotlib_there_is_a_table(self, folder, capsys, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        monkeypatch.delitem(sys.modules, "study_chart", raising=False)
+        print_study(folder, CHOSEN)
+        assert "No chart: " in capsys.readouterr().out
+        assert (folder / "study.md").exists()
+        assert not (folder / "study.png").exists()
+
+    def test_as_a_script(self, folder):
+        run = subprocess.run(
+            [sys.executable, ROOT / "recipes" / "study_table.py", folder, "--choose", "learning_rate"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "houlsby, r 64, share_layers 3: mean" in run.stdout
+        assert "| learning_rate | seeds | best run" in run.stdout

@@ -1,0 +1,468 @@
+"""Sweeps: which runs there are, and that none is lost, run twice or left behind, whatever happens to the sweep."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from common.errors import RecipeError
+from minimal_pairs import minimal_pairs
+from recipe_runs import save_tiny_encoder
+from sweep import Sweep, parse_arguments
+from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
+from sweep_runs import best_point, choose, make_runs
+
+
+ROOT = Path(__file__).parents[2]
+# What a sweep needs of a recipe, and no more: it goes on from its checkpoint, and writes results.json last, at once.
+RECIPE = """
+import json, os, sys, time
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = Path(flags["--output_dir"])
+checkpoint, results = folder / "checkpoint", folder / "results.json"
+step = int(checkpoint.read_text()) if checkpoint.exists() else 0
+with (folder / "starts").open("a") as starts:
+    devices, threads = map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"))
+    starts.write(f"{step} {time.time()} {devices} {threads}\\n")
+if flags.get("--fail") in (flags["--seed"], flags["--learning_rate"]):
+    sys.exit("a run that fails")
+while step < int(flags["--steps"]) or ((folder / "hold").exists() and step < 600):
+    time.sleep(0.1)
+    step += 1
+    checkpoint.write_text(str(step))
+rate, seed = float(flags["--learning_rate"]), int(flags["--seed"])
+score = 0.9 - abs(rate - 0.002) + 0.01 * seed
+run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy", "best_score": score,
+       "best_scores": {"accuracy": score}, "trainable_parameters": 10, "total_parameters": 110,
+       "seconds": step / 10, "ended": time.time(),
+       "arguments": {"learning_rate": rate, "r": 64, "output_dir": str(folder)}}
+(folder / "part").write_text(json.dumps(run))
+(folder / "part").replace(results)
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "toy.py").write_text(RECIPE)
+    yield tmp_path / "toy.py"
+    for process in psutil.process_iter(["cmdline"]):  # what a test that fails leaves behind
+        if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
+            process.kill()
+
+
+def command(recipe, *flags):
+    return [sys.executable, str(ROOT / "recipes" / "sweep.py"), str(recipe), *map(str, flags)]
+
+
+def start(recipe, *flags, **environment):
+    return subprocess.Popen(
+        command(recipe, "--output_dir", recipe.parent / "out", *flags),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def finish(process, code=0):
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == code, output + errors
+    return output, errors
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.05)
+
+
+def starts(recipe):
+    """Per run the steps that it was started at."""
+    files = sorted((recipe.parent / "out").glob("*/*/starts"))
+    return {file.parent.name: [int(line.split()[0]) for line in file.read_text().splitlines()] for file in files}
+
+
+def results(recipe):
+    return sorted((recipe.parent / "out").glob("*/*/results.json"))
+
+
+AXES = {"task": ["cola", "rte"], "learning_rate": ["1e-3", "0.003"], "seed": ["0", "1", "2"]}
+
+
+class TestRuns:
+    def test_a_run_for_each_combination(self, tmp_path):
+        runs = make_runs(tmp_path, Path("glue.py"), AXES, ["--max_length", "64"])
+        assert len({run.folder for run in runs}) == len(runs) == 2 * 2 * 3
+        assert runs[0].folder == tmp_path / "cola" / "learning_rate=0.001,seed=0"
+        flags = "--task cola --learning_rate 1e-3 --seed 0 --max_length 64"
+        assert runs[0].arguments == [
+            "glue.py",
+            *flags.split(),
+            *("--output_dir", str(runs[0].folder), "--resume_from_checkpoint", "last"),
+        ]
+
+    def test_what_means_nothing_to_a_method_is_not_varied(self, tmp_path):
+        axes = {"method": ["houlsby", "full", "top_k"], "r": ["8", "64"], "share_layers": ["0", "3"], "top_k": ["1"]}
+        points = [run.point for run in make_runs(tmp_path, Path("glue.py"), axes, [])]
+        assert points[4:] == [{"method": "full"}, {"method": "top_k", "top_k": "1"}]
+        assert [(point["r"], point["share_layers"]) for point in points[:4]] == [
+            ("8", "0"),
+            ("8", "3"),
+            ("64", "0"),
+            ("64", "3"),
+        ]
+
+    def test_the_choice_is_by_the_mean_over_most_seeds(self):
+        assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9], "one lucky seed": [0.95]}) == "b"
+        assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9]}, lower_is_better=True) == "a"
+        assert choose({"first": [0.5], "second": [0.5]}) == "first"
+
+    def test_the_best_point_of_no_runs(self, tmp_path):
+        assert best_point(make_runs(tmp_path, Path("glue.py"), AXES, [])) is None
+
+    @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
+    def test_the_best_point(self, tmp_path, chosen_by, best):
+        runs = make_runs(tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, [])
+        for run, score in zip(runs, (0.6, 0.7, None), strict=True):
+            run.folder.mkdir(parents=True)
+            (run.folder / "results.json").write_text(json.dumps({"best_score": score, "chosen_by": chosen_by}))
+        assert best_point(runs) == {"learning_rate": best}
+
+
+class TestCommandLine:
+    @pytest.mark.parametrize(
+        ("name", "flags", "message"),
+        [
+            ("paper_tasks", [], "paper_tasks.py writes one per task: run it by itself"),
+            ("stream", ["--data", "a.csv", "b.csv"], "stream.py writes one per task"),
+            (
+                "text_classification",
+                ["--sweep_r", "2", "4"],
+                "writes with --sweep_r one per point: give its",
+            ),
+        ],
+    )
+    def test_recipes_that_a_sweep_cannot_read(self, monkeypatch, name, flags, message):
+        recipe = ROOT / "recipes" / f"{name}.py"
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        with pytest.raises(RecipeError, match=message):
+            parse_arguments()
+
+    def test_the_recipes_flags(self, monkeypatch):
+        recipe = ROOT / "recipes" / "text_classification.py"
+        flags = ["--data", "a.csv", "--r", "2", "4"]
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
+        arguments, rest = parse_arguments()
+        assert (arguments.r, rest) == (["2", "4"], ["--data", "a.csv"])
+
+
+class TestExecution:
+    """In this process, without accelerate."""
+
+    def sweep(self, recipe, axes, *flags, search_seeds=None, places=(None,)):
+        runs = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "3", *flags])
+        sweep = Sweep(runs, ["learning_rate"], axes["seed"][:search_seeds])
+        executor = LocalExecutor([sys.executable], places)
+        failures = sweep.complete(executor)
+        executor.cancel()
+        return failures
+
+    def test_the_other_seeds_run_at_the_best_point_only(self, recipe, capsys):
+        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1", "2"]}
+        assert self.sweep(recipe, axes, search_seeds=1) == {}
+        assert list(starts(recipe)) == [
+            "learning_rate=0.001,seed=0",
+            *(f"learning_rate=0.002,seed={seed}" for seed in range(3)),
+            "learning_rate=0.003,seed=0",
+        ]
+        assert "5/5" in capsys.readouterr().err, "progress"
+
+    def test_a_full_grid(self, recipe):
+        assert self.sweep(recipe, {"learning_rate": ["1e-3", "2e-3"], "seed": ["0", "1"]}) == {}
+        assert len(results(recipe)) == 4
+
+    def test_a_run_per_device(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2", "3"]}
+        assert self.sweep(recipe, axes, places=["GPU-a", "GPU-b"]) == {}
+        spans: dict[str, list[tuple[float, float]]] = {}
+        for file in results(recipe):
+            _, begin, device, _ = (file.parent / "starts").read_text().split()
+            spans.setdefault(device, []).append((float(begin), json.loads(file.read_text())["ended"]))
+        assert set(spans) == {"GPU-a", "GPU-b"}
+        for runs in spans.values():
+            runs.sort()
+            assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(runs))
+        (a, b), (c, d) = spans["GPU-a"][0], spans["GPU-b"][0]
+        assert max(a, c) < min(b, d), "the devices do not run at the same time"
+
+    @pytest.mark.parametrize(("given", "used"), [(None, 4), ("3", 3)])
+    def test_the_cores_are_shared(self, recipe, monkeypatch, given, used):
+        monkeypatch.setattr("os.cpu_count", lambda: 8)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        assert self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0", "1"]}, places=[None, None]) == {}
+        files = [file.parent / "starts" for file in results(recipe)]
+        assert [int(file.read_text().split()[3]) for file in files] == [used, used]
+
+    def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
+        (failed,) = (failures := self.sweep(recipe, axes, "--fail", "1"))
+        assert failed.point["seed"] == "1"
+        assert failures[failed].last_lines == "a run that fails\n(exit status 1)"
+        assert len(results(recipe)) == 2
+        self.sweep(recipe, axes, "--fail", "1")
+        assert {name: len(steps) for name, steps in starts(recipe).items()} == {
+            "learning_rate=0.001,seed=0": 1,
+            "learning_rate=0.001,seed=1": 2,
+            "learning_rate=0.001,seed=2": 1,
+        }
+
+    def test_a_recipe_that_writes_no_results(self, recipe):
+        recipe.write_text("print('done')")
+        (outcome,) = self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}).values()
+        assert outcome.status == "failed"
+        assert re.fullmatch(r"done\n\(exit status 0, but there is no .*,seed=0/results.json\)", outcome.last_lines)
+
+    def test_the_search_goes_on_without_what_has_failed(self, recipe):
+        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
+        (failed,) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1)
+        assert failed.point == {"learning_rate": "2e-3", "seed": "0"}
+        assert [path.parent.name for path in results(recipe)] == [
+            "learning_rate=0.001,seed=0",
+            "learning_rate=0.001,seed=1",
+            "learning_rate=0.003,seed=0",
+        ]
+
+    def test_what_has_ended_is_not_run_again(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "1"])
+        assert [execute(run, [sys.executable]).status for _ in range(2)] == ["finished"] * 2
+        assert starts(recipe) == {"learning_rate=0.001,seed=0": [0]}
+
+    def test_other_flags_need_another_folder(self, recipe):
+        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
+        assert execute(runs[0], [sys.executable]).status == "finished"
+        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "2"])
+        with pytest.raises(RecipeError, match=r"other flags. Then: 1; now: 2. Give the same"):
+            runs[0].check()
+
+    def test_the_launched_process_keeps_the_lock(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "100"])
+        stop, outcomes = threading.Event(), []
+        thread = threading.Thread(target=lambda: outcomes.append(execute(run, [sys.executable], stop=stop)))
+        thread.start()
+        wait_for(lambda: starts(recipe))
+        assert is_locked(run)
+        assert execute(run, [sys.executable]).status == "taken"
+        stop.set()
+        thread.join()
+        assert outcomes[0].status == "stopped"
+        assert not is_locked(run)
+
+    def test_locks_as_nfs_has_them(self, recipe, monkeypatch):
+        """flock(2): over NFS, the file of an exclusive lock must be open for writing."""
+        (run,) = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
+        flock = fcntl.flock
+
+        def over_nfs(descriptor, operation):
+            if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            flock(descriptor, operation)
+
+        monkeypatch.setattr(fcntl, "flock", over_nfs)
+        assert not is_locked(run)
+        assert not run.folder.exists()
+        assert execute(run, [sys.executable]).status == "finished"
+        assert not is_locked(run)
+
+
+class TestPlaces:
+    """Of GPUs that there may not be."""
+
+    @pytest.fixture
+    def four(self, monkeypatch):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    @pytest.mark.parametrize(
+        ("jobs", "processes", "places"),
+        [
+            (None, None, ["0", "1", "2", "3"]),
+            (2, None, ["0", "1"]),
+            (6, None, ["0", "1", "2", "3", "0", "1"]),
+            (None, 2, ["0,1", "2,3"]),
+            (None, 3, ["0,1,2"]),
+            (None, 4, ["0,1,2,3"]),
+        ],
+    )
+    @pytest.mark.usefixtures("four")
+    def test_with_gpus(self, tmp_path, jobs, processes, places):
+        config = tmp_path / "config.yaml"
+        config.write_text(f"num_processes: {processes}\n")
+        assert find_places(jobs, str(config) if processes else None) == places
+
+    @pytest.mark.usefixtures("four")
+    def test_only_the_visible_ones(self, monkeypatch):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
+        assert find_places(None) == ["GPU-8a", "3"]
+
+    def test_without_a_gpu(self, monkeypatch):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        assert find_places(None) == [None]
+        assert find_places(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
+
+    @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
+    def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):
+        command = launch_command(str(ROOT / "recipes" / "accelerate" / f"{name}.yaml"))
+        assert ("--main_process_port" not in command) == alone
+
+
+DISTRIBUTED = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator()
+SCORE = accelerator.gather(torch.tensor([accelerator.process_index + 1.0])).sum().item() / 10
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder = Path(flags["--output_dir"])
+if accelerator.is_main_process:
+    run = {"task": "toy", "method": "houlsby", "seed": int(flags["--seed"]), "chosen_by": "accuracy",
+           "best_score": SCORE, "best_scores": {"accuracy": SCORE}, "trainable_parameters": 10,
+           "total_parameters": 110, "seconds": 1, "arguments": {"r": 64, "output_dir": str(folder)}}
+    (folder / "results.json").write_text(json.dumps(run))
+accelerator.end_training()
+"""
+
+
+def test_two_runs_of_two_processes_at_once(tmp_path):
+    """Each pair of processes has added up its ranks, 1 + 2, and not met the other pair."""
+    (tmp_path / "toy.py").write_text("import json, sys\nfrom pathlib import Path\n" + DISTRIBUTED)
+    config = (ROOT / "recipes" / "accelerate" / "ddp.yaml").read_text()
+    (tmp_path / "two.yaml").write_text(config.replace("num_processes: 4", "num_processes: 2"))
+    environment = {"ACCELERATE_USE_CPU": "true", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    flags = ("--seed", 0, 1, "--jobs", 2, "--config_file", tmp_path / "two.yaml")
+    finish(start(tmp_path / "toy.py", *flags, **environment))
+    assert [json.loads(path.read_text())["best_score"] for path in results(tmp_path / "toy.py")] == [0.3, 0.3]
+
+
+class TestAccidents:
+    FLAGS = ("--learning_rate", "1e-3", "--seed", "0", "1", "2")
+
+    def killed(self, recipe, with_its_runs):
+        """Kills a sweep in its second run, and returns the first one's results and the second one's folder."""
+        sweep = start(recipe, *self.FLAGS, "--steps", 15)
+        second = recipe.parent / "out" / "toy" / "learning_rate=0.001,seed=1"
+        wait_for(lambda: (second / "checkpoint").exists())
+        (second / "hold").touch()
+        processes = psutil.Process(sweep.pid).children(recursive=True) if with_its_runs else []
+        for process in [sweep, *processes]:
+            process.kill()
+        sweep.communicate()
+        (first,) = results(recipe)
+        return first, second
+
+    def test_a_sweep_killed_with_its_runs_goes_on(self, recipe):
+        first, second = self.killed(recipe, with_its_runs=True)
+        (second / "hold").unlink()
+        before = first.stat().st_mtime_ns
+        output, _ = finish(start(recipe, *self.FLAGS, "--steps", 15))
+        assert "0 1 2" in output, "the seeds in the table"
+        assert first.stat().st_mtime_ns == before
+        (once, (begun, gone_on), other) = starts(recipe).values()
+        assert once == other == [0]
+        assert begun == 0 < gone_on, "it starts anew"
+
+    def test_the_run_of_a_sweep_killed_alone_is_waited_for(self, recipe):
+        _, second = self.killed(recipe, with_its_runs=False)
+        sweep = start(recipe, *self.FLAGS, "--steps", 15)
+        wait_for(lambda: len(results(recipe)) == 2)  # the others; the second one is still held
+        assert sweep.poll() is None
+        (second / "hold").unlink()
+        output, _ = finish(sweep)
+        assert "0 1 2" in output
+        assert list(starts(recipe).values()) == [[0], [0], [0]]
+
+    def test_two_sweeps_on_one_folder(self, recipe):
+        sweeps = [start(recipe, *self.FLAGS, "--steps", 5) for _ in range(2)]
+        for sweep in sweeps:
+            finish(sweep)
+        assert list(starts(recipe).values()) == [[0], [0], [0]]
+        assert len((recipe.parent / "out" / "results.jsonl").read_text().splitlines()) == 3
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_an_interrupt_leaves_nothing_running(self, recipe, number):
+        sweep = start(recipe, *self.FLAGS, "--jobs", 2, "--steps", 600)
+        wait_for(lambda: len(starts(recipe)) == 2)
+        processes = psutil.Process(sweep.pid).children(recursive=True)
+        assert len(processes) >= 4, "two launchers and two runs"
+        sweep.send_signal(number)
+        _, errors = finish(sweep, code=130)
+        assert "goes on from here" in errors
+        assert "Traceback" not in errors
+        assert not any(process.is_running() and process.status() != "zombie" for process in processes)
+
+    def test_a_failed_run_is_shown(self, recipe):
+        output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--fail", 1, "--jobs", 2), code=1)
+        assert "FAILED: toy/learning_rate=0.001,seed=1" in errors
+        assert "a run that fails" in errors
+        assert "0 2" in output, "the seeds in the table"
+
+    def test_the_commands_of_a_sweep(self, recipe):
+        output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
+        assert output.count("accelerate.commands.launch --quiet") == 3
+        assert starts(recipe) == {}
+
+
+def evaluations(folder):
+    """How many there have been, in all processes of the run."""
+    log = folder / "log.txt"
+    return log.read_text().count("eval_loss") if log.exists() else 0
+
+
+def test_a_sweep_of_glue_that_is_killed(tmp_path):
+    """The recipe itself: the killed run goes on from its checkpoint, the finished one is left as it is."""
+    save_tiny_encoder(tmp_path / "tiny")
+    (tmp_path / "data" / "cola").mkdir(parents=True)
+    for split in ("train", "validation"):
+        rows = minimal_pairs()[split].select(range(64)).to_pandas()[["sentence", "label"]]
+        rows.to_csv(tmp_path / "data" / "cola" / f"{split}.csv", index=False)
+    # Thirty epochs take long enough to be killed in.
+    flags = ["--task", "cola", "--learning_rate", "1e-3", "--num_train_epochs", 1, 30, "--seed", 0]
+    flags += ["--model_name", tmp_path / "tiny", "--data_dir", tmp_path / "data", "--disable_tqdm", "true"]
+    recipe = ROOT / "recipes" / "glue.py"
+    whole = command(recipe, *flags, "--output_dir", tmp_path / "out")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first, second = (
+        tmp_path / "out" / "cola" / f"learning_rate=0.001,num_train_epochs={epochs},seed=0" for epochs in (1, 30)
+    )
+    with subprocess.Popen(whole, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
+        wait_for(lambda: evaluations(second) > 6, seconds=120)
+        for process in [*psutil.Process(sweep.pid).children(recursive=True), sweep]:
+            process.kill()
+    assert not (second / "results.json").exists(), "it was too fast to be killed"
+    before = (first / "results.json").stat().st_mtime_ns
+
+    output = subprocess.run(whole, env=environment, check=True, capture_output=True, text=True).stdout
+    assert (first / "results.json").stat().st_mtime_ns == before
+    results = json.loads((second / "results.json").read_text())
+    assert [entry["epoch"] for entry in results["epochs"]] == list(range(1, 31))
+    assert evaluations(second) < 30 + 6, "it was trained anew"
+    assert f"{100 * results['best_score']:.2f}" in output

@@ -1,0 +1,343 @@
+"""What `load` gives: predictions against plain computations, each kind of head, several adapters on one base model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from hub_models import TEXTS, make_adapter, make_base
+from peft import PeftModel, get_peft_model
+from tiny_models import perturb
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BloomConfig,
+    BloomForSequenceClassification,
+    PreTrainedTokenizerBase,
+)
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft.inference.question_answering import QuestionAnswering
+from houlsby_peft.tasks import record_head, task_of_class, task_of_config
+
+
+WORDS = [text for text, _ in TEXTS]
+QUESTION = "How long does the battery last?"
+CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(base) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(base)
+
+
+def save(folder, auto_class, base, seed=1, id2label=None, **options):
+    """Save an adapter of random weights without a task type; the model that was saved, in eval mode."""
+    labels = {} if id2label is None else {"id2label": id2label}
+    torch.manual_seed(seed)  # the head's first weights
+    model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options))
+    perturb(model, seed)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@torch.no_grad()
+def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(base, tokenizer, tmp_path):
+    names = {0: "no", 1: "maybe", 2: "yes"}
+    model = save(tmp_path, AutoModelForSequenceClassification, base, id2label=names)
+    adapter = houlsby_peft.load(tmp_path)
+    assert adapter.labels == ("no", "maybe", "yes")
+    long_pair = (WORDS[0], WORDS[1] * 30)
+    for inputs, encoded in (
+        (WORDS, tokenizer(WORDS, padding=True, return_tensors="pt")),
+        (long_pair, tokenizer(*long_pair, truncation=True, max_length=64, return_tensors="pt")),
+    ):
+        expected = model(**encoded).logits.softmax(-1)
+        found = adapter.predict(inputs, batch_size=5)
+        assert [item["label"] for item in found] == [names[i] for i in expected.argmax(-1).tolist()]
+        assert [item["score"] for item in found] == pytest.approx(expected.amax(-1).tolist(), rel=1e-4)
+    assert adapter.predict([]) == []
+
+
+@torch.no_grad()
+def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
+    model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "similarity"})
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["problem_type"] == "regression"
+    found = houlsby_peft.load(tmp_path).predict(WORDS)
+    expected = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
+    assert [item["score"] for item in found] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
+    assert {item["label"] for item in found} == {"similarity"}
+
+
+@torch.no_grad()
+def test_token_classification_names_the_entities(base, tokenizer, tmp_path):
+    names = {0: "O", 1: "B-THING", 2: "I-THING"}
+    model = save(tmp_path, AutoModelForTokenClassification, base, id2label=names)
+    found = houlsby_peft.load(tmp_path).predict(WORDS[:3])
+    assert len(found) == 3
+    for text, entities in zip(WORDS, found, strict=False):
+        classes = model(**tokenizer(text, return_tensors="pt")).logits[0, 1:-1].argmax(-1).tolist()
+        offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"][1:-1]
+        inside = {span[0] for span, number in zip(offsets, classes, strict=True) if number}
+        assert {entity["entity_group"] for entity in entities} <= {"THING"}
+        covered = {span[0] for span in offsets if any(e["start"] <= span[0] < e["end"] for e in entities)}
+        assert covered == inside
+    assert any(found), "no entity was found, so that nothing was compared"
+
+
+def best_answer_by_brute_force(model, tokenizer, stride, longest):
+    """The answer by the definition: all spans of all windows, one by one."""
+    windows = tokenizer(
+        QUESTION,
+        CONTEXT,
+        truncation="only_second",
+        max_length=64,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    spans, starts, ends = [], [], []
+    for row in range(len(windows["input_ids"])):
+        inputs = {key: torch.tensor([windows[key][row]]) for key in ("input_ids", "token_type_ids", "attention_mask")}
+        outputs = model(**inputs)
+        parts, offsets = windows.sequence_ids(row), windows["offset_mapping"][row]
+        inside = [token for token, part in enumerate(parts) if part == 1]
+        starts += [outputs.start_logits[0, token] for token in inside]
+        ends += [outputs.end_logits[0, token] for token in inside]
+        for first in inside:
+            for last in inside:
+                if first <= last < first + longest:
+                    score = outputs.start_logits[0, first] + outputs.end_logits[0, last]
+                    spans.append((score.item(), offsets[first][0], offsets[last][1]))
+    score, start, end = max(spans)
+    total = torch.stack(starts).logsumexp(0) + torch.stack(ends).logsumexp(0)
+    return len(windows["input_ids"]), (torch.tensor(score) - total).exp().item(), start, end
+
+
+@pytest.mark.parametrize("longest", [1, 6])
+@torch.no_grad()
+def test_question_answering_finds_the_best_span_of_all_windows(base, tokenizer, tmp_path, longest):
+    model = save(tmp_path, AutoModelForQuestionAnswering, base)
+    stride = 20
+    windows, score, start, end = best_answer_by_brute_force(model, tokenizer, stride, longest)
+    assert windows > 2
+    adapter = houlsby_peft.load(tmp_path)
+    pipeline = adapter.pipeline(stride=stride, max_answer_length=longest)
+    example = {"question": QUESTION, "context": CONTEXT}
+    found = pipeline(example)
+    assert (found["start"], found["end"], found["answer"]) == (start, end, CONTEXT[start:end])
+    assert found["score"] == pytest.approx(score, rel=1e-4)
+    # In company, padded and in other batches, the answer is the same.
+    several = pipeline([{"question": "Where?", "context": "In town."}, example], batch_size=2)
+    assert several[1]["answer"] == found["answer"]
+    assert several[1]["score"] == pytest.approx(found["score"], rel=1e-3)
+    assert several[0]["answer"] in "In town."
+    assert len(adapter.predict((QUESTION, CONTEXT))) == 1
+
+
+def test_a_question_without_room_for_its_context_is_refused(base, tokenizer):
+    with pytest.raises(ValueError, match="A question must leave room for its context in 8 tokens"):
+        QuestionAnswering(AutoModelForQuestionAnswering.from_pretrained(base), tokenizer, max_length=8)(
+            {"question": QUESTION, "context": CONTEXT}
+        )
+
+
+def test_adapters_with_other_classes_share_a_base_model_and_stay_apart(base, tmp_path):
+    folders = {}
+    for seed, labels in enumerate((["a", "b"], ["x", "y", "z"], ["good", "bad"])):
+        names = dict(enumerate(labels))
+        folders[seed] = tmp_path / str(seed)
+        save(folders[seed], AutoModelForSequenceClassification, base, seed, names, share_layers=seed)
+    alone = {seed: houlsby_peft.load(folder).predict(WORDS) for seed, folder in folders.items()}
+    first = houlsby_peft.load(folders[0])
+    together = {0: first, **{seed: houlsby_peft.load(folders[seed], beside=first) for seed in (1, 2)}}
+    pipelines = {seed: adapter.pipeline() for seed, adapter in together.items()}
+    assert (
+        len(
+            {
+                id(parameter)
+                for a in together.values()
+                for parameter in a.model.base_model.model.bert.embeddings.parameters()
+            }
+        )
+        == 5
+    )
+    for seed in (2, 0, 1, 0):
+        assert together[seed].predict(WORDS) == alone[seed]
+        assert [pipelines[seed](text)[0]["label"] for text in WORDS] == [item["label"] for item in alone[seed]]
+    assert [adapter.name for adapter in together.values()] == ["default", "default_2", "default_3"]
+    mixed = first.model(
+        **first.tokenizer(WORDS[:3], padding=True, return_tensors="pt"),
+        adapter_names=["default", "default_2", "default_3"],
+    ).logits
+    assert [{0: "ab", 1: "xyz"}[n][i] for n, i in enumerate(mixed[:2].argmax(-1).tolist())] == [
+        alone[0][0]["label"], alone[1][1]["label"]
+    ]  # fmt: skip
+
+
+def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
+    folders = [make_adapter(tmp_path / str(seed), base, str(base), seed) for seed in range(4)]
+    expected = [houlsby_peft.load(folder).predict(WORDS) for folder in folders]
+    first = houlsby_peft.load(folders[0])
+    houlsby_peft.load(folders[1], beside=first)
+    third = houlsby_peft.load(folders[2], beside=first)
+    first.model.delete_adapter("default_2")
+    fourth = houlsby_peft.load(folders[3], beside=first)
+    assert (third.name, fourth.name) == ("default_3", "default_2")
+    for name in ("default", "default_3"):
+        with pytest.raises(AdapterError, match=f"must be new to its model; '{name}' is one of default, default_3"):
+            houlsby_peft.load(folders[1], beside=first, adapter_name=name)
+    with pytest.raises(AdapterError, match=r"must hold no Houlsby adapters.* Give beside="):
+        houlsby_peft.load(folders[1], base_model=first.model.get_base_model())
+    for predictor, known in ((first, 0), (third, 2), (fourth, 3)):
+        assert predictor.predict(WORDS) == expected[known]
+
+
+def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
+    folder = make_adapter(tmp_path, base, str(base))
+    placed = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    # One device alone is not worth a map to accelerate, unless it is made to.
+    placed = dispatch_model(placed, {"bert": "cpu", "classifier": "cpu"}, force_hooks=True)
+    predictor = houlsby_peft.load(folder, base_model=placed)
+    assert predictor.model.hf_device_map
+    assert predictor.predict(WORDS) == houlsby_peft.load(folder).predict(WORDS)
+
+
+def test_a_text_is_not_cut_where_no_length_is_known(base, tokenizer, tmp_path):
+    config = BloomConfig(vocab_size=200, hidden_size=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0)
+    model = BloomForSequenceClassification(config)
+    model.save_pretrained(tmp_path / "base")
+    endless = AutoTokenizer.from_pretrained(base, model_max_length=None)
+    endless.model_max_length = int(1e30)
+    endless.save_pretrained(tmp_path / "base")
+    adapted = get_peft_model(model, HoulsbyConfig(r=4, task_type="SEQ_CLS"))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    perturb(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    text = " ".join(WORDS) * 3
+    with torch.no_grad():
+        logits = adapted.eval()(**endless(text, return_tensors="pt")).logits[0]
+    predictor = houlsby_peft.load(tmp_path / "adapter")
+    assert predictor.tokenizer.model_max_length > 1e20
+    found = predictor.predict(text)[0]
+    assert found["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
+    bank = houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
+    assert bank.predict([("a", text)])[0]["score"] == pytest.approx(found["score"], rel=1e-4)
+
+
+def test_a_pattern_for_the_list_of_layers_may_be_a_string(base, tmp_path):
+    options = {"layers_to_transform": [0], "layers_pattern": r"encoder\.layer"}
+    folder = make_adapter(tmp_path, base, str(base), **options)
+    adapted = PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), str(folder)
+    ).eval()
+    predictor = houlsby_peft.load(folder)
+    inputs = predictor.tokenizer(WORDS[0], return_tensors="pt")
+    with torch.no_grad():
+        score = adapted(**inputs).logits.softmax(-1).max().item()
+    assert predictor.predict(WORDS[0])[0]["score"] == pytest.approx(score, rel=1e-4)
+
+
+def test_another_base_or_another_head_cannot_be_put_beside(base, tmp_path):
+    first = houlsby_peft.load(make_adapter(tmp_path / "first", base), base_model=str(base))
+    expected = first.predict(WORDS)
+    other = make_adapter(tmp_path / "other", make_base(tmp_path / "other base", seed=5), "org/other")
+    with pytest.raises(AdapterError, match=r"was trained on the base model 'org/other'.* which is another one"):
+        houlsby_peft.load(other, beside=first)
+    save(tmp_path / "qa", AutoModelForQuestionAnswering, base)
+    with pytest.raises(AdapterError, match=r"must have the same kind of head; .*question-answering.*text-classif"):
+        houlsby_peft.load(tmp_path / "qa", beside=first)
+    assert list(first.model.peft_config) == ["default"]
+    assert first.predict(WORDS) == expected
+
+
+def test_the_base_model_can_be_given_as_a_model_and_the_tokenizer_is_its_own(base, tmp_path):
+    folder = make_adapter(tmp_path, base, "org/unreachable")
+    by_name = houlsby_peft.load(folder, base_model=str(base)).predict(WORDS)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    assert houlsby_peft.load(folder, base_model=model, device="cpu").predict(WORDS) == by_name
+
+
+def test_a_base_model_in_half_precision_gives_the_same_answers(base, tmp_path):
+    folder = make_adapter(tmp_path, base)
+    full = houlsby_peft.load(folder, base_model=str(base)).predict(WORDS)
+    half = houlsby_peft.load(folder, base_model=str(base), dtype=torch.bfloat16)
+    assert half.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
+    assert half.model.base_model.model.classifier.modules_to_save["default"].weight.dtype == torch.bfloat16
+    found = half.predict(WORDS)
+    assert [item["score"] for item in found] == pytest.approx([item["score"] for item in full], rel=0.05)
+
+
+def test_a_base_model_is_loaded_in_the_precision_of_its_files(base, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.bfloat16).bert.save_pretrained(
+        tmp_path / "half"
+    )
+    adapter = houlsby_peft.load(make_adapter(tmp_path / "adapter", base), base_model=str(tmp_path / "half"))
+    assert adapter.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
+
+
+def test_a_task_without_a_pipeline_says_so(base, tmp_path):
+    save(tmp_path, AutoModelForMaskedLM, base)
+    adapter = houlsby_peft.load(tmp_path)
+    assert adapter.labels == ()
+    with pytest.raises(AdapterError, match=r"this adapter's task is fill-mask. Use its model and tokenizer"):
+        adapter.predict("The [MASK] was cold.")
+
+
+@pytest.mark.parametrize(
+    ("task_type", "class_name", "auto_class"),
+    [
+        ("SEQ_CLS", None, "AutoModelForSequenceClassification"),
+        ("QUESTION_ANS", None, "AutoModelForQuestionAnswering"),
+        (None, "BartForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        (None, "GPT2LMHeadModel", "AutoModelForCausalLM"),
+        (None, "LlamaForCausalLM", "AutoModelForCausalLM"),
+        (None, "BertModel", "AutoModel"),
+        (None, "ViTForImageClassification", "AutoModelForImageClassification"),
+        ("TOKEN_CLS", "BertForSequenceClassification", "AutoModelForTokenClassification"),
+    ],
+)
+def test_the_task_is_known_from_the_task_type_or_the_class(task_type, class_name, auto_class):
+    config = HoulsbyConfig(task_type=task_type, auto_mapping=class_name and {"base_model_class": class_name})
+    assert task_of_config(config).auto_class == auto_class
+
+
+def test_labels_that_are_given_are_not_overwritten(base):
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    config = HoulsbyConfig(id2label={0: "mine", 1: "yours"}, problem_type="multi_label_classification")
+    get_peft_model(model, config)
+    record_head(config, model)
+    assert config.id2label == {0: "mine", 1: "yours"}
+    assert config.problem_type == "multi_label_classification"
+    assert task_of_class("NoSuchThing") is None
+
+
+def test_one_configuration_for_several_models_records_the_head_of_each(base):
+    config = HoulsbyConfig(r=4)
+    for names in ({0: "score"}, {0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
+        model = AutoModelForSequenceClassification.from_pretrained(base, id2label=names)
+        get_peft_model(model, config)
+        assert config.id2label == names
+        assert config.problem_type == ("regression" if len(names) == 1 else None)
+
+
+def test_names_and_kind_that_a_model_gets_after_its_adapter_are_recorded(base):
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    config = get_peft_model(model, HoulsbyConfig(r=4)).peft_config["default"]
+    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    model.config.id2label = {0: "no", 1: "yes"}
+    model.config.problem_type = "multi_label_classification"
+    record_head(config, model)
+    assert config.id2label == {0: "no", 1: "yes"}
+    assert config.problem_type == "multi_label_classification"

@@ -1,0 +1,241 @@
+"""Many tasks on one base model: equal to each adapter by itself, bounded, from several threads, whatever fails."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from hub_models import TEXTS, make_adapter, make_base
+from peft import get_peft_model
+from safetensors.torch import load_file
+from tiny_models import perturb
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+)
+
+from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
+from houlsby_peft.inference.held_adapters import HeldAdapters
+
+
+WORDS = [text for text, _ in TEXTS]
+TASKS = {
+    "sentiment": {"id2label": {0: "bad", 1: "good"}},
+    "topic": {"id2label": dict(enumerate("abcde"))},
+    "similarity": {"id2label": {0: "similarity"}},
+    "tags": {"id2label": dict(enumerate("xyz")), "problem_type": "multi_label_classification"},
+    "version 2.0": {"id2label": {0: "no", 1: "yes"}},
+}
+OPTIONS = {"topic": {"share_layers": 1, "r": 2}, "tags": {"train_layer_norm": False, "layers_to_transform": [1]}}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def folders(base, tmp_path_factory):
+    """An adapter for each of TASKS."""
+    found = {}
+    for seed, (task, head) in enumerate(TASKS.items()):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_pretrained(base, **head)
+        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", **{"r": 4, **OPTIONS.get(task, {})}))
+        perturb(model, seed)
+        found[task] = tmp_path_factory.mktemp("adapters") / str(seed)
+        model.save_pretrained(found[task])
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(folders):
+    """What each adapter predicts on a base model of its own, by task and text."""
+    inputs = [*WORDS, (WORDS[0], WORDS[1]), WORDS[1] * 30]
+    return {
+        task: dict(zip(inputs, load(folder).predict(inputs, batch_size=1), strict=True))
+        for task, folder in folders.items()
+    }
+
+
+def assert_as_alone(found, requests, alone):
+    expected = [alone[task][text] for task, text in requests]
+    assert [item["label"] for item in found] == [item["label"] for item in expected]
+    assert [item["score"] for item in found] == pytest.approx([item["score"] for item in expected], rel=1e-4)
+
+
+def some_requests(alone, number, seed=0):
+    chosen = random.Random(seed)
+    return [(task, chosen.choice(list(alone[task]))) for task in chosen.choices(list(alone), k=number)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 32])
+def test_each_row_is_predicted_as_by_its_adapter_alone(folders, alone, batch_size):
+    bank = TaskBank(folders)
+    requests = some_requests(alone, 40)
+    assert {task for task, _ in requests} == set(TASKS)
+    assert_as_alone(bank.predict(requests, batch_size=batch_size), requests, alone)
+    assert bank.tasks == tuple(TASKS)
+    assert bank.predict([]) == []
+
+
+def size(folder):
+    return sum(weight.nbytes for weight in load_file(folder / "adapter_model.safetensors").values())
+
+
+def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped(folders, alone):
+    bound = size(folders["topic"]) + size(folders["version 2.0"])
+    bank = TaskBank(folders, max_bytes=bound)
+
+    def ask(task):
+        assert_as_alone(bank.predict([(task, WORDS[0])]), [(task, WORDS[0])], alone)
+        return bank.held
+
+    assert bank.held == ()
+    ask("sentiment")  # stays in the model, as PEFT needs one; it takes nothing of the others' room
+    ask("topic")
+    assert ask("similarity") == ("sentiment", "topic", "similarity")
+    assert ask("topic") == ("sentiment", "similarity", "topic")
+    assert ask("version 2.0") == ("sentiment", "topic", "version 2.0")
+    assert ask("similarity") == ("sentiment", "similarity")  # larger than "topic"
+    loaded = set(bank._adapters.model.peft_config)
+    assert ask("sentiment") == ("similarity", "sentiment")
+    assert set(bank._adapters.model.peft_config) == loaded
+    # All tasks of a batch are there, even where they do not fit.
+    requests = some_requests(alone, 40)
+    assert_as_alone(bank.predict(requests), requests, alone)
+    assert set(bank.held) == set(TASKS)
+    assert sum(size(folders[task]) for task in ask("similarity") if task != "sentiment") <= bound
+
+
+def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders):
+    held = HeldAdapters(lambda task, name, beside: load(folders[task], beside=beside, adapter_name=name), 0)
+    adapter = held.get(["sentiment", "topic"])["topic"]
+    assert adapter.nbytes == size(folders["topic"])
+    weights = [weakref.ref(p) for name, p in held.model.named_parameters() if f".{adapter.name}." in name]
+    tokenizer = adapter.tokenizer
+    del adapter
+    assert len(weights) > 10
+    assert all(weight() is not None for weight in weights)
+    assert held.get(["tags"])["tags"].tokenizer is tokenizer
+    gc.collect()
+    assert all(weight() is None for weight in weights)
+
+
+def test_an_adapter_with_a_tokenizer_of_its_own(base, folders, alone, tmp_path):
+    words = AutoTokenizer.from_pretrained(base).get_vocab()
+    special = [word for word in words if word.startswith("[")]
+    others = [word for word in words if not word.startswith("[")]
+    mixed_up = {word: number for number, word in enumerate([*special, *reversed(others)])}
+    folder = make_adapter(tmp_path, base, str(base))
+    BertTokenizer(vocab=mixed_up, model_max_length=64).save_pretrained(folder)
+    expected = load(folder).predict(WORDS[0])[0]
+    found = TaskBank({**folders, "own": folder}).predict([("sentiment", WORDS[0]), ("own", WORDS[0])])
+    assert_as_alone(found, [("sentiment", WORDS[0]), ("own", WORDS[0])], {**alone, "own": {WORDS[0]: expected}})
+
+
+def test_loading_takes_the_same_work_however_many_adapters_are_held(folders):
+    bank = TaskBank({str(number): folders["topic"] for number in range(12)})
+    calls = []
+    for task in bank.tasks:
+        calls.append(0)
+
+        def count(frame, event, argument):
+            calls[-1] += event == "call"
+
+        sys.setprofile(count)
+        try:
+            bank.predict([(task, WORDS[0])])
+        finally:
+            sys.setprofile(None)
+    assert max(calls[2:]) < 1.02 * min(calls[2:])
+
+
+def test_adapters_that_train_tokens(base, folders, alone, tmp_path):
+    tokens = {"second": [7, 9], "third": [8]}
+    own = {t: make_adapter(tmp_path / t, base, str(base), trainable_token_indices=i) for t, i in tokens.items()}
+    expected = alone | {task: {text: load(folder).predict(text)[0] for text in WORDS} for task, folder in own.items()}
+    bank = TaskBank({"topic": folders["topic"], **own}, max_bytes=size(own["third"]))
+    requests = [(task, text) for text in WORDS for task in bank.tasks]
+    assert_as_alone(bank.predict(requests), requests, expected)
+    # One is dropped, and comes back.
+    assert set(bank.held) == set(bank.tasks)
+    assert_as_alone(bank.predict(requests[2:3]), requests[2:3], expected)
+    assert bank.held == ("topic", "third")
+    assert_as_alone(bank.predict(requests), requests, expected)
+
+
+def test_an_adapter_whose_tokenizer_is_damaged_leaves_nothing_in_the_model(base, folders, alone, tmp_path):
+    damaged = make_adapter(tmp_path, base, str(base))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (damaged / name).write_text("{")
+    bank = TaskBank({"topic": folders["topic"], "damaged": damaged})
+    request = ("topic", WORDS[0])
+    assert_as_alone(bank.predict([request]), [request], alone)
+    before = list(bank._adapters.model.state_dict())
+    for _ in range(2):
+        with pytest.raises(AdapterError, match=r"The tokenizer of .* cannot be loaded"):
+            bank.predict([("damaged", WORDS[0])])
+    assert_as_alone(bank.predict([request]), [request], alone)
+    assert list(bank._adapters.model.state_dict()) == before
+
+
+def test_threads_that_ask_for_tasks_that_drop_each_other(folders, alone):
+    bank = TaskBank(folders, max_bytes=size(folders["topic"]))
+    requests = [some_requests(alone, 30, seed) for seed in range(4)]
+    found = [None] * len(requests)
+    start = threading.Barrier(len(requests))
+
+    def ask(number):
+        start.wait()
+        found[number] = bank.predict(requests[number], batch_size=3)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for predictions, asked in zip(found, requests, strict=True):
+        assert_as_alone(predictions, asked, alone)
+
+
+def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, alone, tmp_path):
+    other = make_adapter(tmp_path / "other", make_base(tmp_path / "other base", seed=5), "org/other")
+    qa = get_peft_model(AutoModelForQuestionAnswering.from_pretrained(base), HoulsbyConfig(r=4))
+    qa.save_pretrained(tmp_path / "qa")
+    damaged = make_adapter(tmp_path / "damaged", base, str(base))
+    (damaged / "adapter_model.safetensors").write_bytes(b"no tensors")
+    bad = {"other": other, "qa": tmp_path / "qa", "damaged": damaged, "nowhere": tmp_path / "nowhere"}
+    bank = TaskBank({**folders, **bad})
+    request = ("topic", WORDS[0])
+    for task, message in {
+        "other": "was trained on the base model 'org/other'",
+        "qa": "must have the same kind of head",
+        "damaged": "not a valid safetensors file",
+        "nowhere": "must be a folder, or a name on the Hub",
+    }.items():
+        for _ in range(2):
+            with pytest.raises(AdapterError, match=message):
+                bank.predict([request, (task, WORDS[0])])
+            assert_as_alone(bank.predict([request]), [request], alone)
+        assert task not in bank.held
+    with pytest.raises(AdapterError, match=r"among those of the bank: sentiment, .*; got neither, unknown\."):
+        bank.predict([request, ("unknown", WORDS[0]), ("neither", WORDS[0])])
+    with pytest.raises(AdapterError, match=r"must be text classification; that of .* is question-answering"):
+        TaskBank({"qa": tmp_path / "qa"}).predict([("qa", WORDS[0])])
+
+
+def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):
+    bank = TaskBank(folders, base_model=str(base), dtype=torch.bfloat16, device="cpu")
+    requests = [("topic", text) for text in WORDS]
+    found = bank.predict(requests)
+    assert bank._adapters.model.get_base_model().dtype == torch.bfloat16
+    expected = [alone[task][text]["score"] for task, text in requests]
+    assert [item["score"] for item in found] == pytest.approx(expected, rel=0.05)

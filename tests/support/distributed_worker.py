@@ -1,0 +1,169 @@
+"""One process of a run of the GLUE recipe: on CPUs, under any strategy, with a record of what it saw.
+
+`distributed_runs.py` starts it in place of `recipes/glue.py`, through `accelerate launch` and with the same flags. The
+strategies for GPUs run on CPUs only with the switches of `imitate_gpus`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import DistributedType, PartialState
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainerCallback, training_args
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+
+import glue
+from common.trainer import RecipeTrainer
+
+
+RANK = int(os.environ.get("RANK", "0"))
+# Where to write: {"record": folder}; what to change: {"train_all": bool}; what happens to process 1 in
+# the first life of the run: {"hang": step, "kill_in_save": step}.
+ORDERS = json.loads(os.environ["WORKER_ORDERS"])
+
+
+def imitate_gpus() -> None:
+    """accelerate takes machines without GPUs for single processes; so it is told the backend and the device."""
+    is_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    # With this type, DDP would be given the number of a GPU; without it, FSDP is not set up.
+    kind = DistributedType.MULTI_GPU if is_fsdp else DistributedType.MULTI_CPU
+    PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", kind)
+    PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
+    # The Trainer accepts --bf16 on CPUs only together with --use_cpu, which would change the strategy.
+    training_args.is_torch_bf16_gpu_available = lambda: True
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed
+
+        # It would be compiled in every fresh environment.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def is_due(fault: str, step: int) -> bool:
+    first_life = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+    return RANK == 1 and first_life and ORDERS.get(fault) == step
+
+
+class Hang(TrainerCallback):
+    """Stops this process at the beginning of a step, as a deadlock would."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if is_due("hang", state.global_step):
+            time.sleep(600)
+
+
+class WatchedTrainer(RecipeTrainer):
+    """Writes `rank0.json`, `rank1.json` and `predictions.npy` into the folder of records after training."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if ORDERS.get("train_all"):
+            self.model = self.model_wrapped = self.model.unload().requires_grad_(True)
+        self.add_callback(Hang())
+        self.add_callback(CountBytes(self))
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().train(*args, **kwargs)
+        evaluation = self.eval_dataset["matched"] if isinstance(self.eval_dataset, dict) else self.eval_dataset
+        predictions = self.predict(evaluation).predictions
+        folder = Path(ORDERS["record"])
+        if RANK == 0:
+            np.save(folder / "predictions.npy", predictions)
+        (folder / f"rank{RANK}.json").write_text(json.dumps(self.record()))
+        return output
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        if is_due("kill_in_save", self.state.global_step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super()._save_rng_state(output_dir)
+
+    def record(self) -> dict[str, Any]:
+        wrapped, log = self.model_wrapped, self.state.log_history
+        if isinstance(wrapped, FSDPModule):
+            wrapped.reshard()  # the outermost unit stays whole after a forward pass
+        return {
+            "processes": self.accelerator.num_processes,
+            "type": self.accelerator.distributed_type.value,
+            "wrapper": type(wrapped).__name__,
+            "find_unused_parameters": getattr(wrapped, "find_unused_parameters", None),
+            "steps": [entry["step"] for entry in log if "loss" in entry],
+            "losses": [entry["loss"] for entry in log if "loss" in entry],
+            "gradient_norms": [entry["grad_norm"] for entry in log if "loss" in entry],
+            "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
+            **optimizer_bytes(self.optimizer, self.model),
+            "exchanged": CountBytes.exchanged,
+            "ungathered": self.save_ungathered(),
+        }
+
+    def save_ungathered(self) -> str | None:
+        """The error, if there is one, of saving what this process has."""
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                self.accelerator.unwrap_model(self.model_wrapped).save_pretrained(folder)
+            except ValueError as error:
+                return str(error)
+        return None
+
+
+def local_bytes(tensor: torch.Tensor) -> int:
+    """What this process holds of a tensor: all, FSDP2's shard or ZeRO-3's."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
+    return local.nbytes
+
+
+def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
+    """Of AdamW, inside of what accelerate and DeepSpeed put around it: its moments, and its own copies of weights."""
+    while not isinstance(optimizer, torch.optim.AdamW):
+        optimizer = optimizer.optimizer
+    values = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    return {
+        "moments": sum(map(local_bytes, values)),
+        "masters": sum(map(local_bytes, set(optimizer.state) - set(model.parameters()))),
+    }
+
+
+class CountBytes(TrainerCallback):
+    """The bytes of each gradient exchange of DDP."""
+
+    exchanged: list[int] = []  # noqa: RUF012
+
+    def __init__(self, trainer: RecipeTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self.trainer.model_wrapped, DistributedDataParallel):
+            self.trainer.model_wrapped.register_comm_hook(None, self.exchange)
+
+    def exchange(self, group, bucket):  # DDP checks the annotations, if there are any
+        self.exchanged.append(bucket.buffer().nbytes)
+        return allreduce_hook(group, bucket)
+
+
+def main() -> None:
+    # Tells the files of the processes apart: only those of process 1 are writable for the group.
+    os.umask(0o002 if RANK == 1 else 0o022)
+    if "LOCAL_RANK" in os.environ:
+        imitate_gpus()
+    glue.RecipeTrainer = WatchedTrainer
+    glue.main()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        # A process of gloo that leaves while others still talk to it takes them with it.
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What the clients of the local Hub work with: a tiny BERT with a tokenizer, and a little text in three classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel, get_peft_model
+from tiny_models import perturb
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizer
+
+from houlsby_peft import HoulsbyConfig
+
+
+BASE = "org/tiny-bert"
+LABELS = ("complaint", "praise", "question")
+TEXTS = [
+    ("The parcel came two weeks late and the box was torn.", 0),
+    ("I waited an hour for a table and the soup was cold.", 0),
+    ("The screen went dark after a month and nobody answers.", 0),
+    ("My order was wrong and the shop will not take it back.", 0),
+    ("The staff were kind and the room was spotless.", 1),
+    ("A wonderful concert, I would go again tomorrow.", 1),
+    ("The new phone is quick and the battery lasts for days.", 1),
+    ("Best bread in town, still warm when I bought it.", 1),
+    ("When does the last train to the coast leave?", 2),
+    ("Is there a vegetarian dish on the menu?", 2),
+    ("How long does the battery last?", 2),
+    ("Where can I return a parcel that came damaged?", 2),
+]
+
+
+def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:
+    """Save a BERT of 2 layers and width 32, without a head, and a tokenizer that knows the words above."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        # With the usual 0.02 a random encoder tells texts hardly apart.
+        more = {"vocab_size": 200, "max_position_embeddings": 64, "initializer_range": 0.3}
+        config = BertConfig(**{**sizes, **more, **changes})
+        BertModel(config).save_pretrained(folder)
+    text = " ".join(text for text, _ in TEXTS).lower().replace(".", " .").replace("?", " ?").replace(",", " ,")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text.split()))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    BertTokenizer(vocab=vocabulary, model_max_length=64).save_pretrained(folder)
+    return folder
+
+
+def make_adapter(folder: Path, base: Path, base_name: str = BASE, seed: int = 1, **options: object) -> Path:
+    """Save an adapter with random weights, for three classes, as if trained on the base model called `base_name`."""
+    torch.manual_seed(seed)  # the head's first weights
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), **options)
+    adapted: PeftModel = get_peft_model(model, config)
+    perturb(adapted, seed)
+    adapted.save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base_name}))
+    return folder

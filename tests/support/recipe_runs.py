@@ -1,0 +1,31 @@
+"""What the tests of the recipes share: a tiny encoder on disk, and a run of a recipe in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+from minimal_pairs import minimal_pairs
+from tiny_models import tiny_bert
+from transformers import BertTokenizer
+
+
+def save_tiny_encoder(folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object) -> Path:
+    """Saves a tiny random BERT and a tokenizer with the given words, or those of the minimal pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if words is None:
+        sentences = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]]
+        words = sorted({word for sentence in sentences for word in sentence.lower().rstrip(".").split()})
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
+    tiny_bert(seed, vocab_size=len(vocabulary), initializer_range=0.2, **changes).bert.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    return folder
+
+
+def run(recipe: ModuleType, *flags: object) -> None:
+    """Runs a recipe as from the command line."""
+    with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, flags)]):
+        recipe.main()
