@@ -45,6 +45,15 @@ def add_new_modules(model: nn.Module, config: HoulsbyConfig, adapted: Iterable[s
     return bool(heads)
 
 
+def find_new_modules(model: nn.Module) -> list[str]:
+    """Return the full names of the modules that the base checkpoint lacks: the task head and, if new, the pooler.
+
+    Every method of fine-tuning has to train them.
+    """
+    heads = find_head(model, ())
+    return heads + find_new(model, heads, ())
+
+
 def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> list[str]:
     """Full names of the encoder's modules beside its layers that are new, as the checkpoint did not have them.
 
