@@ -1,26 +1,42 @@
 """Houlsby bottleneck adapters for Hugging Face PEFT. Importing this package registers the method "houlsby"."""
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from .ablation import ablate, prune
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
-from .frozen_prefix import FrozenPrefix
-from .hub.push import push_to_hub
-from .hub.training import plan_push
-from .inference.load import load
-from .inference.predictor import Predictor
-from .inference.task_bank import TaskBank
+from .heads.find import find_new_modules
+from .heads.new import TwoLayerHead, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
-from .new_modules import find_new_modules
-from .placement import placement_map
-from .places import Place, find_places
+from .placement.places import Place, find_places
 from .pretraining import init_from
 from .registration import register
-from .two_layer_head import put_two_layer_head
 
+
+if TYPE_CHECKING:
+    from .frozen_prefix import FrozenPrefix
+    from .hub.push import push_to_hub
+    from .hub.training import plan_push
+    from .placement.map import placement_map
+    from .serving.load import load
+    from .serving.predictor import Predictor
+    from .serving.task_bank import TaskBank
+
+
+# Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
+_LAZY = {
+    "FrozenPrefix": ".frozen_prefix",
+    "Predictor": ".serving.predictor",
+    "TaskBank": ".serving.task_bank",
+    "load": ".serving.load",
+    "placement_map": ".placement.map",
+    "plan_push": ".hub.training",
+    "push_to_hub": ".hub.push",
+}
 
 __all__ = [
     "AdapterError",
@@ -34,6 +50,7 @@ __all__ = [
     "Place",
     "Predictor",
     "TaskBank",
+    "TwoLayerHead",
     "ablate",
     "find_new_modules",
     "find_places",
@@ -48,3 +65,13 @@ __all__ = [
 __version__ = version("houlsby-peft")
 
 register(HoulsbyConfig, HoulsbyModel)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name], __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

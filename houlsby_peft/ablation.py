@@ -11,10 +11,10 @@ from torch import nn
 
 from .config import HoulsbyConfig
 from .layer import HoulsbyLayer
-from .loading import FILE_PREFIX
+from .checkpoints.weights import FILE_PREFIX
 from .model import HoulsbyModel
-from .places import Place, find_places
-from .tuner_layer import HoulsbyTunerLayer
+from .placement.places import Place, find_places
+from .layer import HoulsbyTunerLayer
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def prune(
             f"A pruned adapter must have its bottlenecks in layers, and in one at least; without {sorted(layers)}, "
             f"{source!r} has {', '.join(outside) or 'none'}. Remove fewer layers."
         )
-    pruned = replace(config, layers_to_transform=sorted(kept), base_fingerprint=None)  # which is recorded anew
+    pruned = config.derived(layers_to_transform=sorted(kept))
     if keep_norms and config.train_layer_norm:
         pruned.train_layer_norm = "all"
     model.add_adapter(adapter_name, pruned)

@@ -10,7 +10,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .config import HoulsbyConfig
-from .tuner_layer import HoulsbyTunerLayer
+from .layer import HoulsbyTunerLayer
 
 
 def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 
-# Std of the projections that an exact-identity start (init_std=0) leaves random: the paper's value (section 3.6).
+# Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard deviation.
 PAPER_INIT_STD = 1e-2
 
 
@@ -17,18 +17,19 @@ class Bottleneck(nn.Module):
     Houlsby et al. 2019, section 2.1 and figure 2. With width d and bottleneck size r it has 2rd + d + r parameters.
 
     Args:
-        width: d, the size of the last dimension of the hidden states.
-        r: the bottleneck size, at least 1.
-        activation: a key of transformers' `ACT2FN`.
-        dropout: probability of zeroing elements of the residual branch in training; the paper uses 0.
-        init_std: standard deviation of both projections, drawn from a normal distribution truncated at two standard
-            deviations, biases zero (section 3.6: 1e-2). 0 makes `up_proj` zero, so that the module starts as the
-            exact identity; `down_proj` is then drawn with 1e-2, as two zero projections would never get a gradient.
-        init_weights: False leaves PyTorch's default initialization of linear layers, which is far from the identity.
+        width: The size d of the last dimension of the hidden states.
+        r: The bottleneck size, at least 1.
+        activation: A key of transformers' `ACT2FN`.
+        dropout: Dropout probability on the branch; the paper uses 0.
+        init_std: Standard deviation of both projections, which start from a normal distribution truncated at two
+            standard deviations, with zero biases (section 3.6: 1e-2). With 0, `up_proj` starts at zero and the module
+            as the exact identity; `down_proj` then uses 1e-2, because two zero projections receive no gradient.
+        init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for linear layers, which
+            is far from the identity.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
-        - Output: same shape and dtype as the input; computed in the dtype of the weights.
+        - Output: the shape and dtype of the input; the branch is computed in the dtype of the weights.
     """
 
     def __init__(
@@ -50,20 +51,23 @@ class Bottleneck(nn.Module):
             self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
-        """Draw both projections anew from the truncated normal distribution of the class docstring."""
+        """Initialize both projections again from the truncated normal distribution, and set the biases to zero."""
         _truncated_normal_(self.down_proj.weight, init_std or PAPER_INIT_STD)
         _truncated_normal_(self.up_proj.weight, init_std)
         nn.init.zeros_(self.down_proj.bias)
         nn.init.zeros_(self.up_proj.bias)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # The weights may be float32 on a base in half precision; the branch is small, so it is computed in full. A
-        # shared one may serve layers on several devices; what is on the meta device is brought in when it is called.
+        # The weights may be float32 on a base in half precision. A shared bottleneck may serve layers on several
+        # devices; accelerate brings in weights that are on the meta device when the module is called.
         weight = self.down_proj.weight
-        wide = hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
-        branch: torch.Tensor = self.down_proj(wide)
-        branch = self.dropout(self.up_proj(self.activation(branch)))
+        branch = self.branch(hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype))
         return hidden + branch.to(hidden)
+
+    def branch(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return `up_proj(act(down_proj(hidden)))`, without the skip connection. Variants override this method."""
+        branch: torch.Tensor = self.dropout(self.up_proj(self.activation(self.down_proj(hidden))))
+        return branch
 
 
 def _truncated_normal_(weight: torch.Tensor, std: float) -> None:

@@ -14,9 +14,9 @@ from .hub.card_facts import adapter_rows, base_rows
 from .hub.cards import CARD_FILE, make_card, merge_cards
 from .hub.example import answer_of_folder
 from .hub.push import push_to_hub
-from .inference.adapter_files import WEIGHTS_FILE, check_weights, read_config
-from .inference.load import find_folder, load
-from .inference.predictor import Input
+from .checkpoints.untrusted import WEIGHTS_FILE, check_weights, read_config
+from .serving.load import find_folder, load
+from .serving.predictor import Input
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,159 +1,324 @@
-"""`HoulsbyConfig`: every option of the method, checked when the config is made."""
+"""`HoulsbyConfig`: every option of the method, and the rule that its value must follow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from peft import PeftConfig
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from peft.utils import CONFIG_NAME
+from transformers.activations import ACT2FN
 
-from .config_rules import POSITIONS, PROBLEM_TYPES, check_config
-from .loading import refuse_pickle
+from .checkpoints.record import AdapterRecord, Source, numbered
+from .checkpoints.weights import find_weights, refuse_pickle
 from .registration import houlsby_peft_type
+
+
+POSITIONS = ("attention", "feed_forward", "cross_attention")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+# The fields that decide which bottlenecks and norms an adapter has, and what they compute.
+SHAPE_FIELDS = (
+    "r", "activation", "share_layers", "train_layer_norm", "positions", "target_modules", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "rank_pattern",
+)  # fmt: skip
+# The task types for which PEFT's model classes always add the head to `modules_to_save`.
+_TASKS_WITH_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 
 
 @dataclass
 class HoulsbyConfig(PeftConfig):
-    """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, "Parameter-Efficient Transfer Learning").
+    """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
     Args:
         r: Bottleneck size, at least 1. A bottleneck of width d has 2rd + d + r parameters.
-        activation: Non-linearity between the two projections, any key of transformers' `ACT2FN`.
+        activation: Non-linearity between the two projections, a key of transformers' `ACT2FN`.
         dropout: Dropout probability on the bottleneck's branch, in [0, 1). The paper uses none.
-        share_layers: 0: every position has its own bottleneck (the paper). 1: the positions of a layer share one.
-            k: the positions of k consecutive layers share one; 3 is the "3-shared" variant of Mohebbi and Rajaei 2020.
-        init_std: Standard deviation of the truncated normal initialization (paper, section 3.6). 0 starts at the
-            exact identity.
-        train_layer_norm: True: train a copy of the norms of the adapted layers (paper, section 2.1). "all": train
-            every norm of the model, also the embedding's and the final one, as the paper's code does. False: none.
-        init_weights: False skips the paper's initialization; the adapter is then far from the identity. For tests.
+        share_layers: 0: a separate bottleneck at each position (the paper). 1: one bottleneck per layer, shared by
+            its positions. k: one bottleneck per k consecutive layers; 3 is the "3-shared" variant of Mohebbi and
+            Rajaei 2020.
+        init_std: Standard deviation of the truncated normal initialization (section 3.6). 0 starts as the exact
+            identity.
+        train_layer_norm: True: train a copy of the norms of the adapted layers (section 2.1). "all": train a copy of
+            every norm of the model, as the paper's code does. False: train no norm.
+        init_weights: Whether to initialize the bottlenecks as the paper does. False leaves them far from the
+            identity; it is meant for tests.
         positions: Sub-layers that get a bottleneck: "attention", "feed_forward" and, in encoder-decoders,
             "cross_attention".
         target_modules: Modules whose output gets a bottleneck, as a list of name suffixes or a regular expression.
-            None: the places of the architecture, which `positions` selects from.
-        exclude_modules: Modules to leave alone, as a list of name suffixes or a regular expression.
-        layers_to_transform: Index or indices of the layers to adapt. None: all.
-        layers_pattern: Name of the list of layers that `layers_to_transform` counts in, if there are several.
-        rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the place.
-        modules_to_save: Further modules to train and save. A task head, or a pooler below it, that the base checkpoint
-            does not have is found and added by itself; an empty list prevents that, but not together with a
-            `task_type` whose head PEFT always trains.
-        trainable_token_indices: Tokens whose embeddings to train and save, such as ones added to the vocabulary, as a
-            list, or as a dict from names of embedding modules to lists. See PEFT's `LoraConfig`.
-        base_fingerprint: What tells the base model from others, recorded when the adapter is made and compared when
-            it is loaded. Not for users to set.
-        id2label: Names of the classes by number, from 0 on. None: recorded from the model when the adapter is pushed
-            to the Hub, so that whoever loads it gets the right head and the names.
-        problem_type: As in transformers: "regression", "single_label_classification" or "multi_label_classification".
-            None: recorded like `id2label`.
-        two_layer_head: Whether the model was given a head with a hidden layer (see `two_layer_head.py`), so that
-            `houlsby_peft.load` gives the base model one, too.
+            None: the known or inferred places of the architecture, selected by `positions`.
+        exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name suffixes or a regular
+            expression.
+        layers_to_transform: Index or indices of the layers to adapt. None: all layers.
+        layers_pattern: Name of the list of layers that `layers_to_transform` refers to, if there are several.
+        rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.
+        modules_to_save: Further modules to train and save as a whole. A newly initialized task head, or a pooler
+            below it, is detected and trained automatically; an empty list prevents that.
+        trainable_token_indices: Tokens whose embeddings are trained and saved, as a list, or as a dict from names of
+            embedding modules to lists. See PEFT's `LoraConfig`.
+        id2label: Names of the classes by number, from 0 on. The adapter then has a head of its own with that many
+            outputs, whatever the base model's head predicts. None: the head and the labels of the base model.
+        problem_type: "regression", "single_label_classification" or "multi_label_classification", as in
+            transformers. None: the base model's.
+        two_layer_head: Whether the adapter's head has a hidden layer (Mohebbi and Rajaei 2020; see `TwoLayerHead`).
+        recorded: The record from a saved `adapter_config.json`. Not for users to set.
+        base_fingerprint: The same, as earlier versions saved it.
+
+    Attributes:
+        record: What was recorded when the adapter was added to a model or read from its file: its places, head,
+            labels and base model. `dataclasses.replace` and `HoulsbyConfig(**config.to_dict())` leave it behind.
 
     Raises:
-        ValueError: A field breaks its rule; the message gives the rule, the value and the remedy.
+        ValueError: A field breaks its rule; the message names the rule, the value received and the remedy.
     """
 
     r: int = field(default=64, metadata={"help": "Bottleneck size."})
     activation: str = field(default="gelu", metadata={"help": "Non-linearity, a key of transformers' ACT2FN."})
     dropout: float = field(default=0.0, metadata={"help": "Dropout probability on the bottleneck's branch."})
     share_layers: int = field(
-        default=0, metadata={"help": "0: nothing shared; k: one bottleneck for each k consecutive layers."}
+        default=0, metadata={"help": "0: share nothing; k: share one bottleneck across k consecutive layers."}
     )
-    init_std: float = field(default=0.01, metadata={"help": "Std of the truncated normal initialization."})
+    init_std: float = field(
+        default=0.01, metadata={"help": "Standard deviation of the truncated normal initialization."}
+    )
     train_layer_norm: bool | Literal["all"] = field(
         default=True, metadata={"help": "Train the norms of the adapted layers (True), all norms ('all') or none."}
     )
-    init_weights: bool = field(default=True, metadata={"help": "Whether to initialize the weights as the paper does."})
+    init_weights: bool = field(default=True, metadata={"help": "Whether to initialize as the paper does."})
     positions: tuple[str, ...] = field(
         default=("attention", "feed_forward"), metadata={"help": f"Which of {POSITIONS} get a bottleneck."}
     )
     target_modules: list[str] | str | None = field(
         default=None, metadata={"help": "Modules whose output gets a bottleneck; None: the architecture's places."}
     )
-    exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Modules to leave alone."})
+    exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Modules to leave unchanged."})
     layers_to_transform: list[int] | int | None = field(default=None, metadata={"help": "Layers to adapt."})
     layers_pattern: list[str] | str | None = field(
-        default=None, metadata={"help": "Name of the list of layers that layers_to_transform counts in."}
+        default=None, metadata={"help": "Name of the list of layers that layers_to_transform refers to."}
     )
     rank_pattern: dict[str, int] = field(
         default_factory=dict, metadata={"help": "Bottleneck sizes by name suffix or regular expression."}
     )
     modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "Further modules to train and save; the task head is found by itself."}
+        default=None, metadata={"help": "Further modules to train and save; a new task head is detected."}
     )
     trainable_token_indices: list[int] | dict[str, list[int]] | None = field(
-        default=None, metadata={"help": "Tokens whose embeddings are trained too."}
+        default=None, metadata={"help": "Tokens whose embeddings are trained."}
     )
-    base_fingerprint: dict[str, Any] | None = field(
-        default=None, metadata={"help": "What tells the base model from others; recorded by itself."}
+    id2label: dict[int, str] | None = field(
+        default=None, metadata={"help": "Names of the classes by number; gives the adapter a head of its own."}
     )
-    id2label: dict[int, str] | None = field(default=None, metadata={"help": "Names of the classes by number."})
     problem_type: str | None = field(default=None, metadata={"help": f"Kind of task of the head: {PROBLEM_TYPES}."})
-    two_layer_head: bool = field(
-        default=False, metadata={"help": "Whether the model was given a head with a hidden layer."}
-    )
+    two_layer_head: bool = field(default=False, metadata={"help": "Whether the head has a hidden layer."})
+    recorded: InitVar[dict[str, Any] | None] = None
+    base_fingerprint: InitVar[dict[str, Any] | None] = None
+    record: AdapterRecord | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(  # type: ignore[override]
+        self, recorded: dict[str, Any] | None, base_fingerprint: dict[str, Any] | None
+    ) -> None:
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
-        self.positions = _names(self.positions)
-        self.target_modules = _list_or_pattern(self.target_modules)
-        if isinstance(self.modules_to_save, (list, tuple, set)):  # PEFT adds the head to the list itself
-            self.modules_to_save = list(self.modules_to_save)
-        self.exclude_modules = _list_or_pattern(self.exclude_modules)
+        # JSON has no tuples and only text as keys, and a single name is often written bare.
+        is_several = isinstance(self.positions, (list, tuple, set))
+        self.positions = tuple(self.positions) if is_several else (self.positions,)
         self.rank_pattern = dict(self.rank_pattern or {})
-        if isinstance(self.layers_to_transform, (tuple, set, range)):
-            self.layers_to_transform = sorted(self.layers_to_transform)
-        # A configuration object may be used for several new adapters: what is recorded in it gives way, what the user
-        # gave or a file brought does not.
-        self.was_trained_elsewhere = self.base_fingerprint is not None
-        self.recorded_head: dict[str, Any] = {}
-        self.weights_file: Path | None = None
-        if isinstance(self.id2label, dict):  # JSON turns the numbers into strings
-            self.id2label = {int(key) if str(key).isdecimal() else key: name for key, name in self.id2label.items()}
-        check_config(self)
+        for name in ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"):
+            value = getattr(self, name)
+            if isinstance(value, (tuple, set, frozenset, range)):
+                setattr(self, name, list(value) if isinstance(value, tuple) else sorted(value))
+        if isinstance(self.modules_to_save, list):  # which PEFT extends with the names of heads
+            self.modules_to_save = list(self.modules_to_save)
+        if isinstance(self.id2label, dict):
+            self.id2label = numbered(self.id2label)
+        self._check()
+        if recorded is not None or base_fingerprint is not None:
+            self._mark_as_loaded(AdapterRecord.from_dict(recorded or {"base": base_fingerprint}))
 
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
     ) -> HoulsbyConfig:
-        """Load the configuration of a saved adapter, and remember its file of weights if that is in a folder here.
+        """Load the configuration of a saved adapter, to load the adapter with it.
 
         Args:
-            pretrained_model_name_or_path: the adapter's folder, or its repository on the Hub.
-            subfolder: folder inside of it.
-            kwargs: as for PEFT: `revision`, `token`, `cache_dir`, ...
+            pretrained_model_name_or_path: The adapter's folder, or its repository on the Hub.
+            subfolder: A folder inside of it.
+            kwargs: Further arguments of PEFT's method, such as `revision`, `token` and `cache_dir`.
 
         Raises:
-            ValueError: a value breaks its rule, or the adapter has its weights in a pickled file only.
+            ValueError: A value breaks its rule, or the adapter's weights are in a pickled file only.
         """
-        refuse_pickle(pretrained_model_name_or_path, subfolder, kwargs.get("revision"), kwargs.get("token"))
+        weights = find_weights(pretrained_model_name_or_path, subfolder, kwargs)
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-        file = Path(pretrained_model_name_or_path, subfolder or "", SAFETENSORS_WEIGHTS_NAME)
-        config.weights_file = file if file.is_file() else None
+        config._mark_as_loaded(config.record or AdapterRecord(), weights)
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Save the configuration beside the adapter's weights, which PEFT has written.
+        """Save the configuration and its record beside the adapter's weights, which PEFT has written.
 
         Raises:
-            ValueError: the weights were pickled (`safe_serialization=False`), so that they could not be loaded again.
+            ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
         """
-        if Path(save_directory).is_dir():
-            refuse_pickle(save_directory)
+        refuse_pickle(Path(save_directory))
         super().save_pretrained(save_directory, **kwargs)
+        if self.record is not None:
+            file = Path(save_directory, CONFIG_NAME)
+            fields = json.loads(file.read_text(encoding="utf-8")) | {"recorded": self.record.to_dict()}
+            file.write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the user's settings; the record of one adapter is not part of them."""
+        fields = asdict(self)
+        del fields["record"]
+        return fields
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the configuration is that of a saved adapter, unchanged since it was read from the file."""
+        source = None if self.record is None else self.record.source
+        return source is not None and source.settings == self._shape_settings()
+
+    @property
+    def labels(self) -> dict[int, str] | None:
+        """Names of the classes by number: the user's or the recorded ones; None if there are none."""
+        return self.id2label or (self.record.id2label if self.record else None)
+
+    @property
+    def kind_of_problem(self) -> str | None:
+        """The problem type: the user's or the recorded one; None if neither is known."""
+        return self.problem_type or (self.record.problem_type if self.record else None)
+
+    def derived(self, **changes: Any) -> HoulsbyConfig:
+        """Return the configuration of a new adapter with the same settings and the same kind of head.
+
+        Args:
+            changes: Fields that differ.
+        """
+        record = self.record
+        if record is not None and not record.has_labels_of_base:
+            head = {
+                "id2label": self.labels,
+                "problem_type": self.kind_of_problem,
+                "two_layer_head": self.two_layer_head or record.two_layer_head,
+            }
+            changes = {**head, **changes}
+        return replace(self, **changes)
+
+    def _mark_as_loaded(self, record: AdapterRecord, weights: Path | None = None) -> None:
+        record.source = Source(self._shape_settings(), weights)
+        self.record = record
+
+    def _shape_settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SHAPE_FIELDS}
+
+    def _check(self) -> None:
+        for name, (is_valid, rule, remedy) in _RULES.items():
+            if not is_valid(self):
+                raise ValueError(
+                    f"HoulsbyConfig.{name} must be {rule.format(self)}; got {getattr(self, name)!r}. {remedy}."
+                )
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    """JSON has no tuples, and a single name is often written bare."""
-    return tuple(value) if isinstance(value, (list, tuple, set)) else (value,)
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _list_or_pattern(value: Iterable[str] | str | None) -> list[str] | str | None:
-    """A string is a regular expression; any other collection becomes a list, sets in a stable order for the file."""
-    if value is None or isinstance(value, (str, list)):
-        return value
-    return sorted(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _are_labels(value: Any) -> bool:
+    numbers_from_0 = isinstance(value, dict) and set(value) == set(range(len(value)))
+    return numbers_from_0 and bool(value) and all(isinstance(name, str) for name in value.values())
+
+
+def _are_layers(value: Any) -> bool:
+    several = isinstance(value, list) and bool(value) and all(_is_int(layer, 0) for layer in value)
+    return value is None or _is_int(value, 0) or several
+
+
+# Each field's check, its rule (a format string that may name other fields), and what to do.
+_RULES: dict[str, tuple[Callable[[HoulsbyConfig], bool], str, str]] = {
+    "r": (lambda c: _is_int(c.r, 1), "a whole number of at least 1", "The paper uses 8 to 256"),
+    "activation": (
+        lambda c: isinstance(c.activation, str) and c.activation in ACT2FN,
+        "a key of transformers' ACT2FN",
+        f"Choose one of {', '.join(sorted(ACT2FN))}",
+    ),
+    "dropout": (
+        lambda c: _is_number(c.dropout) and 0 <= c.dropout < 1,
+        "a probability in [0, 1)",
+        "The paper uses 0",
+    ),
+    "init_std": (
+        lambda c: _is_number(c.init_std) and c.init_std >= 0,
+        "a number of at least 0",
+        "The paper uses 0.01; 0 starts as the exact identity",
+    ),
+    "train_layer_norm": (
+        lambda c: c.train_layer_norm in (True, False, "all") and not _is_int(c.train_layer_norm, 0),
+        "True, False or 'all'",
+        "True trains the norms of the adapted layers",
+    ),
+    "share_layers": (
+        lambda c: _is_int(c.share_layers, 0),
+        "a whole number of at least 0",
+        "0 shares nothing, 1 within a layer, k across k consecutive layers",
+    ),
+    "positions": (
+        lambda c: bool(c.positions) and set(c.positions) <= set(POSITIONS),
+        f"one or more of {POSITIONS}",
+        "The paper uses ('attention', 'feed_forward')",
+    ),
+    "target_modules": (
+        lambda c: c.target_modules != "all-linear",
+        "a list of name suffixes or a regular expression",
+        "An adapter follows a sub-layer, not each of its linear layers; None finds the places",
+    ),
+    "rank_pattern": (
+        lambda c: (
+            all(_is_int(size, 1) for size in c.rank_pattern.values()) and not (c.rank_pattern and c.share_layers)
+        ),
+        "a dict from names to whole numbers of at least 1, and empty where bottlenecks are shared (here "
+        "share_layers={0.share_layers})",
+        "For example {'attention.output.dropout': 8} with share_layers=0",
+    ),
+    "layers_to_transform": (
+        lambda c: _are_layers(c.layers_to_transform),
+        "None, a layer's index, or a non-empty list of indices, counted from 0",
+        "None adapts all layers",
+    ),
+    "layers_pattern": (
+        lambda c: c.layers_to_transform is not None or not c.layers_pattern,
+        "given together with layers_to_transform",
+        "Add layers_to_transform, or drop layers_pattern",
+    ),
+    "modules_to_save": (
+        lambda c: (
+            c.modules_to_save is None
+            or (isinstance(c.modules_to_save, list) and all(isinstance(name, str) for name in c.modules_to_save))
+            and not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS)
+        ),
+        "None or a list of module names, and not empty if task_type is one whose head PEFT always trains (here "
+        "{0.task_type})",
+        "Leave task_type out to train no head",
+    ),
+    "id2label": (
+        lambda c: c.id2label is None or _are_labels(c.id2label),
+        "a dict from every number from 0 on to a name",
+        "For example {0: 'negative', 1: 'positive'}",
+    ),
+    "problem_type": (
+        lambda c: c.problem_type in (None, *PROBLEM_TYPES),
+        f"one of {PROBLEM_TYPES}",
+        "None uses the base model's configuration",
+    ),
+    "two_layer_head": (
+        lambda c: isinstance(c.two_layer_head, bool),
+        "True or False",
+        "True gives the head a hidden layer",
+    ),
+}

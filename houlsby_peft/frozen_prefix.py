@@ -14,7 +14,7 @@ from peft import PeftModel
 from torch import nn
 
 from .activation_store import KEY_BYTES, ActivationStore, FolderStore, MemoryStore
-from .adapter_rows import select_rows
+from .batching import select_rows
 from .prefix_modules import (
     blank,
     embeddings_of,

@@ -1,75 +1,214 @@
-"""The tuner layers: what an adapter does with the output of a sub-layer, and in place of a norm."""
+"""The tuner layers: a module of the base model, wrapped, with the bottleneck or the norm of each adapter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import warnings
+from collections.abc import Iterator
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .bottleneck import Bottleneck
-from .mixed_batch import MixedBatch, MixedNorm
-from .offloading import copy_of
-from .tuner_layer import HoulsbyTunerLayer
+from .offloading import copy_of, device_of, dtype_of
+
+
+if TYPE_CHECKING:
+    from .batching import MixedBatch
+
+
+NO_MERGE = (
+    "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the adapter "
+    "loaded (it adds a few percent to the base model's time), or call unload() to restore the base model."
+)
+
+# The names under which modules keep the sizes of their input and output.
+_SIZE_ATTRIBUTES = [
+    ("in_features", "out_features"),
+    ("in_channels", "out_channels"),
+    ("num_embeddings", "embedding_dim"),
+    ("nx", "nf"),
+    ("embed_dim", "embed_dim"),
+]
+
+
+def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the names and modules of the base model, as `named_modules` does on a model without adapters.
+
+    The model itself is left out. Adapters, of which a model may have hundreds, are not visited.
+    """
+    yield from _walk("", model, set())
+
+
+def is_inside(name: str, outer: str) -> bool:
+    """Return whether a module is another module, or inside it, by their names."""
+    return f"{name}.".startswith(f"{outer}.")
+
+
+def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    base: nn.Module = module
+    if isinstance(module, BaseTunerLayer):
+        base = module.get_base_layer()
+    elif isinstance(module, AuxiliaryTrainingWrapper):
+        base = module.original_module
+    if base in seen:
+        return
+    seen.add(base)
+    if name:
+        yield name, base
+    for child_name, child in base.named_children():
+        yield from _walk(f"{name}.{child_name}" if name else child_name, child, seen)
+
+
+class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
+    """Base class of the tuner layers: wrap a module, call it, and never touch its weights.
+
+    Public attributes that a tuner layer lacks, such as a norm's `eps`, are read from the wrapped module.
+
+    Args:
+        base_layer: The wrapped module of the base model.
+        reference: The module whose device and dtype the adapters share. Default: the wrapped module.
+        batches: The mixed batches that the model is running, by thread, shared by all layers of a model.
+
+    Attributes:
+        in_features, out_features: Sizes of the wrapped module, as in every PEFT layer; None if it has none.
+    """
+
+    def __init__(
+        self,
+        base_layer: nn.Module,
+        reference: nn.Module | None = None,
+        batches: dict[int, MixedBatch] | None = None,
+    ) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        wrapped = self.get_base_layer()
+        # In a tuple, so that the module is not registered a second time.
+        self.reference = (wrapped if reference is None else reference,)
+        self.batches = {} if batches is None else batches
+        self.in_features, self.out_features = self._sizes(wrapped)
+        # The heads to enable and disable with this layer, in a plain list because they are registered elsewhere.
+        self.heads: list[AuxiliaryTrainingWrapper] = []
+        self._disable_adapters = False
+        self._active_adapter: list[str] = []
+        self.merged_adapters: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base_layer" or name.startswith("_"):
+                raise
+            return getattr(self.base_layer, name)
+
+    @property
+    def mixed_batch(self) -> MixedBatch | None:
+        """The mixed batch that this thread runs through the model; None in an ordinary forward pass."""
+        return self.batches.get(get_ident()) if self.batches else None
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Enable or disable the adapters of this layer, and the trained heads that belong to it."""
+        super().enable_adapters(enabled)
+        for head in self.heads:
+            head.enable_adapters(enabled)
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Raise a ValueError: a non-linear module has no equivalent weights to merge."""
+        raise ValueError(NO_MERGE)
+
+    def unmerge(self) -> None:
+        """Warn that there is nothing to do, as every PEFT layer that is not merged does."""
+        warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+
+    def cast_to_base(self, adapter_name: str) -> None:
+        """Cast an adapter's weights to the dtype of the base model."""
+        for name in self.adapter_layer_names:
+            if adapter_name in getattr(self, name):
+                getattr(self, name)[adapter_name].to(dtype_of(self.reference[0]))
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
+        """Move an adapter after PEFT has loaded it; its dtype, which need not be the base model's, stays."""
+        for name in self.adapter_layer_names:
+            added = getattr(self, name)
+            if adapter_name in added and not any(weight.is_meta for weight in added[adapter_name].parameters()):
+                added[adapter_name].to(device or device_of(self.reference[0]))
+
+    @staticmethod
+    def _sizes(module: nn.Module) -> tuple[int | None, int | None]:
+        for names in _SIZE_ATTRIBUTES:
+            if all(hasattr(module, name) for name in names):
+                return getattr(module, names[0]), getattr(module, names[1])
+        weight = getattr(module, "weight", None)
+        return (weight.shape[-1],) * 2 if isinstance(weight, torch.Tensor) and weight.dim() else (None, None)
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
-    """A module whose output is a sub-layer's output, followed by the bottleneck of the active adapter(s).
+    """A module whose output is a sub-layer's output, followed by the bottleneck of each active adapter.
 
-    Houlsby et al. 2019, figure 2 (left). Several active adapters are applied one after the other, in the order given;
-    an adapter without a bottleneck here leaves the output as it is. If the wrapped module returns a tuple, the first
-    element is its output.
+    Houlsby et al. 2019, figure 2 (left). Active adapters are stacked in the order given. An adapter without a
+    bottleneck here leaves the output unchanged. If the wrapped module returns a tuple, its first element is adapted.
+
+    One layer owns a shared bottleneck and registers it; the other layers of its group refer to the owner. The
+    bottleneck is thus saved, counted and optimized once.
 
     Args:
-        base_layer: the wrapped module.
-        channel_dim: the dimension of the output that the bottleneck transforms, counted from the end: -1, but for a
-            convolution over n dimensions -1 - n.
-        reference: the module whose device the bottlenecks share, where the wrapped one has no weights.
+        base_layer: The wrapped module.
+        reference: The module whose device and dtype the bottlenecks share. Default: the wrapped module.
+        batches: See `HoulsbyTunerLayer`.
+        channel_dim: The dimension of the output that the bottleneck transforms, counted from the end: -1, or -1 - n
+            for a convolution over n dimensions.
     """
 
     adapter_layer_names = ("houlsby_adapter",)
     other_param_names = ("houlsby_owner",)
-    _mixed: MixedBatch
 
-    def __init__(self, base_layer: nn.Module, channel_dim: int = -1, reference: nn.Module | None = None) -> None:
-        super().__init__(base_layer, reference)
-        self._mixed = MixedBatch()
+    def __init__(
+        self,
+        base_layer: nn.Module,
+        reference: nn.Module | None = None,
+        batches: dict[int, MixedBatch] | None = None,
+        channel_dim: int = -1,
+    ) -> None:
+        super().__init__(base_layer, reference, batches)
         self.channel_dim = channel_dim
         self.houlsby_adapter = nn.ModuleDict()
-        # From adapter name to the layer that owns the shared bottleneck: a plain dict, so that the bottleneck is
-        # registered once in the model.
+        # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that the bottleneck is
+        # registered only once in the model.
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
 
     def update_layer(self, adapter_name: str, bottleneck: Bottleneck) -> None:
-        """Add an adapter with a bottleneck that this layer owns, also in place of one of the same name."""
+        """Give an adapter a bottleneck that this layer owns; an existing one of this name is replaced."""
         self.houlsby_owner.pop(adapter_name, None)
         self.houlsby_adapter[adapter_name] = bottleneck
 
     def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
-        """Add an adapter that uses the bottleneck of another layer, its owner, also in place of one of its own."""
+        """Give an adapter the bottleneck that another layer owns; an existing one of this name is replaced."""
         if adapter_name in self.houlsby_adapter:
             del self.houlsby_adapter[adapter_name]
         self.houlsby_owner[adapter_name] = owner
 
     def bottleneck(self, adapter_name: str) -> Bottleneck | None:
-        """The bottleneck that an adapter applies here, its own or a shared one; None if it has none here."""
+        """Return the bottleneck that an adapter applies here, owned or shared; None if it has none here."""
         owner = self.houlsby_owner.get(adapter_name, self)
         return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None  # type: ignore[return-value]
 
-    def forward(self, *args: Any, adapter_names: Sequence[str] | None = None, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = self.base_layer(*args, **kwargs)
         if self.disable_adapters:
             return result
         if isinstance(result, tuple):
-            return (self._adapt(result[0], adapter_names), *result[1:])
-        return self._adapt(result, adapter_names)
+            return (self._adapt(result[0]), *result[1:])
+        return self._adapt(result)
 
-    def _adapt(self, hidden: torch.Tensor, adapter_names: Sequence[str] | None) -> torch.Tensor:
+    def _adapt(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.channel_dim != -1:
             hidden = hidden.movedim(self.channel_dim, -1)
-        if adapter_names is not None:
-            hidden = self._mixed(hidden, adapter_names, self.bottleneck)
+        batch = self.mixed_batch
+        if batch is not None:
+            hidden = batch.adapt(self, hidden)
         else:
             for name in self.active_adapters:
                 bottleneck = self.bottleneck(name)
@@ -84,40 +223,37 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 class HoulsbyLayerNorm(HoulsbyTunerLayer):
     """A norm of the base model and a trained copy of it per adapter (Houlsby et al. 2019, section 2.1).
 
-    Norms do not compose: of several active adapters, the last one that trains this norm gives the norm. When adapters
-    are disabled, the base model's norm is used.
+    Norms do not compose: of several active adapters, the last one that trains this norm is used. While adapters are
+    disabled, the base model's norm is used.
     """
 
     adapter_layer_names = ("houlsby_norm",)
-    _mixed: MixedNorm
 
-    def __init__(self, base_layer: nn.Module) -> None:
-        super().__init__(base_layer)
-        self._mixed = MixedNorm()
+    def __init__(self, base_layer: nn.Module, batches: dict[int, MixedBatch] | None = None) -> None:
+        super().__init__(base_layer, batches=batches)
         self.houlsby_norm = nn.ModuleDict()
 
     def update_layer(self, adapter_name: str) -> None:
-        """Add an adapter, whose copy starts equal to the base model's norm."""
+        """Give an adapter a copy of the base model's norm."""
         self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
 
     def norm(self, adapter_name: str) -> nn.Module | None:
-        """The norm that an adapter trains here; None if it trains none here."""
+        """Return the norm that an adapter trains here; None if it trains none here."""
         return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
 
-    def forward(self, hidden: torch.Tensor, *, adapter_names: Sequence[str] | None = None) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.disable_adapters:
             return self.base_layer(hidden)  # type: ignore[no-any-return]
-        if adapter_names is not None:
-            return self._mixed(hidden, adapter_names, self.base_layer, self.norm)
-        norm = next(self._active_norms(), self.base_layer)
-        return apply_norm(norm, hidden, like=self.base_layer)
+        batch = self.mixed_batch
+        if batch is not None:
+            return batch.normalize(self, hidden)
+        return self.apply_norm(next(self._active_norms(), self.base_layer), hidden)
+
+    def apply_norm(self, norm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply a norm whose dtype (float32) may differ from that of the norm that it replaces."""
+        if norm.weight.dtype == self.base_layer.weight.dtype:
+            return norm(hidden)  # type: ignore[no-any-return]
+        return norm(hidden.to(norm.weight.dtype)).to(hidden.dtype)  # type: ignore[no-any-return, arg-type]
 
     def _active_norms(self) -> Iterator[nn.Module]:
         return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
-
-
-def apply_norm(norm: nn.Module, hidden: torch.Tensor, like: nn.Module) -> torch.Tensor:
-    """Apply a copied norm whose dtype may differ (float32) from the norm `like` that it replaces."""
-    if norm.weight.dtype == like.weight.dtype:
-        return norm(hidden)  # type: ignore[no-any-return]
-    return norm(hidden.to(norm.weight.dtype)).to(hidden.dtype)  # type: ignore[no-any-return, arg-type]

@@ -1,4 +1,4 @@
-"""`HoulsbyModel`: wraps the places of a base model, and what PEFT asks of every tuner."""
+"""`HoulsbyModel`: adds adapters to a base model, as PEFT asks of every tuner."""
 
 from __future__ import annotations
 
@@ -10,48 +10,46 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
-from .adapter_names import check_name
 from .averaging import average, check_alike
+from .batching import MixedBatch, forget_batches, hook_other_wrappers, run_mixed_batch
+from .checkpoints.fingerprint import wrong_base_message
+from .checkpoints.weights import check_shapes
 from .config import HoulsbyConfig
-from .fingerprint import differences, fingerprint, warn_of_wrong_base
-from .head import HoulsbyHead, wrap_heads
-from .layer import HoulsbyLayer, HoulsbyLayerNorm
-from .loading import check_shapes
-from .mixed_forward import MixedForward
-from .new_modules import add_new_modules
-from .places import Place
-from .plan import Plan, modules_to_save
+from .heads.tasks import label_facts
+from .heads.wrapper import HoulsbyHead, add_heads, train_heads
+from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from .offloading import check_not_sharded
+from .placement.plan import Plan, check_name
 from .registration import PREFIX
-from .sharded import refuse_shards
-from .tasks import record_head
-from .tuner_layer import NO_MERGE, HoulsbyTunerLayer
 
 
 class HoulsbyModel(BaseTuner):
     """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model, HoulsbyConfig())`.
 
-    Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip connection; these
-    bottlenecks, the norms of the adapted layers and the task head are trained, everything else is frozen. The weights
+    Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip connection. The
+    bottlenecks, the norms of the adapted layers and the task head are trained; everything else is frozen. The weights
     of the base model are never touched, so it may be quantized or sharded in any way.
 
     Args:
-        model: the base model, changed in place.
-        peft_config: the `HoulsbyConfig`, or a dict of them by adapter name.
-        adapter_name: the name of the adapter.
-        low_cpu_mem_usage: create the adapter's weights on the meta device, to be replaced by loaded ones.
-        state_dict: weights that are loaded later; see `inject_adapter`.
+        model: The base model, changed in place.
+        peft_config: The `HoulsbyConfig`, or a dict of configurations by adapter name.
+        adapter_name: Name of the adapter.
+        low_cpu_mem_usage: Create the adapter's weights on the meta device, to be replaced by loaded ones.
+        state_dict: Weights that are loaded later; see `inject_adapter`.
     """
 
     prefix = PREFIX
     tuner_layer_cls = HoulsbyTunerLayer
+    _has_run_batches = False
 
     def __init__(
         self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
     ) -> None:
-        with _unchanged_by_errors(getattr(model, "peft_config", {})):
+        with _restore_configs(getattr(model, "peft_config", {})):
             super().__init__(model, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
 
     def inject_adapter(
@@ -62,40 +60,43 @@ class HoulsbyModel(BaseTuner):
         low_cpu_mem_usage: bool = False,
         state_dict: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Wrap the places of an adapter; called by PEFT when an adapter is created, added or loaded.
+        """Add an adapter to the model. PEFT calls this when an adapter is created, added or loaded.
 
-        The places always come from the configuration, which says all that a `state_dict` could and, with shared
-        bottlenecks, more: only the owner of a shared bottleneck appears in a file. Everything is checked before the
-        model is changed.
+        Everything is found and checked before the model or the configuration is changed; if PEFT fails nevertheless,
+        the changes are undone. The places come from the configuration and, for a saved adapter, from its record, not
+        from `state_dict`, in which a shared bottleneck appears only at its owner.
 
         Raises:
-            ValueError: there is nothing to adapt, or the weights to be loaded do not fit.
+            ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
-        self._plan = Plan(model, config)
-        if add_new_modules(model, config, self._plan.bottlenecks):
-            self._plan = Plan(model, config)
-        self._plan.check_weights(model, state_dict)
+        plan = Plan(model, config)
+        plan.check_weights(state_dict)
         check_name(model, adapter_name)
-        self._recognize_base(model, adapter_name, config)
-        self._mixed_forward = MixedForward(model)
-        # Before PEFT does, which finds our wrappers and uses them.
-        active = [adapter_name] if adapter_name in self.active_adapters else []
-        wrap_heads(model, modules_to_save(model, config), adapter_name, active, config.inference_mode)
-        super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
-        # transformers disables heads together with tuner layers, but enables the tuner layers alone.
-        first = next(module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
-        first.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
 
-    def _recognize_base(self, model: nn.Module, adapter_name: str, config: HoulsbyConfig) -> None:
-        """Record the base and the labels of a new adapter; warn if a loaded one was trained on another base."""
-        places = list(self._plan.bottlenecks.values())
-        found = fingerprint(model, [self._plan.reference(place) for place in places[:1] + places[-1:]])
-        if not config.was_trained_elsewhere:
-            config.base_fingerprint = found
-            record_head(config, model)
-        elif reasons := differences(config.base_fingerprint or {}, found):
-            warn_of_wrong_base(config.base_model_name_or_path, model, reasons, adapter_name)
+        record = plan.new_record()
+        if config.is_loaded and (loaded := config.record):
+            if differences := plan.base_differences():
+                name = config.base_model_name_or_path
+                warnings.warn(wrong_base_message(name, model, differences, adapter_name), stacklevel=2)
+            two_layer_head = config.two_layer_head or loaded.two_layer_head
+            record = replace(loaded, places=record.places, heads=record.heads, two_layer_head=two_layer_head)
+        self._plan = plan
+        self._batches: dict[int, MixedBatch] = next((layer.batches for layer in _tuner_layers(model)), {})
+        forget_batches(model)
+        active = [adapter_name] if adapter_name in self.active_adapters else []
+        with _restore_model(model, adapter_name):
+            # Before PEFT wraps modules to save: it finds our wrappers and uses them.
+            add_heads(model, plan.heads, adapter_name, active, self._batches)
+            super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+        found = [name for name in plan.heads if not name.endswith(tuple(config.modules_to_save or ()))]
+        train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
+        hook_other_wrappers(model, self._batches)
+        # Kept with the model as well, because several adapters may have been added with one configuration.
+        model.houlsby_records = getattr(model, "houlsby_records", {}) | {adapter_name: record}  # type: ignore[assignment]
+        config.record = record
+        # transformers disables heads together with tuner layers, but enables only the tuner layers.
+        next(_tuner_layers(model)).heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
 
     def _prepare_adapter_config(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
@@ -119,22 +120,19 @@ class HoulsbyModel(BaseTuner):
         current_key: str,
         parameter_name: str | None = None,
     ) -> None:
-        place = self._plan.places[current_key]
-        layer = target if isinstance(target, HoulsbyTunerLayer) else self._plan.new_layer(target, place)
+        plan, place = self._plan, self._plan.places[current_key]
+        layer = target
+        if not isinstance(layer, HoulsbyTunerLayer):
+            layer = plan.new_layer(target, place, self._batches)
         if isinstance(layer, HoulsbyLayerNorm):
             layer.update_layer(adapter_name)
+        elif isinstance(layer, HoulsbyLayer) and plan.owners[current_key] == current_key:
+            layer.update_layer(adapter_name, plan.new_bottleneck(place))
         elif isinstance(layer, HoulsbyLayer):
-            self._add_bottleneck(adapter_name, layer, place)
+            layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
-
-    def _add_bottleneck(self, adapter_name: str, layer: HoulsbyLayer, place: Place) -> None:
-        owner = self._plan.owners[place.key]
-        if owner != place.key:
-            layer.share_layer(adapter_name, self.model.get_submodule(owner))
-            return
-        layer.update_layer(adapter_name, self._plan.new_bottleneck(place))
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
@@ -144,22 +142,22 @@ class HoulsbyModel(BaseTuner):
         raise ValueError(NO_MERGE)
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """To float32 or, if that is not wanted, to the base model's dtype; a file may have brought another one."""
+        """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever the file's."""
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
-        for module in self.model.modules():
-            if isinstance(module, HoulsbyTunerLayer) and not autocast_adapter_dtype:
-                module.cast_to_base(adapter_name)
+        if not autocast_adapter_dtype:
+            for layer in _tuner_layers(self.model):
+                layer.cast_to_base(adapter_name)
 
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:
-        """The Houlsby adapters; the model may have adapters of other methods too."""
+        """The Houlsby adapters; the model may have adapters of other methods as well."""
         return {name: config for name, config in self.peft_config.items() if isinstance(config, HoulsbyConfig)}
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
-        """Set the active adapter(s); several are applied one after the other, in the order given.
+        """Set the active adapters; several are stacked in the order given.
 
         Raises:
-            ValueError: an adapter is unknown.
+            ValueError: An adapter is unknown.
         """
         unknown = {adapter_name} if isinstance(adapter_name, str) else set(adapter_name)
         unknown -= set(self.peft_config)
@@ -172,6 +170,7 @@ class HoulsbyModel(BaseTuner):
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter. If it was the only active one, another adapter becomes active, the same in all layers."""
+        forget_batches(self.model)
         others = sorted(set(self._own_adapters) - {adapter_name})
         if self.active_adapters == [adapter_name] and others:
             warnings.warn(
@@ -180,75 +179,123 @@ class HoulsbyModel(BaseTuner):
             )
             self.set_adapter(others[0])
         super().delete_adapter(adapter_name)
+        self.model.houlsby_records.pop(adapter_name, None)
 
     def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
         """Add an adapter whose weights are a linear combination of other adapters' weights.
 
-        The combination goes over all that adapters train: bottlenecks, norms, and heads, so that averaging heads of
-        unlike tasks makes little sense. It is not the combination of what the adapters compute, which is not linear
-        in their weights. The new adapter is not active yet.
+        The combination covers everything that adapters train: bottlenecks, norms and heads. It makes little sense for
+        heads of different tasks. It is not the combination of the adapters' outputs, which are not linear in their
+        weights. The new adapter is not active yet.
 
         Args:
-            adapters: names of adapters with the same shapes.
-            weights: their coefficients, which may be negative and need not sum to 1.
-            adapter_name: name of the new adapter.
+            adapters: Names of adapters with the same shapes.
+            weights: Their coefficients, which may be negative and need not sum to 1.
+            adapter_name: Name of the new adapter.
 
         Raises:
-            ValueError: the name is taken, the numbers of names and coefficients differ, or the adapters differ.
+            ValueError: The name is taken, the numbers of names and coefficients differ, or the adapters differ.
         """
         if adapter_name in self.peft_config:
-            raise ValueError(f"An average must have a name of its own; there already is an adapter {adapter_name!r}.")
+            raise ValueError(f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}.")
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
         check_alike(self.model, self._own_adapters, adapters)
-        with _unchanged_by_errors(self.peft_config):
-            self.peft_config[adapter_name] = replace(self.peft_config[adapters[0]])
+        with _restore_configs(self.peft_config):
+            first = replace(self._own_adapters[adapters[0]])
+            first.record = self.model.houlsby_records[adapters[0]]
+            self.peft_config[adapter_name] = first.derived()
             self.inject_adapter(self.model, adapter_name)
         average(self.model, adapters, weights, adapter_name)
 
     @classmethod
-    def _get_adapter_state_dict(cls, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(*args, **kwargs)
-        refuse_shards(weights)
+    def _get_adapter_state_dict(  # type: ignore[override]
+        cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, *args: Any, **kwargs: Any
+    ) -> dict[str, torch.Tensor]:
+        """Return the weights to save, and give the configuration, which PEFT saves next, this adapter's record."""
+        weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
+            model, config, adapter_name, *args, **kwargs
+        )
+        check_not_sharded(weights)
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        record = getattr(base, "houlsby_records", {}).get(adapter_name, config.record)
+        if record is not None and record.has_labels_of_base:
+            record = replace(record, **label_facts(config, base))
+        config.record = record
         return weights
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """`X.houlsby_adapter.NAME.down_proj.weight` is saved as `X.houlsby_adapter.down_proj.weight`."""
+        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`."""
         return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
         cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, state_dict: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Called by PEFT with what is to be loaded; refuses what does not fit before any weight is copied."""
+        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be loaded."""
         found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
         expected = {key: value.shape for key, value in model.state_dict().items() if own.search(key)}
-        source = str(config.weights_file or "what is loaded")
-        check_shapes(expected, {key: value.shape for key, value in found.items()}, source)
+        source = config.record.source.weights if config.record and config.record.source else None
+        check_shapes(expected, {key: value.shape for key, value in found.items()}, str(source or "what is loaded"))
         return found
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
-        """Called by PEFT around every forward and generation."""
+        """Run mixed batches. PEFT enters this context around every forward pass and generation."""
         names = kwargs.pop("adapter_names", None)
         if names is None:
+            # Training may write weights in ways that leave no trace.
+            if self._has_run_batches and self.training:
+                self._has_run_batches = False
+                forget_batches(self.model)
             yield
             return
-        self._mixed_forward.check(names, self._own_adapters, args, kwargs)
-        with self._mixed_forward.adapters_of_rows(names):
+        self._has_run_batches = True
+        with run_mixed_batch(self.model, names, self._own_adapters, self._batches, args, kwargs):
             yield
+
+
+def _tuner_layers(model: nn.Module) -> Iterator[HoulsbyTunerLayer]:
+    return (module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
 
 
 @contextmanager
-def _unchanged_by_errors(configs: dict[str, Any]) -> Iterator[None]:
-    """Take out of a model's configurations what was entered for an adapter that could not be added: it would stand for
-    an adapter, and be saved as one."""
+def _restore_configs(configs: dict[str, Any]) -> Iterator[None]:
+    """Restore a model's configurations if an adapter cannot be added: an entry would count as an adapter."""
     before = dict(configs)
     try:
         yield
     except Exception:
         configs.clear()
         configs.update(before)
+        raise
+
+
+@contextmanager
+def _restore_model(model: nn.Module, adapter_name: str) -> Iterator[None]:
+    """Restore the modules of a model and what trains if an adapter cannot be added."""
+    training = [(weight, weight.requires_grad) for weight in model.parameters()]
+    modules = {key: module for key, module in model.named_modules() if key}
+    containers = [
+        getattr(module, name)
+        for module in modules.values()
+        if isinstance(module, (HoulsbyTunerLayer, HoulsbyHead))
+        for name in (*module.adapter_layer_names, *module.other_param_names)
+    ]
+    is_new = not any(adapter_name in container for container in containers)
+    try:
+        yield
+    except Exception:
+        for key, module in modules.items():
+            parent, _, name = key.rpartition(".")
+            owner = modules[parent] if parent else model
+            if getattr(owner, name, None) is not module:
+                setattr(owner, name, module)
+        for container in containers:
+            if is_new and adapter_name in container:
+                del container[adapter_name]
+        for weight, requires_grad in training:
+            weight.requires_grad_(requires_grad)
         raise

@@ -1,29 +1,31 @@
-"""Modules whose weights accelerate keeps elsewhere, on the CPU or on disk, and brings in for each forward."""
+"""Weights that are not where their module is: offloaded by accelerate, or sharded by DeepSpeed and FSDP."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import chain
 
 import torch
 from accelerate.utils import align_module_device  # type: ignore[import-untyped]
+from peft.utils.integrations import gather_params_ctx
 from torch import nn
 
-from .sharded import gathered
 
-
-# What accelerate's hooks set on a module.
+# The attributes that accelerate's hooks set on a module.
 _HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """A copy that holds its weights whole and itself, without the hook, which would bring in the original's."""
+    """Return a copy with whole weights of its own, and without accelerate's hook, which refers to the original's."""
     modules = list(module.modules())
-    with gathered(module), ExitStack() as stack:
+    with ExitStack() as stack:
+        if sharded := [weight for weight in module.parameters() if hasattr(weight, "ds_id")]:
+            stack.enter_context(gather_params_ctx(sharded, modifier_rank=None))
         for each in modules:
             stack.enter_context(align_module_device(each))
-        # A hook refers to the weights of the whole model, which must not be copied along.
+        # A hook refers to the weights of the whole model, which must not be copied.
         copied = copy.deepcopy(module, {id(each._hf_hook): None for each in modules if hasattr(each, "_hf_hook")})
     for each in copied.modules():
         for name in _HOOK_ATTRIBUTES:
@@ -32,28 +34,28 @@ def copy_of(module: nn.Module) -> nn.Module:
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Where a module's weights are while it runs, or the buffers that hold quantized ones; None if it has neither, or
-    only ones on the meta device."""
+    """Return the device that a module runs on; None if it has no weights, or only ones on the meta device."""
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
+        # Quantized weights may be buffers.
         device = next((tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta")
     return None if torch.device(device) == torch.device("meta") else torch.device(device)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
-    """The dtype of a module's weights; None if it has none, or if they are quantized."""
+    """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
     weight = next(module.parameters(), None)
     return weight.dtype if weight is not None and weight.is_floating_point() else None
 
 
-def check_weights_are_at_hand(model: nn.Module) -> None:
-    """Refuse to load an adapter through `PeftModel.from_pretrained` onto a base with layers on disk.
+def check_base_is_loaded(model: nn.Module) -> None:
+    """Refuse to load an adapter through `PeftModel.from_pretrained` onto a base model with layers on disk.
 
-    PEFT takes such a base apart and puts it together again with the adapter's weights on disk too, under names that
-    only fit methods with one tensor per adapter and place.
+    PEFT takes such a base model apart and offloads the adapter's weights to disk as well, under names that fit only
+    methods with one tensor per adapter and module.
 
     Raises:
-        ValueError: PEFT has taken the base apart.
+        ValueError: PEFT has taken the base model apart.
     """
     on_disk = "disk" in getattr(model, "hf_device_map", {}).values()
     if on_disk and not any(hasattr(module, "_hf_hook") for module in model.modules()):
@@ -62,3 +64,21 @@ def check_weights_are_at_hand(model: nn.Module) -> None:
             "base model again, add an empty adapter and fill it: model = get_peft_model(base, "
             "HoulsbyConfig.from_pretrained(path)); set_peft_model_state_dict(model, load_peft_weights(path))."
         )
+
+
+def check_not_sharded(weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuse to save weights of which this process holds only a part.
+
+    Raises:
+        ValueError: A tensor is empty, as under ZeRO-3, or a `DTensor` of FSDP2.
+    """
+    for name, weight in weights.items():
+        is_dtensor = hasattr(weight, "full_tensor")
+        if is_dtensor or weight.numel() == 0:
+            raise ValueError(
+                "An adapter's weights must be gathered before they are saved; this process holds only a part of "
+                f"{name}, {'a DTensor (FSDP2)' if is_dtensor else 'which is empty (ZeRO-3)'}. On every process: "
+                "weights = accelerator.get_state_dict(wrapped_model); then "
+                "accelerator.unwrap_model(wrapped_model).save_pretrained(folder, state_dict=weights, "
+                "is_main_process=accelerator.is_main_process). transformers' Trainer does this automatically."
+            )

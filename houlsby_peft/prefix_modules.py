@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .base_modules import is_inside
-from .tuner_layer import HoulsbyTunerLayer
+from .layer import is_inside
+from .layer import HoulsbyTunerLayer
 
 
 def lowest_trained_layer(model: nn.Module) -> tuple[str, int]:

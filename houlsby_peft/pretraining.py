@@ -8,7 +8,7 @@ from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_pe
 
 from .config import HoulsbyConfig
 from .errors import AdapterError
-from .fingerprint import differences
+from .checkpoints.fingerprint import compare_fingerprints
 from .registration import PREFIX
 
 
@@ -39,7 +39,7 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
                 f"An adapter can only be initialized from one with the same options; {path} has {field}={there!r}, "
                 f"adapter {adapter_name!r} has {here!r}. Train both with the same HoulsbyConfig."
             )
-    if reasons := differences(source.base_fingerprint or {}, config.base_fingerprint or {}):
+    if reasons := compare_fingerprints(source.record and source.record.base, config.record and config.record.base):
         raise AdapterError(
             f"An adapter can only be initialized from one of the same base model; {path} was trained on "
             f"{source.base_model_name_or_path!r}, which differs: {'; '.join(reasons)}. Use that base model."

@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ..tasks import Task
+from ..heads.tasks import Task
 from .card_results import Run, of_method, scores, words
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from ..inference.adapter_files import read_config
-from ..inference.base_model import load_tokenizer
-from ..inference.load import load
-from ..inference.predictor import Input, Predictor
-from ..tasks import task_of_config
+from ..checkpoints.untrusted import read_config
+from ..serving.base_model import load_tokenizer
+from ..serving.load import load
+from ..serving.predictor import Input, Predictor
+from ..heads.tasks import task_of_config
 
 
 def answer_of_folder(

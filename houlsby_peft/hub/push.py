@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..hub_errors import explained
-from ..inference.adapter_files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
-from ..inference.predictor import Input
-from ..tasks import record_head
+from ..checkpoints.untrusted import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
+from ..serving.predictor import Input
+from ..heads.tasks import record_head
 from .card_results import Results
 from .cards import CARD_FILE, make_card, merge_cards
 from .checks import base_on_hub, check_access

@@ -17,7 +17,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from common.errors import RecipeError
 from common.names import looks_like_a_path
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.fingerprint import differences
+from houlsby_peft.checkpoints.fingerprint import compare_fingerprints
 
 
 MINILM = "minilm"
@@ -152,7 +152,7 @@ def _start_from(model: PeftModel, path: str, name: str) -> None:
                 f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
                 f"Give {_as_flag(option, there)} here, or {_as_flag(option, here)} where that adapter is trained."
             )
-    reasons = differences(source.base_fingerprint or {}, config.base_fingerprint)
+    reasons = compare_fingerprints(source.record.base, config.record.base)
     if reasons:
         raise RecipeError(
             f"--init_adapter needs an adapter of the same encoder; {path} is one of {source.base_model_name_or_path}: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from threading import get_ident
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.batching import MixedBatch
 
 
 BASE = "__base__"
@@ -123,6 +125,7 @@ def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_tr
     # 2 owners with two weights and two biases each, and not 8 places.
     assert counting.calls["stack"] == 2 * 4
     model.train()
+    model(token_ids)
     for parameter in model.parameters():
         parameter.data.mul_(0.9)  # leaves no trace that autograd could count
     model.eval().set_adapter("task_1")
@@ -220,9 +223,9 @@ def test_a_head_that_gives_no_tensor_is_refused():
 
 
 def test_rows_that_a_layer_is_called_with_directly():
-    layer = HoulsbyLayer(nn.Identity())
+    layer = HoulsbyLayer(nn.Identity(), batches={get_ident(): MixedBatch([BASE, "some"])})
     with pytest.raises(ValueError, match="got 2 and 3"):
-        layer(torch.randn(3, 4), adapter_names=[BASE, BASE])
+        layer(torch.randn(3, 4))
 
 
 def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_none(token_ids):

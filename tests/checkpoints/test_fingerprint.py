@@ -10,7 +10,7 @@ from peft import PeftModel, get_peft_model
 from tiny_models import tiny_bert
 
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.fingerprint import differences, fingerprint
+from houlsby_peft.checkpoints.fingerprint import compare_fingerprints, fingerprint
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def test_another_configuration_is_warned_about_with_both_values(adapter):
 def test_one_config_object_may_make_adapters_on_several_bases():
     config = HoulsbyConfig(r=4)
     get_peft_model(tiny_bert(), config)
-    first = config.base_fingerprint
+    first = config.record.base
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         get_peft_model(tiny_bert(seed=1), config)
-    assert config.base_fingerprint != first
+    assert config.record.base != first
 
 
 def test_weights_that_cannot_be_read_never_differ():
@@ -71,5 +71,5 @@ def test_weights_that_cannot_be_read_never_differ():
     for unreadable in (quantized, torch.nn.Linear(8, 8, device="meta"), torch.nn.Dropout()):
         found = fingerprint(torch.nn.Module(), [unreadable])
         assert found["weights"] == [None]
-        assert differences(read, found) == differences(found, read) == []
-    assert differences(read, fingerprint(torch.nn.Module(), [torch.nn.Linear(8, 8)])) == ["other weights"]
+        assert compare_fingerprints(read, found) == compare_fingerprints(found, read) == []
+    assert compare_fingerprints(read, fingerprint(torch.nn.Module(), [torch.nn.Linear(8, 8)])) == ["other weights"]

@@ -80,7 +80,7 @@ def of_a_lora(path):
 BROKEN = {
     "cut off": (cut, rf"{WEIGHTS} \([\d,]+ bytes\) cannot be read: .*Download or save it again"),
     "no safetensors": (overwrite, rf"{WEIGHTS} \(1,000 bytes\) cannot be read"),
-    "pickled": (pickle_it, "has adapter_model.bin only, a pickled file, which can run any code"),
+    "pickled": (pickle_it, "has only adapter_model.bin, a pickled file, which can run any code"),
     "another shape": (
         edit_weights(lambda weights: weights.update({f"{FIRST}.up_proj.weight": torch.zeros(3, 5)})),
         rf"{WEIGHTS} do not: {FIRST}.up_proj.weight has the shape \(3, 5\), the model needs \(32, 4\)",
@@ -224,11 +224,11 @@ def test_hot_swapping_is_refused_clearly(saved):
 def test_a_configuration_of_a_saved_adapter_makes_new_ones_if_copied(saved):
     config = HoulsbyConfig.from_pretrained(saved / "good")
     wider = tiny_bert(hidden_size=48)
-    with pytest.raises(ValueError, match=r"give dataclasses\.replace\(config, ") as error:
+    with pytest.raises(ValueError, match=r"use dataclasses\.replace\(config, ") as error:
         get_peft_model(wider, config)
     advice = re.search(r"dataclasses\.(replace\(.*\))\.$", str(error.value))
     model = get_peft_model(wider, eval(advice[1], {"replace": replace, "config": config}))
     new = get_peft_model(tiny_bert(hidden_size=48), HoulsbyConfig(r=4, share_layers=1, task_type="SEQ_CLS"))
     assert model.get_nb_trainable_parameters() == new.get_nb_trainable_parameters()
-    assert model.peft_config["default"].id2label == new.peft_config["default"].id2label
-    assert model.peft_config["default"].base_fingerprint == new.peft_config["default"].base_fingerprint
+    assert model.peft_config["default"].labels == new.peft_config["default"].labels
+    assert model.peft_config["default"].record.base == new.peft_config["default"].record.base

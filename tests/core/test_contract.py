@@ -24,7 +24,7 @@ from peft import (
 from safetensors.torch import load_file
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.head import HoulsbyHead
+from houlsby_peft.heads.wrapper import HoulsbyHead
 
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

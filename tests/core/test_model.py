@@ -137,7 +137,7 @@ ENCODERS = {
 def test_head_and_places_of_each_encoder(name, token_ids):
     model_cls, config, head = ENCODERS[name]
     model = get_peft_model(model_cls(config), HoulsbyConfig(r=4)).eval()
-    assert model.peft_config["default"].modules_to_save == head
+    assert model.peft_config["default"].record.heads == head
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 4
     assert sum(isinstance(module, HoulsbyLayerNorm) for module in model.modules()) == 4
     assert model(token_ids).logits.shape == (5, 3)
@@ -288,7 +288,7 @@ def test_an_unknown_architecture_without_target_modules_is_an_error():
         # PEFT leaves out all keys with such a part when it saves the other adapter.
         (
             ["1", "bert", "classifier", "weight", "base_model", "model", "down_proj"],
-            "must be no part of the names of the model's",
+            "must not be part of the names of the model's",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, BertModel, ViTConfi
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.new_modules import find_new
+from houlsby_peft.heads.find import find_new
 
 
 def load(path, **kwargs):
@@ -79,17 +79,17 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler, caplog):
     for base in (load(with_pooler), tiny_bert(), bare, offloaded):
         config = HoulsbyConfig(r=4)
         get_peft_model(base, config)
-        assert not any("pooler" in name for name in config.modules_to_save or [])
+        assert not any("pooler" in name for name in config.record.heads)
     config = HoulsbyConfig(r=4, modules_to_save=[])
     get_peft_model(load(without_pooler), config)
-    assert config.modules_to_save == []
+    assert config.record.heads == []
     assert "has no weights" not in caplog.text
 
 
 def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pooler, without_pooler, tmp_path):
     get_peft_model(load(with_pooler), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path)
-    assert loaded.peft_config["default"].modules_to_save == ["classifier"]
+    assert loaded.peft_config["default"].record.heads == ["classifier"]
 
 
 def test_images_have_no_pooler(tmp_path):

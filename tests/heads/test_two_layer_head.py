@@ -21,7 +21,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.hub.cards import make_card
-from houlsby_peft.two_layer_head import has_two_layer_head, put_two_layer_head
+from houlsby_peft.heads.new import has_two_layer_head, put_two_layer_head
 
 
 TEXTS = ["The soup was late and cold.", "Is the menu in town?"]
@@ -59,7 +59,7 @@ def test_its_formula_and_its_first_weights():
 def test_a_head_that_is_not_one_linear_layer_stays():
     with torch.device("meta"):
         model = RobertaForSequenceClassification(RobertaConfig(num_hidden_layers=1))
-    with pytest.raises(ValueError, match=r"one linear layer; .* has classifier \(RobertaClassificationHead\)"):
+    with pytest.raises(ValueError, match=r"one linear layer .* has classifier \(RobertaClassificationHead\)"):
         put_two_layer_head(model)
 
 
@@ -69,7 +69,6 @@ def saved(tmp_path_factory):
     base = make_base(tmp_path_factory.mktemp("base"))
     folder = tmp_path_factory.mktemp("adapter")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    put_two_layer_head(model)
     config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), two_layer_head=True)
     model = get_peft_model(model, config)
     perturb(model)
@@ -84,12 +83,18 @@ def logits(model, tokenizer):
 
 
 @pytest.mark.parametrize("given", ["by name", "as a model"])
-def test_load_gives_the_base_model_such_a_head(saved, given):
+def test_load_gives_the_adapter_such_a_head_and_leaves_the_base_models(saved, given):
     base, folder, expected = saved
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3) if given == "as a model" else None
     adapter = houlsby_peft.load(folder, base_model=model)
     assert torch.equal(logits(adapter.model, adapter.tokenizer), expected)
-    assert has_two_layer_head(adapter.model.get_base_model())
+    base_model = adapter.model.unload()
+    assert not has_two_layer_head(base_model)
+    assert isinstance(base_model.classifier, torch.nn.Linear)
+
+
+def test_predictions_have_the_adapters_labels(saved):
+    adapter = houlsby_peft.load(saved[1])
     assert {found["label"] for found in adapter.predict(TEXTS)} <= set(LABELS)
 
 
@@ -123,11 +128,12 @@ def test_it_is_recorded_where_the_configuration_does_not_tell(saved, tmp_path):
     assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(model, loaded.tokenizer))
 
 
-def test_peft_alone_says_what_does_not_fit(saved):
-    base, folder, _ = saved
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    with pytest.raises(ValueError, match=r"must fit its configuration and the base model.*classifier\.weight"):
-        PeftModel.from_pretrained(model, folder)
+@pytest.mark.parametrize("labels", [2, 3])
+def test_peft_alone_loads_it_whatever_the_base_models_head(saved, labels):
+    base, folder, expected = saved
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels)
+    model = PeftModel.from_pretrained(model, folder).eval()
+    assert torch.equal(logits(model, AutoTokenizer.from_pretrained(base)), expected)
 
 
 def test_the_card_says_how_it_is_loaded(saved):

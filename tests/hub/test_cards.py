@@ -20,7 +20,7 @@ from houlsby_peft.hub.card_metadata import check_metadata
 from houlsby_peft.hub.card_results import mean_and_error
 from houlsby_peft.hub.card_sections import mark, split, update
 from houlsby_peft.hub.cards import make_card, merge_cards
-from houlsby_peft.inference.adapter_files import check_weights, read_config
+from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 
 
 ROOT = Path(__file__).parents[2]

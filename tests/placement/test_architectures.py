@@ -13,7 +13,7 @@ from tiny_models import perturb
 from transformers.models.auto import modeling_auto
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.architectures import ARCHITECTURES
+from houlsby_peft.placement.architectures import ARCHITECTURES
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
@@ -250,15 +250,19 @@ def test_head(row, model_class, task, tmp_path):
         assert trained == loading["missing_keys"] & weights
 
 
-def test_head_that_cannot_be_told_apart():
+def test_a_head_named_like_another_module_and_one_that_is_a_list():
+    """The encoder's `feature_extractor` is not the head's, and of the list `tdnn` each module trains."""
     base = transformers.Wav2Vec2ForXVector(ROWS["wav2vec2"].model().config)
-    with pytest.raises(ValueError, match=r"'wav2vec2\.feature_extractor' ends like 'feature_extractor'"):
-        get_peft_model(base, HoulsbyConfig(r=4))
-    model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=[]))
+    model = get_peft_model(base, HoulsbyConfig(r=4))
+    heads = {name.split(".modules_to_save")[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    heads = {name.removeprefix("base_model.model.") for name in heads if "houlsby_" not in name}
+    tdnn = {f"tdnn.{index}" for index in range(len(base.tdnn))}
+    assert heads == {"projector", *tdnn, "feature_extractor", "classifier", "objective"}
+    model = get_peft_model(transformers.Wav2Vec2ForXVector(base.config), HoulsbyConfig(r=4, modules_to_save=[]))
     assert all("houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad)
 
 
 def test_head_with_a_bare_weight():
     base = transformers.Wav2Vec2ForSequenceClassification(ROWS["wav2vec2"].model(use_weighted_layer_sum=True).config)
-    with pytest.warns(UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification stays as it was"):
+    with pytest.warns(UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification keeps its initial values"):
         get_peft_model(base, HoulsbyConfig(r=4))

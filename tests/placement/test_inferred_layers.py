@@ -12,9 +12,9 @@ from tiny_models import perturb
 from torch import nn
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.base_modules import base_modules
-from houlsby_peft.inferred_layers import fold_indices, infer_layers
-from houlsby_peft.places import find_places
+from houlsby_peft.layer import base_modules
+from houlsby_peft.placement.inference import fold_indices, infer_layers
+from houlsby_peft.placement.places import find_places
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
@@ -74,7 +74,7 @@ class TorchDecoder(nn.Module):
 
 @pytest.fixture
 def no_table(monkeypatch):
-    monkeypatch.setattr("houlsby_peft.stacks.ARCHITECTURES", {})
+    monkeypatch.setattr("houlsby_peft.placement.places.ARCHITECTURES", {})
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -125,14 +125,14 @@ def test_a_transformer_made_at_home_trains():
 
 
 def test_the_choice_is_logged_once(caplog):
-    logger = logging.getLogger("houlsby_peft.inferred_layers")
+    logger = logging.getLogger("houlsby_peft.placement.inference")
     with caplog.at_level(logging.WARNING, logger.name):
         for width in (16, 16, 32):
             blocks = nn.ModuleList(Layer(width) for _ in range(5))
             model = nn.ModuleDict({f"blocks_of_{width}": blocks})
             find_places(model, HoulsbyConfig())
     assert [record.getMessage() for record in caplog.records] == [
-        "No row of the table describes these layers, so the places of the adapters are inferred: "
+        "The table of architectures does not describe these layers, so the places of the adapters are inferred: "
         f"blocks_of_{width}.0-4 attention after attention.to_out.0, feed_forward after net0.2. Name others in "
         "target_modules."
         for width in (16, 32)

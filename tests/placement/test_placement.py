@@ -13,8 +13,8 @@ from architecture_rows import ROWS
 from peft import get_peft_model
 
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.architectures import ARCHITECTURES
-from houlsby_peft.placement import architectures_list, main, placement_map
+from houlsby_peft.placement.architectures import ARCHITECTURES
+from houlsby_peft.placement.map import architectures_list, main, placement_map
 
 
 BERT_BASE = """\

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.places import find_places
+from houlsby_peft.placement.places import find_places
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.head import HoulsbyHead
+from houlsby_peft.heads.wrapper import HoulsbyHead
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_each_adapter_knows_its_own_labels_and_the_same_encoder(output):
     ]
     assert first["id2label"] == {"0": "a", "1": "b"}
     assert second["id2label"] == {"0": "a", "1": "b", "2": "c"}
-    assert first["base_fingerprint"] == second["base_fingerprint"], "the encoder has changed"
+    assert first["recorded"]["base"] == second["recorded"]["base"], "the encoder has changed"
 
 
 def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):

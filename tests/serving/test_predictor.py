@@ -23,8 +23,8 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.inference.question_answering import QuestionAnswering
-from houlsby_peft.tasks import record_head, task_of_class, task_of_config
+from houlsby_peft.serving.question_answering import QuestionAnswering
+from houlsby_peft.heads.tasks import task_of_class, task_of_config
 
 
 WORDS = [text for text, _ in TEXTS]
@@ -73,7 +73,7 @@ def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(base
 @torch.no_grad()
 def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
     model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "similarity"})
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["problem_type"] == "regression"
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["recorded"]["problem_type"] == "regression"
     found = houlsby_peft.load(tmp_path).predict(WORDS)
     expected = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
     assert [item["score"] for item in found] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
@@ -253,7 +253,7 @@ def test_another_base_or_another_head_cannot_be_put_beside(base, tmp_path):
     first = houlsby_peft.load(make_adapter(tmp_path / "first", base), base_model=str(base))
     expected = first.predict(WORDS)
     other = make_adapter(tmp_path / "other", make_base(tmp_path / "other base", seed=5), "org/other")
-    with pytest.raises(AdapterError, match=r"was trained on the base model 'org/other'.* which is another one"):
+    with pytest.raises(AdapterError, match=r"was trained on the base model 'org/other'.* which differs"):
         houlsby_peft.load(other, beside=first)
     save(tmp_path / "qa", AutoModelForQuestionAnswering, base)
     with pytest.raises(AdapterError, match=r"must have the same kind of head; .*question-answering.*text-classif"):
@@ -313,13 +313,13 @@ def test_the_task_is_known_from_the_task_type_or_the_class(task_type, class_name
     assert task_of_config(config).auto_class == auto_class
 
 
-def test_labels_that_are_given_are_not_overwritten(base):
+def test_labels_that_are_given_are_not_overwritten(base, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     config = HoulsbyConfig(id2label={0: "mine", 1: "yours"}, problem_type="multi_label_classification")
-    get_peft_model(model, config)
-    record_head(config, model)
-    assert config.id2label == {0: "mine", 1: "yours"}
-    assert config.problem_type == "multi_label_classification"
+    get_peft_model(model, config).save_pretrained(tmp_path)
+    for found in (config, HoulsbyConfig.from_pretrained(tmp_path)):
+        assert found.record.id2label == found.labels == {0: "mine", 1: "yours"}
+        assert found.record.problem_type == found.kind_of_problem == "multi_label_classification"
     assert task_of_class("NoSuchThing") is None
 
 
@@ -328,16 +328,18 @@ def test_one_configuration_for_several_models_records_the_head_of_each(base):
     for names in ({0: "score"}, {0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
         model = AutoModelForSequenceClassification.from_pretrained(base, id2label=names)
         get_peft_model(model, config)
-        assert config.id2label == names
-        assert config.problem_type == ("regression" if len(names) == 1 else None)
+        assert config.labels == names
+        assert config.kind_of_problem == ("regression" if len(names) == 1 else None)
+        assert config.id2label is None
 
 
-def test_names_and_kind_that_a_model_gets_after_its_adapter_are_recorded(base):
+def test_names_and_kind_that_a_model_gets_after_its_adapter_are_saved(base, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
-    config = get_peft_model(model, HoulsbyConfig(r=4)).peft_config["default"]
-    assert config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    adapted = get_peft_model(model, HoulsbyConfig(r=4))
+    assert adapted.peft_config["default"].labels == {0: "LABEL_0", 1: "LABEL_1"}
     model.config.id2label = {0: "no", 1: "yes"}
     model.config.problem_type = "multi_label_classification"
-    record_head(config, model)
-    assert config.id2label == {0: "no", 1: "yes"}
-    assert config.problem_type == "multi_label_classification"
+    adapted.save_pretrained(tmp_path)
+    saved = HoulsbyConfig.from_pretrained(tmp_path)
+    assert saved.labels == {0: "no", 1: "yes"}
+    assert saved.kind_of_problem == "multi_label_classification"

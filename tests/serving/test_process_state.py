@@ -10,7 +10,7 @@ import warnings
 import pytest
 import transformers
 
-from houlsby_peft.inference.process_state import environment, raised_warnings, verbosity
+from houlsby_peft.serving.process_state import set_environment, set_verbosity
 
 
 NAME = "HOULSBY_PEFT_TEST"
@@ -18,8 +18,8 @@ NAME = "HOULSBY_PEFT_TEST"
 
 @pytest.mark.parametrize(
     "change",
-    [lambda: verbosity(logging.CRITICAL), lambda: environment(NAME, "x"), lambda: raised_warnings("x")],
-    ids=["verbosity", "environment", "warnings"],
+    [lambda: set_verbosity(logging.CRITICAL), lambda: set_environment(NAME, "x")],
+    ids=["verbosity", "environment"],
 )
 def test_a_thread_waits_for_another_to_put_things_back(change):
     entered = threading.Event()
@@ -47,7 +47,7 @@ def test_threads_that_overlap_leave_all_as_it_was(before, monkeypatch):
     def change(number):
         start.wait()
         for _ in range(50):
-            with verbosity(logging.CRITICAL + number), environment(NAME, str(number)), raised_warnings(f"of {number}"):
+            with set_verbosity(logging.CRITICAL + number), set_environment(NAME, str(number)):
                 seen.append((transformers.logging.get_verbosity() - logging.CRITICAL, int(os.environ[NAME]), number))
                 with pytest.raises(UserWarning, match=f"of {number}"):
                     warnings.warn(f"of {number}", stacklevel=1)

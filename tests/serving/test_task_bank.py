@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
-from houlsby_peft.inference.held_adapters import HeldAdapters
 
 
 WORDS = [text for text, _ in TEXTS]
@@ -105,9 +104,9 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
     assert ask("topic") == ("sentiment", "similarity", "topic")
     assert ask("version 2.0") == ("sentiment", "topic", "version 2.0")
     assert ask("similarity") == ("sentiment", "similarity")  # larger than "topic"
-    loaded = set(bank._adapters.model.peft_config)
+    loaded = set(bank._model.peft_config)
     assert ask("sentiment") == ("similarity", "sentiment")
-    assert set(bank._adapters.model.peft_config) == loaded
+    assert set(bank._model.peft_config) == loaded
     # All tasks of a batch are there, even where they do not fit.
     requests = some_requests(alone, 40)
     assert_as_alone(bank.predict(requests), requests, alone)
@@ -116,15 +115,15 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
 
 
 def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders):
-    held = HeldAdapters(lambda task, name, beside: load(folders[task], beside=beside, adapter_name=name), 0)
-    adapter = held.get(["sentiment", "topic"])["topic"]
+    bank = TaskBank(folders, max_bytes=0)
+    adapter = bank._get(["sentiment", "topic"])["topic"]
     assert adapter.nbytes == size(folders["topic"])
-    weights = [weakref.ref(p) for name, p in held.model.named_parameters() if f".{adapter.name}." in name]
+    weights = [weakref.ref(p) for name, p in bank._model.named_parameters() if f".{adapter.name}." in name]
     tokenizer = adapter.tokenizer
     del adapter
     assert len(weights) > 10
     assert all(weight() is not None for weight in weights)
-    assert held.get(["tags"])["tags"].tokenizer is tokenizer
+    assert bank._get(["tags"])["tags"].tokenizer is tokenizer
     gc.collect()
     assert all(weight() is None for weight in weights)
 
@@ -179,12 +178,12 @@ def test_an_adapter_whose_tokenizer_is_damaged_leaves_nothing_in_the_model(base,
     bank = TaskBank({"topic": folders["topic"], "damaged": damaged})
     request = ("topic", WORDS[0])
     assert_as_alone(bank.predict([request]), [request], alone)
-    before = list(bank._adapters.model.state_dict())
+    before = list(bank._model.state_dict())
     for _ in range(2):
         with pytest.raises(AdapterError, match=r"The tokenizer of .* cannot be loaded"):
             bank.predict([("damaged", WORDS[0])])
     assert_as_alone(bank.predict([request]), [request], alone)
-    assert list(bank._adapters.model.state_dict()) == before
+    assert list(bank._model.state_dict()) == before
 
 
 def test_threads_that_ask_for_tasks_that_drop_each_other(folders, alone):
@@ -236,6 +235,6 @@ def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):
     bank = TaskBank(folders, base_model=str(base), dtype=torch.bfloat16, device="cpu")
     requests = [("topic", text) for text in WORDS]
     found = bank.predict(requests)
-    assert bank._adapters.model.get_base_model().dtype == torch.bfloat16
+    assert bank._model.get_base_model().dtype == torch.bfloat16
     expected = [alone[task][text]["score"] for task, text in requests]
     assert [item["score"] for item in found] == pytest.approx(expected, rel=0.05)

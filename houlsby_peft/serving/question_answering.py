@@ -1,4 +1,4 @@
-"""Extractive question answering, for which transformers has no pipeline any more."""
+"""Extractive question answering, for which transformers 5 has no pipeline."""
 
 from __future__ import annotations
 
@@ -12,21 +12,25 @@ from transformers import PreTrainedTokenizerBase
 
 
 Example = dict[str, str]
+# Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
+_QUESTION_TOKENS = 64
 
 
 @dataclass
 class QuestionAnswering:
     """Finds the span of a context that answers a question, as BERT does for SQuAD (Devlin et al. 2018, section 4.2).
 
-    A long context is read in windows that overlap; the answer is the span with the highest sum of start and end logit
-    in any of them. Its score is the product of the two probabilities among all tokens of the context in all windows.
+    A long context is read in overlapping windows. The answer is the span with the highest sum of start and end logit
+    in any of them. Its score is the product of both probabilities among all tokens of the context in all windows.
 
     Args:
-        model: a model for question answering.
-        tokenizer: its tokenizer, of the fast kind.
-        max_length: tokens in a window, question included; default: 384, or as many as model and tokenizer take.
-        stride: tokens that two windows share.
-        max_answer_length: tokens in an answer.
+        model: A model for question answering.
+        tokenizer: Its tokenizer, a fast one.
+        max_length: Tokens in a window, question included. Default: 384, or as many as model and tokenizer take.
+        stride: Tokens that two windows share.
+        max_answer_length: Tokens in an answer.
+        null_threshold: Give no answer if that scores higher than the best answer by more than this (SQuAD 2.0; Devlin
+            et al. 2018, section 4.3). None: always give an answer.
     """
 
     model: nn.Module
@@ -34,6 +38,7 @@ class QuestionAnswering:
     max_length: int | None = None
     stride: int = 128
     max_answer_length: int = 30
+    null_threshold: float | None = None
 
     def __call__(
         self, examples: Example | Sequence[Example], batch_size: int = 32
@@ -41,7 +46,8 @@ class QuestionAnswering:
         """Answer one example `{"question": ..., "context": ...}` or a list of them.
 
         Returns:
-            For each `{"answer", "score", "start", "end"}`, where start and end count the context's characters.
+            For each `{"answer", "score", "start", "end"}`, where start and end count the context's characters. If no
+            answer is given, `answer` is empty and `score` is the probability of none.
 
         Raises:
             ValueError: A question leaves no room for its context.
@@ -58,12 +64,13 @@ class QuestionAnswering:
 
     def _windows(self, example: Example) -> Iterable[_Window]:
         positions = getattr(self.model.config, "max_position_embeddings", None) or 384
-        longest = self.max_length or min(384, int(positions), int(self.tokenizer.model_max_length))
-        room = longest - len(self.tokenizer(example["question"])["input_ids"]) - 2
+        longest = min(self.max_length or 384, int(positions), int(self.tokenizer.model_max_length))
+        question = self._cut(example["question"])
+        room = longest - len(self.tokenizer(question)["input_ids"]) - 2
         if room < 1:
-            raise ValueError(f"A question must leave room for its context in {longest} tokens; cut it, or max_length.")
+            raise ValueError(f"A question must leave room for its context in {longest} tokens. Raise max_length.")
         tokens = self.tokenizer(
-            example["question"],
+            question,
             example["context"],
             truncation="only_second",
             max_length=longest,
@@ -74,10 +81,18 @@ class QuestionAnswering:
         for row, offsets in enumerate(tokens["offset_mapping"]):
             inputs = {name: tokens[name][row] for name in self.tokenizer.model_input_names if name in tokens}
             spans = [span if part == 1 else None for span, part in zip(offsets, tokens.sequence_ids(row), strict=True)]
-            yield _Window(inputs, spans)
+            ids = inputs["input_ids"]
+            yield _Window(inputs, spans, ids.index(cls) if (cls := self.tokenizer.cls_token_id) in ids else 0)
+
+    def _cut(self, question: str) -> str:
+        tokens = self.tokenizer(
+            question.strip(), add_special_tokens=False, truncation=True, max_length=_QUESTION_TOKENS,
+            return_offsets_mapping=True,
+        )  # fmt: skip
+        return question.strip()[: max((end for _, end in tokens["offset_mapping"]), default=0)]
 
     def _scores(self, windows: Sequence[_Window]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The start and end logits of the tokens of each window."""
+        """Return the start and end logits of the tokens of each window."""
         batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
         with torch.inference_mode():
             outputs = self.model(**batch.to(next(self.model.parameters()).device))
@@ -95,6 +110,17 @@ class QuestionAnswering:
         number = max(range(len(found)), key=lambda number: found[number][0])
         score, first, last = found[number]
         begin, finish = windows[number].spans[first], windows[number].spans[last]
+        if self.null_threshold is not None:
+            null, probability = min(
+                (
+                    float(a[window.cls] + b[window.cls]),
+                    float(a.softmax(0)[window.cls] * b.softmax(0)[window.cls]),
+                )
+                for window, (a, b) in zip(windows, scores, strict=True)
+            )
+            best = float(scores[number][0][first] + scores[number][1][last])
+            if begin is None or null - best > self.null_threshold:
+                return {"answer": "", "score": probability, "start": 0, "end": 0}
         if begin is None or finish is None:
             return {"answer": "", "score": 0.0, "start": 0, "end": 0}  # an empty context
         return {"answer": context[begin[0] : finish[1]], "score": score, "start": begin[0], "end": finish[1]}
@@ -102,21 +128,28 @@ class QuestionAnswering:
 
 @dataclass
 class _Window:
-    """A part of an example that the model reads at once; `spans` has the characters of the context's tokens."""
+    """A part of an example that the model reads at once.
+
+    Args:
+        inputs: The model's inputs.
+        spans: The characters of each token of the context; None for other tokens.
+        cls: Index of the token [CLS], whose logits are those of no answer.
+    """
 
     inputs: dict[str, list[int]]
     spans: list[tuple[int, int] | None]
+    cls: int
 
 
 def _log_probabilities(logits: Sequence[torch.Tensor], windows: Sequence[_Window]) -> Sequence[torch.Tensor]:
-    """Logits of the tokens of each window, to log-probabilities among the tokens of the context in all windows."""
+    """Return the log-probability of each token of a window among the context's tokens in all windows."""
     outside = [span is None for window in windows for span in window.spans]
     together = torch.cat(list(logits)).masked_fill(torch.tensor(outside, device=logits[0].device), -torch.inf)
     return torch.split(together.log_softmax(0), [len(window.spans) for window in windows])
 
 
 def _best_span(start: torch.Tensor, end: torch.Tensor, longest: int) -> tuple[float, int, int]:
-    """The probability of the best span of a window, its first token and its last."""
+    """Return the probability of the best span of a window, its first token and its last."""
     tokens = torch.arange(len(start), device=start.device)
     length = tokens[None, :] - tokens[:, None]
     scores = (start[:, None] + end[None, :]).masked_fill((length < 0) | (length >= longest), -torch.inf)

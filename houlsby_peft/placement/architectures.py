@@ -1,15 +1,15 @@
 """The table of architectures: where the output of each sub-layer meets the skip connection.
 
 Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its dropout, before the
-skip connection and the norm. `SubLayer.output` names the last module before the skip: a dropout where the model has
-one as a module of its own, else the projection. Three cases need a decision, which the rows follow:
+skip connection and the norm. `SubLayer.output` names the last module before the skip connection: a dropout if the model
+has a module for it, else the projection. The rows follow three decisions:
 
-- A dropout module that serves both sub-layers, or dropout as a function, cannot be wrapped: the projection is. In
+- A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the projection is. In
   training the dropout then comes after the adapter; in evaluation there is no difference.
-- A norm between the projection and the skip (Gemma 2 and 3, OLMo 2) stays after the adapter, as the paper's norm does,
-  because it is trained like every norm of the layer. So does a factor without a module (BEiT's layer scale).
-- Attention and feed-forward in parallel (Falcon, GPT-J, GPT-NeoX, Phi) meet one skip connection: each output gets its
-  adapter, and their sum meets the skip.
+- A norm between the projection and the skip connection (Gemma 2 and 3, OLMo 2) stays after the adapter, as the paper's
+  norm does, because it is trained like every norm of the layer. So does a factor without a module (BEiT's layer scale).
+- Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip connection: each
+  output gets an adapter, and the sum of both meets the skip connection.
 
 To add an architecture, read its layer's `forward`, write a row here and one in `tests/support/architecture_rows.py`.
 """
@@ -21,16 +21,21 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class SubLayer:
-    """The output of one sub-layer. Names are relative to the layer.
+    """The end of one sub-layer. Names are relative to the layer.
 
     Args:
-        output: the module whose output meets the skip connection; the adapter is applied to this output.
-        projection: a module of the layer whose weights tell width, device and dtype where those of `output` do not
-            (a dropout, a mixture of experts). None: `output` itself.
+        output: The module whose output meets the skip connection; the adapter is applied to this output.
+        projection: A module of the layer whose weights determine width, device and dtype if `output` has no such
+            weights (a dropout, a mixture of experts). None: `output` itself.
     """
 
     output: str
     projection: str | None = None
+
+    @property
+    def tells_width(self) -> str:
+        """The module whose weights determine width, device and dtype."""
+        return self.projection or self.output
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Stack:
     """A list of equal layers.
 
     Args:
-        layers: path of the list of layers, as it ends: `encoder.layer` matches `bert.encoder.layer`.
-        attention, feed_forward: the sub-layers that every layer has.
-        cross_attention: the attention of a decoder to the encoder's output; None where no layer ever has one.
+        layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`.
+        attention, feed_forward: The sub-layers that every layer has.
+        cross_attention: The attention of a decoder to the encoder's output; None if no layer has one.
     """
 
     layers: str
@@ -54,11 +59,11 @@ class Architecture:
     """One row of the table.
 
     Args:
-        name: the architecture as its users call it.
-        stacks: its lists of layers, of which a model may have some only (an encoder without the decoder).
-        note: what a user must know, for the printed list.
-        frozen_norms: norms that never train, because what they normalize belongs to no row of the batch, so that the
-            rows of a mixed batch could not choose among the norms of their adapters.
+        name: The architecture's usual name.
+        stacks: Its lists of layers; a model may have only some of them (an encoder without the decoder).
+        note: What a user must know, for the printed list.
+        frozen_norms: Norms that never train, because their input belongs to no row of the batch, so that the rows of
+            a mixed batch cannot have different norms.
     """
 
     name: str
@@ -114,7 +119,7 @@ _BLOOM = (Stack("h", attention=SubLayer("self_attention.dense"), feed_forward=Su
 
 _LLAMA = (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp.down_proj")),)
 
-# The output of a mixture of experts is the sum over the chosen experts and the shared ones: one adapter after it.
+# The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
 _MIXTURE = (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp", "self_attn.o_proj")),)
 
 _CLIP = (Stack("encoder.layers", attention=SubLayer("self_attn.out_proj"), feed_forward=SubLayer("mlp.fc2")),)
@@ -305,7 +310,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }
 
-# Architectures that have no module to wrap, with what to do instead.
+# Architectures without a module to wrap, and what to do instead.
 UNSUPPORTED: dict[str, str] = {
     "xlnet": (
         "XLNet's attention ends in a bare weight and a dropout that it also applies to the attention probabilities, "

@@ -1,11 +1,9 @@
-"""Settings of the whole process that are changed for a moment: by one thread at a time, so that each finds them again
-as they were."""
+"""Settings of the whole process that are changed temporarily, by one thread at a time."""
 
 from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +14,8 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def verbosity(level: int) -> Iterator[None]:
-    """transformers logs from this level on."""
+def set_verbosity(level: int) -> Iterator[None]:
+    """Let transformers log from this level on, within the context."""
     with _LOCK:
         before = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity(level)
@@ -28,8 +26,8 @@ def verbosity(level: int) -> Iterator[None]:
 
 
 @contextmanager
-def environment(name: str, value: str) -> Iterator[None]:
-    """An environment variable has this value."""
+def set_environment(name: str, value: str) -> Iterator[None]:
+    """Give an environment variable this value, within the context."""
     with _LOCK:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -40,11 +38,3 @@ def environment(name: str, value: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = before
-
-
-@contextmanager
-def raised_warnings(message: str) -> Iterator[None]:
-    """Warnings whose text matches this regular expression are raised."""
-    with _LOCK, warnings.catch_warnings():
-        warnings.filterwarnings("error", message=message)
-        yield

@@ -1,4 +1,4 @@
-"""Prints where the adapters of a configuration go in a model, and which architectures are known.
+"""Print where the adapters of a configuration go in a model, and which architectures are known.
 
 As a command, from the model's configuration alone; no weights are needed:
 
@@ -10,50 +10,44 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import torch
 import transformers
 from torch import nn
 
+from ..config import HoulsbyConfig
 from .architectures import ARCHITECTURES, UNSUPPORTED
-from .config import HoulsbyConfig
-from .head import find_head
-from .inferred_layers import fold_indices
-from .places import Place, output_width
-from .plan import Plan, modules_to_save
+from .places import Place, fold_places, output_width
+from .plan import Plan
 
 
 def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
-    """A readable map of where the adapters of a configuration go in a model, and what they cost.
+    """Return a readable map of where the adapters of a configuration go in a model, and how large they are.
 
-    One line for each kind of place, with the layers folded, the name of the module, and the width of its output; then
-    the numbers of parameters that train. The model is not changed, and may be on the meta device.
+    The map has a line for each kind of place, with its layers folded, the module's name and the width of its output;
+    then the numbers of trained parameters. The model is not changed, and may be on the meta device.
 
     Args:
-        model: the base model.
-        config: the configuration; default: `HoulsbyConfig()`.
+        model: The base model.
+        config: The configuration. Default: `HoulsbyConfig()`.
 
     Raises:
-        ValueError: the places cannot be found; see `find_places`.
+        ValueError: The places cannot be found; see `find_places`.
     """
-    config = config or HoulsbyConfig()
-    plan = Plan(model, config)
-    layers: dict[tuple[str, ...], list[int]] = {}
+    plan = Plan(model, config or HoulsbyConfig())
+    rows = []
+    by_width: dict[int, list[Place]] = {}
     for key, place in plan.places.items():
-        width = output_width(key, plan.reference(place))
-        layers.setdefault((place.stack, place.position, _name_in_layer(place), f"{width:,}"), []).append(
-            -1 if place.layer is None else place.layer
-        )
-    rows = [
-        (f"{stack}.{fold_indices(indices)}".lstrip(".") if indices[0] >= 0 else "", position, name, width)
-        for (stack, position, name, width), indices in layers.items()
-    ]
-    return "\n".join([type(model).__name__, "", *_columns(rows), "", *_columns(_totals(model, plan))])
+        by_width.setdefault(output_width(key, plan.reference(place)), []).append(place)
+    for width, places in by_width.items():
+        for row in fold_places(places):
+            layers = f"{row['stack']}.{row['layers']}".lstrip(".") if row["layers"] else ""
+            rows.append((layers, row["position"], row["module"], f"{width:,}"))
+    return "\n".join([type(model).__name__, "", *_align(rows), "", *_align(_sizes(model, plan))])
 
 
 def architectures_list() -> str:
-    """The known architectures in Markdown, for docs/architectures.md: all names, then what one must know of some."""
+    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some."""
     names_of: dict[str, list[str]] = {}
     for architecture in ARCHITECTURES.values():
         names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))
@@ -65,10 +59,10 @@ def architectures_list() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command; see the module's docstring."""
+    """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m houlsby_peft.placement", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "model", nargs="?", help="a model on the Hub or a local folder; only its configuration is read"
+        "model", nargs="?", help="model on the Hub or local folder; only its configuration is read"
     )
     parser.add_argument("--model_class", help="class in transformers; default: the one that the configuration names")
     parser.add_argument("--architectures", action="store_true", help="print the known architectures, in Markdown")
@@ -85,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(architectures_list())
         return
     if name is None:
-        parser.error("name a model, or use --architectures")
+        parser.error("name a model, or give --architectures")
     options["train_layer_norm"] = {"true": True, "false": False, "all": "all"}[options["train_layer_norm"]]
     try:
         print(placement_map(_model_without_weights(name, model_class), HoulsbyConfig(**options)))
@@ -94,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _model_without_weights(name: str, model_class: str | None) -> nn.Module:
-    """The model on the meta device, from its configuration; code from the Hub is not run."""
+    """Return the model on the meta device, from its configuration; code from the Hub is not run."""
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     class_name = model_class or next(iter(config.architectures or []), "AutoModel")
     if not hasattr(transformers, class_name):
@@ -105,21 +99,14 @@ def _model_without_weights(name: str, model_class: str | None) -> nn.Module:
     return model
 
 
-def _name_in_layer(place: Place) -> str:
-    return place.key if place.layer is None else place.key[len(f"{place.stack}.{place.layer}.".lstrip(".")) :]
-
-
-def _totals(model: nn.Module, plan: Plan) -> list[tuple[str, ...]]:
-    """What trains, with numbers of parameters; a place on a tuner layer counts as the module that it wraps."""
-    config = plan.config
+def _sizes(model: nn.Module, plan: Plan) -> list[tuple[str, ...]]:
+    """Return what trains, with numbers of parameters. A place on a tuner layer counts as the module that it wraps."""
     with torch.device("meta"):
         owned = [plan.new_bottleneck(place) for key, place in plan.bottlenecks.items() if plan.owners[key] == key]
     norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
-    heads = [] if config.modules_to_save == [] else find_head(model, plan.bottlenecks)
-    saved = modules_to_save(model, replace(config, modules_to_save=[*(config.modules_to_save or []), *heads]))
-    bottlenecks = f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={config.r})"
+    bottlenecks = f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={plan.config.r})"
     rows = [(bottlenecks, _size(owned)), (f"{len(norms)} norms", _size(norms))]
-    rows += [(f"module to save: {key}", _size([model.get_submodule(key)])) for key in saved]
+    rows += [(f"module to save: {key}", _size([own or model.get_submodule(key)])) for key, own in plan.heads.items()]
     total, base = sum(size for _, size in rows), _size([model])
     rows.append((f"trainable ({total / base:.2%} of the base model's {base:,})", total))
     return [(what, f"{size:,}") for what, size in rows]
@@ -129,11 +116,8 @@ def _size(modules: Iterable[nn.Module]) -> int:
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as lines with aligned columns, the last one, of numbers, to the right."""
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines with aligned columns; the last column holds numbers, which are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows]
 
-
-if __name__ == "__main__":
-    main()

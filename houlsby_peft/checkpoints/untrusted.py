@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft.utils import CONFIG_NAME as CONFIG_FILE
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as WEIGHTS_FILE
 from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -42,6 +42,7 @@ _RULES = {
     "rank_pattern": "a mapping",
     "auto_mapping": "a mapping",
     "base_fingerprint": "a mapping",
+    "recorded": "a mapping",
     "base_model_name_or_path": "text",
     "revision": "text",
 }
@@ -61,7 +62,6 @@ def read_config(folder: Path) -> HoulsbyConfig:
         raise AdapterError(f"{path} must have peft_type 'HOULSBY'; {_other_method(fields)}")
     _check_types(path, fields)
     _check_patterns(path, fields)
-    _check_fingerprint(path, fields.get("base_fingerprint"))
     if not (folder / WEIGHTS_FILE).is_file():
         raise AdapterError(missing_weights(folder, [file.name for file in folder.iterdir()]))
     try:
@@ -162,21 +162,6 @@ def _compiles(pattern: str) -> bool:
         return bool(re.compile(pattern))
     except (re.error, OverflowError, RecursionError):
         return False
-
-
-def _check_fingerprint(path: Path, value: Any) -> None:
-    if value is None:
-        return
-    facts, weights = value.get("config"), value.get("weights")
-    rows = weights if isinstance(weights, list) else [0]
-    numbers = all(
-        row is None or (isinstance(row, list) and all(isinstance(x, (int, float)) for x in row)) for row in rows
-    )
-    if not isinstance(facts, dict) or not numbers:
-        raise AdapterError(
-            f"{path}: base_fingerprint must have a mapping config and lists of numbers as weights, got "
-            f"{shortened(repr(value))}."
-        )
 
 
 def _check_sizes(path: Path, shapes: dict[str, tuple[int, ...]], config: HoulsbyConfig) -> None:

@@ -1,15 +1,15 @@
-"""Infers where the sub-layers end in an architecture that the table does not have, from its module tree.
+"""Infer from the module tree where the sub-layers end in an architecture that is not in the table.
 
 The rules use what transformers have in common:
 
 - The layers are the innermost list of equal modules with attention in each.
 - The width of a layer is the most common input size of its linear modules (queries, keys, values, feed-forward).
-- A sub-layer ends in the one linear module of that output size that is no query, key, value or gate: inside the
-  module whose name or class speaks of attention, and outside it for the feed-forward.
-- PyTorch's own multi-head attention and a mixture of experts end in themselves; PyTorch's own layers end in dropouts.
+- A sub-layer ends in the one linear module of that output size that is not a query, key, value or gate: for the
+  attention inside the module with "attention" in its name or class, for the feed-forward outside it.
+- PyTorch's own multi-head attention and a mixture of experts count as a whole; PyTorch's own layers end in dropouts.
 
-They find projections, never dropouts: a module tree does not tell which dropout follows which projection. In training
-the adapter then comes before the dropout; in evaluation there is no difference.
+The rules find projections, never dropouts, because a module tree does not tell which dropout follows which projection.
+In training the adapter then comes before the dropout; in evaluation there is no difference.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from functools import cache
 
 from torch import nn
 
+from ..layer import is_inside
 from .architectures import SubLayer
-from .base_modules import is_inside
 
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,18 @@ _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
 def infer_layers(
     modules: Mapping[str, nn.Module], positions: Collection[str]
 ) -> dict[tuple[str, int], dict[str, SubLayer]]:
-    """The sub-layers of every layer in a module tree; what was chosen is logged in one line, once.
+    """Return the sub-layers of every layer in a module tree, and log once in one line what was chosen.
 
     Args:
-        modules: the modules by name, in the model's order.
-        positions: which of "attention", "feed_forward" and "cross_attention" to look for.
+        modules: The modules by name, in the model's order.
+        positions: Which of "attention", "feed_forward" and "cross_attention" to look for.
 
     Returns:
-        From the name of a list of layers and an index in it to the sub-layers by position; empty if no list of equal
+        The sub-layers by position, for each name of a list of layers and index in it; empty if no list of equal
         modules has attention in each.
 
     Raises:
-        ValueError: a layer has no or several candidates for a position; the message names them.
+        ValueError: A layer has no candidate or several candidates for a position; the message names them.
     """
     found: dict[tuple[str, int], dict[str, SubLayer]] = {}
     for key, size in sorted(_equal_lists(modules), key=lambda pair: -pair[0].count(".")):
@@ -68,7 +68,7 @@ def infer_layers(
 
 
 def fold_indices(indices: Iterable[int]) -> str:
-    """Ascending indices with consecutive ones folded: `0-3,5`."""
+    """Return ascending indices with consecutive ones folded: `0-3,5`."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][-1] + 1:
@@ -79,7 +79,7 @@ def fold_indices(indices: Iterable[int]) -> str:
 
 
 class _Layer:
-    """One layer: the ends of its attentions and of its feed-forward, of which there should be one each."""
+    """A layer: the ends of its attentions and of its feed-forward, of which there should be one each."""
 
     def __init__(self, key: str, modules: Mapping[str, nn.Module]) -> None:
         self.key = key
@@ -91,7 +91,7 @@ class _Layer:
         self.torch_ends = _TORCH_LAYERS.get(type(modules[key]))
 
     def sub_layers(self, positions: Collection[str]) -> dict[str, SubLayer]:
-        """The end of the sub-layer of each position; cross-attention is left out where there is none."""
+        """Return the end of the sub-layer at each position; cross-attention is left out if there is none."""
         if self.torch_ends is not None:
             return {at: SubLayer(end, "linear2") for at, end in self.torch_ends.items() if at in positions}
         result = {}
@@ -105,12 +105,12 @@ class _Layer:
         return result
 
     def _attentions(self) -> Iterator[tuple[str, list[str]]]:
-        """The outermost module of each attention, with the modules that may be its end."""
+        """Yield the outermost module of each attention, with the modules that may be its end."""
         outermost = ""
         for name, module in self.modules.items():
             own_name = name.rpartition(".")[2]
-            named_so = _ATTENTION.search(own_name) or re.search("attention|attn", type(module).__name__, re.IGNORECASE)
-            if named_so and not (outermost and is_inside(name, outermost)):
+            is_named_so = _ATTENTION.search(own_name) or re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+            if is_named_so and not (outermost and is_inside(name, outermost)):
                 inside = [inner for inner in self.modules if is_inside(inner, name)]
                 if any(inner in self.projections for inner in inside):
                     outermost = name
@@ -144,8 +144,8 @@ class _Layer:
     def _ambiguous(self, position: str, ends: list[str]) -> str:
         example = [found[0] for other in ("attention", "feed_forward") if (found := self._ends(other))]
         return (
-            "In an architecture that is not in the table, each sub-layer of a layer must end in one module that can "
-            f"be told from the others; for the {position} of {self.key} there are {len(ends)} candidates"
+            "In an architecture that is not in the table, each sub-layer must end in one module that can be "
+            f"distinguished from the others; for the {position} of {self.key} there are {len(ends)} candidates"
             f"{': ' if ends else ''}{', '.join(ends)}. Name the modules whose output meets the skip connection, for "
             f"example target_modules={example}."
         )
@@ -158,7 +158,7 @@ def _equal_lists(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Input and output size of a linear module of any make: PyTorch's, transformers' Conv1D, a quantized one."""
+    """Return input and output size of a linear module: PyTorch's, transformers' Conv1D, or a quantized one."""
     for names in (("in_features", "out_features"), ("nx", "nf")):
         inputs, outputs = (getattr(module, name, None) for name in names)
         if isinstance(inputs, int) and isinstance(outputs, int):
@@ -167,7 +167,7 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _is_read_not_called(parent: nn.Module, name: str) -> bool:
-    """Whether a module takes the weight of its child instead of calling it (WavLM), as far as its source tells."""
+    """Return whether a module reads its child's weight instead of calling it (WavLM), judging by its source."""
     try:
         source = inspect.getsource(type(parent))
     except (OSError, TypeError):
@@ -186,7 +186,7 @@ def _summary(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> str:
 @cache
 def _log_once(summary: str) -> None:
     logger.warning(
-        "No row of the table describes these layers, so the places of the adapters are inferred: %s. Name others in "
-        "target_modules.",
+        "The table of architectures does not describe these layers, so the places of the adapters are inferred: %s. To "
+        "choose others, give target_modules.",
         summary,
     )

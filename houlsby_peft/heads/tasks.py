@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .errors import AdapterError
-from .two_layer_head import has_two_layer_head
+from ..errors import AdapterError
 
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from .config import HoulsbyConfig
+    from ..config import HoulsbyConfig
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of task.
+    """A kind of task.
 
     Args:
-        pipeline: its name on the Hub, which is that of transformers' pipeline where there is one.
-        auto_class: the class of transformers that loads a base model with a head for it.
-        class_suffix: how the names of the models' own classes end: `BertForSequenceClassification`.
-        task_type: PEFT's name for it; None where PEFT has none.
+        pipeline: Its name on the Hub, which is that of transformers' pipeline if there is one.
+        auto_class: The class of transformers that loads a base model with a head for it.
+        class_suffix: The end of the names of the models' own classes: `BertForSequenceClassification`.
+        task_type: PEFT's name for it; None if PEFT has none.
     """
 
     pipeline: str
@@ -53,15 +52,15 @@ TASKS = (
 
 
 def task_of_class(name: str) -> Task | None:
-    """The task of a class of transformers by its name, or None: "BertForTokenClassification"."""
+    """Return the task of a class of transformers by its name, such as "BertForTokenClassification", or None."""
     return next((task for task in TASKS if name.endswith(task.class_suffix)), None)
 
 
 def task_of_config(config: HoulsbyConfig) -> Task:
-    """The task that a saved configuration tells, by its task type or the class of the model that it was trained in.
+    """Return the task of a saved adapter, from its task type or from the class of the model that it was trained in.
 
     Raises:
-        AdapterError: It tells none of TASKS.
+        AdapterError: No known task can be derived from it.
     """
     mapping = config.auto_mapping if isinstance(config.auto_mapping, dict) else {}
     class_name = str(mapping.get("base_model_class"))
@@ -69,33 +68,28 @@ def task_of_config(config: HoulsbyConfig) -> Task:
     found = by_type or task_of_class(class_name)
     if found is None:
         raise AdapterError(
-            "The adapter must tell its task, by a task type of PEFT or by a class of transformers such as "
+            "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
             f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
             "yourself and give it as base_model."
         )
     return found
 
 
-def record_head(config: HoulsbyConfig, model: nn.Module) -> None:
-    """Record in an adapter's configuration what the head is and predicts, where the user has not given it.
+def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
+    """Return the labels and the problem type of a new adapter, as `AdapterRecord` holds them; empty without labels.
 
-    Called when an adapter is made and again before it is pushed, as names may be given, and the Trainer's loss finds
-    the kind of task out, in between.
-
-    Args:
-        config: of the adapter; `id2label`, `problem_type` and `two_layer_head` are set.
-        model: the base model, whose configuration knows both. A head of one output is a regression, as for
-            transformers' loss.
+    What the user has not set comes from the base model's configuration. A head of one output is a regression, as for
+    transformers' loss.
     """
     task = task_of_class(type(model).__name__)
     known = getattr(model, "config", None)
     if task is None or not task.has_labels or known is None:
-        return
-    recorded = config.recorded_head
-    if config.two_layer_head in (False, recorded.get("two_layer_head")):
-        config.two_layer_head = recorded["two_layer_head"] = has_two_layer_head(model)
-    if config.id2label in (None, recorded.get("id2label")):
-        config.id2label = recorded["id2label"] = {int(number): str(name) for number, name in known.id2label.items()}
-    if config.problem_type in (None, recorded.get("problem_type")):
-        regression = "regression" if len(config.id2label) == 1 else None
-        config.problem_type = recorded["problem_type"] = getattr(known, "problem_type", None) or regression
+        return {}
+    labels = config.id2label or {int(number): str(name) for number, name in known.id2label.items()}
+    of_base = None if config.id2label else getattr(known, "problem_type", None)
+    regression = "regression" if len(labels) == 1 else None
+    return {
+        "id2label": labels,
+        "problem_type": config.problem_type or of_base or regression,
+        "has_labels_of_base": config.id2label is None,
+    }

@@ -1,0 +1,170 @@
+"""Run a forward pass or a generation on rows of different adapters: check the request, and tell the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import get_ident
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
+from torch import nn
+
+from ..heads.wrapper import HoulsbyHead
+from ..layer import HoulsbyTunerLayer
+from .batch import BASE, MixedBatch, rows_of
+
+
+# A parameter: the mapping that holds it, its name there, the tensor, its address and its version.
+_SeenWeight = tuple[dict[str, Any], str, torch.Tensor, int, int]
+
+
+class _LastBatch:
+    """The last mixed batch of a model, to be used again while the weights of its adapters stay the same.
+
+    All weights are checked once per forward pass or generation: a check in each layer would cost more than the
+    products there. The check notices weights that are replaced, moved or written in place. Like autograd, it does not
+    notice a write through `.data`; a forward pass in training mode therefore drops the batch.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        # A model with many adapters has thousands of modules, so it is searched once.
+        layers = [module for module in model.modules() if isinstance(module, HoulsbyTunerLayer)]
+        self._containers = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
+        # XLNet transposes its input, whatever its parts say.
+        self.is_batch_first = getattr(getattr(model, "config", None), "model_type", None) != "xlnet" and all(
+            getattr(module, "batch_first", True) for module in model.modules()
+        )
+        # The batch and the weights that it has stacked, in one tuple, which threads replace as a whole.
+        self._last: tuple[MixedBatch, list[_SeenWeight]] = (MixedBatch(()), [])
+
+    def reuse(self, names: Sequence[str]) -> MixedBatch:
+        """Return the last batch if it has these names and unchanged weights, else a new one."""
+        batch, seen = self._last
+        if batch.names == tuple(names) and all(
+            parameters.get(key) is weight and weight.data_ptr() == pointer and _version(weight) == version
+            for parameters, key, weight, pointer, version in seen
+        ):
+            return batch
+        batch = MixedBatch(names)
+        if batch.only_name is None:  # else it stacks nothing
+            seen = [
+                (module._parameters, key, weight, weight.data_ptr(), _version(weight))
+                for container in self._containers
+                for name in dict.fromkeys(names)
+                if name in container
+                for module in container[name].modules()
+                for key, weight in module._parameters.items()
+                if weight is not None
+            ]
+            self._last = (batch, seen)
+        return batch
+
+
+# Kept beside the models, not in them, so that copies and files of a model do not carry stacked weights.
+_LAST: WeakKeyDictionary[nn.Module, _LastBatch] = WeakKeyDictionary()
+_HOOKED: WeakSet[nn.Module] = WeakSet()
+
+
+@contextmanager
+def run_mixed_batch(
+    model: nn.Module,
+    names: Sequence[str],
+    known: Collection[str],
+    batches: dict[int, MixedBatch],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Iterator[None]:
+    """Within this context and thread, apply to each row its own adapter.
+
+    Args:
+        model: The base model with adapters.
+        names: The adapter of each row, or "__base__".
+        known: The adapters of the model.
+        batches: The mixed batches that the model is running, by thread, which its layers read.
+        args, kwargs: What the model is called with.
+
+    Raises:
+        ValueError: The model is in training mode, an adapter is unknown, or there is not one name per row.
+        TypeError: The first dimension of the model's hidden states is not the rows of the batch.
+    """
+    if model.training:
+        raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
+    if unknown := sorted(set(names) - {BASE} - set(known)):
+        raise ValueError(
+            f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are {', '.join(known)}; rows "
+            f"of the base model are named {BASE!r}."
+        )
+    inputs = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values())
+    rows = next((len(value) for value in inputs if isinstance(value, torch.Tensor) and value.dim()), len(names))
+    if rows != len(names):
+        raise ValueError(
+            "Length of `adapter_names` should be the same as the number of inputs, but got "
+            f"{len(names)} and {rows} respectively."
+        )
+    last = _LAST.get(model) or _LAST.setdefault(model, _LastBatch(model))
+    if not last.is_batch_first:
+        raise TypeError(
+            "Mixed batches need hidden states whose first dimension is the rows of the batch; "
+            f"{type(model).__name__} has the sequence there. Run the rows of each adapter separately, or build its "
+            "modules with batch_first=True."
+        )
+    thread = get_ident()
+    before = batches.get(thread)
+    batches[thread] = last.reuse(names)
+    try:
+        yield
+    finally:
+        if before is None:
+            del batches[thread]
+        else:
+            batches[thread] = before
+
+
+def forget_batches(model: nn.Module) -> None:
+    """Drop the stacked weights of a model; called when adapters are added, deleted or trained."""
+    _LAST.pop(model, None)
+
+
+def hook_other_wrappers(model: nn.Module, batches: dict[int, MixedBatch]) -> None:
+    """Let the wrappers that PEFT has added itself, for trained tokens and other methods, follow mixed batches."""
+    for module in model.modules():
+        if not isinstance(module, AuxiliaryTrainingWrapper) or isinstance(module, HoulsbyHead) or module in _HOOKED:
+            continue
+        _HOOKED.add(module)
+        if isinstance(module, TrainableTokensWrapper):
+            module.register_forward_hook(partial(_embed_rows, batches=batches))
+        else:
+            module.register_forward_pre_hook(partial(_pass_names, batches=batches), with_kwargs=True)
+
+
+def _embed_rows(
+    module: TrainableTokensWrapper, args: Any, output: torch.Tensor, batches: dict[int, MixedBatch]
+) -> torch.Tensor:
+    """Embed each row with its own adapter. PEFT's mixed batch wants all adapters to train tokens."""
+    batch = batches.get(get_ident())
+    if batch is None or module.disable_adapters:
+        return output
+    names = batch.names_of_rows(args[0].shape[0])
+    result: torch.Tensor = module.original_module(*args)
+    for name in module._get_available_adapters() & set(names):
+        own = rows_of(name, names, result.device)
+        result = result.index_copy(0, own, module.token_adapter.forward_adapters(args[0][own], [name]))
+    return result
+
+
+def _pass_names(module: nn.Module, args: Any, kwargs: dict[str, Any], batches: dict[int, MixedBatch]) -> Any:
+    batch = batches.get(get_ident())
+    if batch is None:
+        return args, kwargs
+    # PEFT's wrappers want a name for each row of their input, which beam search has repeated.
+    names = batch.names_of_rows(args[0].shape[0]) if args else batch.names
+    return args, {**kwargs, "adapter_names": names}
+
+
+def _version(weight: torch.Tensor) -> int:
+    """Return the number of writes in place, which inference tensors do not count."""
+    return 0 if weight.is_inference() else weight._version

@@ -1,0 +1,1 @@
+"""Saved adapters: what a file must hold and may hold, and what is recorded in it."""

@@ -1,0 +1,111 @@
+"""`AdapterRecord`: what an adapter's file says beyond the settings that its user chose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Source:
+    """The file that a configuration was read from, and the settings that were in it.
+
+    A copy of a configuration was not read from a file, so a copy of this object is None.
+    """
+
+    settings: dict[str, Any]
+    weights: Path | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+
+@dataclass
+class AdapterRecord:
+    """Facts that are recorded when an adapter is added to a model, and saved with it.
+
+    Args:
+        places: Where the adapter's bottlenecks and norms are in the model, as `placement.fold_places` gives them.
+            None: not recorded, as in files of earlier versions.
+        heads: Names of the modules that train and are saved as a whole: the task head and others.
+        base: Fingerprint that identifies the base model.
+        id2label: Names of the classes by number.
+        problem_type: Kind of task of the head, as in transformers' configurations.
+        two_layer_head: Whether the head has a hidden layer (see `TwoLayerHead`).
+        max_length: The number of tokens to which texts were cut in training.
+        null_threshold: For question answering: no answer is given if that scores higher than the best answer by more
+            than this. None: there is always an answer.
+        has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not saved.
+        source: The file that this record was read from. None: it was made in this process. Not saved.
+    """
+
+    places: list[dict[str, str]] | None = None
+    heads: list[str] = field(default_factory=list)
+    base: dict[str, Any] | None = None
+    id2label: dict[int, str] | None = None
+    problem_type: str | None = None
+    two_layer_head: bool = False
+    max_length: int | None = None
+    null_threshold: float | None = None
+    has_labels_of_base: bool = False
+    source: Source | None = None
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> AdapterRecord:
+        """Read a record from JSON.
+
+        Raises:
+            ValueError: A value has a type that no version of this package writes.
+        """
+        checks = {
+            "places": lambda value: isinstance(value, list) and all(map(_is_row_of_text, value)),
+            "heads": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+            "base": is_fingerprint,
+            "id2label": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
+            "problem_type": _is_text,
+            "two_layer_head": lambda value: isinstance(value, bool),
+            "max_length": lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
+            "null_threshold": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+        }
+        known = {name: fields[name] for name in checks if fields.get(name) is not None}
+        for name, value in known.items():
+            if not checks[name](value):
+                raise ValueError(
+                    f"The recorded {name} of an adapter must be as this package writes it; got {str(value)[:100]!r}. "
+                    "Save the adapter again."
+                )
+        if "id2label" in known:
+            known["id2label"] = numbered(known["id2label"])
+        return cls(**known)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is saved: every fact that is known."""
+        facts = asdict(self)
+        del facts["source"], facts["has_labels_of_base"]
+        return {name: value for name, value in facts.items() if value is not None and value is not False}
+
+
+def is_fingerprint(value: Any) -> bool:
+    """Return whether a value from JSON has the form that `fingerprint` gives."""
+    if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
+        return False
+    rows = value.get("weights")
+    return isinstance(rows, list) and all(
+        row is None or (isinstance(row, list) and all(isinstance(number, (int, float)) for number in row))
+        for row in rows
+    )
+
+
+def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:
+    """Return labels with whole numbers as keys, which JSON turns into text."""
+    return {int(key) if str(key).isdecimal() else key: name for key, name in labels.items()}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_row_of_text(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in (*value, *value.values()))

@@ -1,0 +1,108 @@
+"""`HoulsbyHead`: a task head with a trained copy per adapter, selected per row in a mixed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from torch import nn
+
+from ..offloading import copy_of, device_of, dtype_of
+
+
+if TYPE_CHECKING:
+    from ..batching import MixedBatch
+
+
+class HoulsbyHead(ModulesToSaveWrapper):
+    """A head with a trained copy per adapter.
+
+    It differs from PEFT's `ModulesToSaveWrapper` in four ways. Heads of several layers work in a mixed batch. Of
+    several active adapters, the last one's head is used instead of raising an error. An adapter's head may have another
+    number of outputs than the base model's. `unload` restores the base model's head.
+    """
+
+    # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
+    batches: Mapping[int, MixedBatch] = {}  # noqa: RUF012
+
+    def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
+        if adapter_name not in self.modules_to_save and tied_module is None:
+            self.modules_to_save[adapter_name] = copy_of(self.original_module)
+        super().update(adapter_name, tied_module, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        batch = self.batches.get(get_ident()) if self.batches else None
+        if batch is None or self.disable_adapters:
+            return super().forward(*args, **kwargs)
+        return batch.run_heads(self, args, kwargs)
+
+    def head(self, adapter_name: str) -> nn.Module:
+        """Return the head that an adapter uses: its own copy or, without one, the base model's."""
+        return self.modules_to_save[adapter_name] if adapter_name in self.modules_to_save else self.original_module
+
+    def check_set_adapter(self, adapter_name: str | list[str]) -> str | None:
+        names = [adapter_name] if isinstance(adapter_name, str) else adapter_name
+        return next((name for name in reversed(names) if name in self.modules_to_save), None)
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        name = self.check_set_adapter(adapter_names)
+        super().set_adapter([] if name is None else name, inference_mode=inference_mode)
+
+    def delete_adapter(self, adapter_name: str, new_active_adapters: list[str] | None) -> None:
+        name = self.check_set_adapter(new_active_adapters or [])
+        super().delete_adapter(adapter_name, [] if name is None else [name])
+
+    def unload_and_optionally_merge_module(self, *args: Any, **kwargs: Any) -> nn.Module:
+        return self.original_module  # type: ignore[no-any-return]
+
+    def _move_adapter_to_device_of_base_layer(self, adapter_name: str) -> None:
+        """Move a head that PEFT has loaded in place of one on the meta device, in the dtype of the file."""
+        if adapter_name in self.modules_to_save:
+            head = self.original_module
+            self.modules_to_save[adapter_name].to(device=device_of(head), dtype=dtype_of(head))
+
+
+def add_heads(
+    model: nn.Module,
+    heads: Mapping[str, nn.Module | None],
+    adapter_name: str,
+    active_adapters: list[str],
+    batches: Mapping[int, MixedBatch],
+) -> None:
+    """Give an adapter its heads; modules that are not wrapped yet are wrapped.
+
+    Args:
+        model: The base model, changed in place.
+        heads: The full names of its heads, each with the adapter's own module or None for a copy of the base model's.
+        adapter_name: The adapter that trains them.
+        active_adapters: The active adapters.
+        batches: The mixed batches that the model is running, by thread.
+    """
+    for name, own in heads.items():
+        wrapper = model.get_submodule(name)
+        if isinstance(wrapper, AuxiliaryTrainingWrapper):
+            wrapper.update(adapter_name)
+        else:
+            parent, _, child_name = name.rpartition(".")
+            wrapper = HoulsbyHead(wrapper, adapter_name)
+            wrapper.set_adapter(active_adapters)
+            setattr(model.get_submodule(parent), child_name, wrapper)
+        if isinstance(wrapper, HoulsbyHead):
+            wrapper.batches = batches
+            if own is not None:
+                wrapper.modules_to_save[adapter_name] = own
+
+
+def train_heads(model: nn.Module, names: Iterable[str], adapter_name: str, is_trained: bool) -> None:
+    """Let the heads of an adapter train, or freeze them.
+
+    Args:
+        model: The base model.
+        names: The full names of its heads that `modules_to_save` does not name; PEFT takes care of the others.
+        adapter_name: The adapter.
+        is_trained: Whether they train.
+    """
+    for name in names:
+        model.get_submodule(name).modules_to_save[adapter_name].requires_grad_(is_trained)

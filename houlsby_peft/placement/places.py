@@ -1,0 +1,325 @@
+"""Find the modules of a model that get a bottleneck or a trained norm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..config import HoulsbyConfig
+from ..heads.find import find_head
+from ..layer import base_modules, is_inside
+from .architectures import ARCHITECTURES, UNSUPPORTED, Stack, SubLayer
+from .inference import fold_indices, infer_layers
+
+
+_QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
+_FOLDED_INDICES = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module of the base model that becomes a tuner layer.
+
+    Args:
+        key: The module's name in the model.
+        position: "attention", "feed_forward" or "cross_attention" for a bottleneck on the output of that sub-layer,
+            "custom" for one that `target_modules` asks for, "norm" for a trained norm.
+        stack: Name of the list of layers that contains the module; "" outside any list.
+        layer: Index in that list; None outside any list.
+        projection: Name of the module whose weights determine width, device and dtype.
+    """
+
+    key: str
+    position: str
+    stack: str
+    layer: int | None
+    projection: str
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether the module is a trained norm."""
+        return self.position == "norm"
+
+    @property
+    def layer_name(self) -> str:
+        """The layer's name with a dot at its end; "" outside any list of layers."""
+        return "" if self.layer is None else f"{self.stack}.{self.layer}.".lstrip(".")
+
+
+def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+    """Return the places of all bottlenecks and trained norms, by module name, in the model's order.
+
+    The places of a saved adapter are those that its file records. Others come from `target_modules`, from the table of
+    architectures, or by inference.
+
+    Args:
+        model: The base model. A module that already is a tuner layer counts as the module that it wraps.
+        config: What to adapt.
+
+    Raises:
+        ValueError: No place is found, or a layer does not exist; the message gives the reason and the remedy.
+    """
+    modules = dict(base_modules(model))
+    if config.is_loaded and config.record and config.record.places:
+        recorded = {place.key: place for place in unfold_places(config.record.places)}
+        # Where a name is unknown, the adapter comes from another class of this architecture.
+        if all(key in modules and place.projection in modules for key, place in recorded.items()):
+            return {key: recorded[key] for key in modules if key in recorded}
+    if config.target_modules is None:
+        candidates = [
+            Place(f"{stack}.{index}.{end.output}", position, stack, index, f"{stack}.{index}.{end.tells_width}")
+            for (stack, index), sub_layers in find_layers(model, modules, config.positions).items()
+            for position, end in sub_layers.items()
+        ]
+    else:
+        target = SimpleNamespace(target_modules=config.target_modules, exclude_modules=None, modules_to_save=None)
+        candidates = [
+            Place(key, "custom", *_layer_of(key, config), projection=key)
+            for key in modules
+            if check_target_module_exists(target, key)
+        ]
+    _check_layers(candidates, config)
+    bottlenecks = {place.key: place for place in candidates if _is_selected(place, config)}
+    _check_not_nested(model, bottlenecks)
+    places = bottlenecks | {place.key: place for place in _norm_places(model, modules, config, bottlenecks)}
+    return {key: places[key] for key in modules if key in places}
+
+
+def fold_places(places: Iterable[Place]) -> list[dict[str, str]]:
+    """Return places as an adapter's file records them: a row per kind of place, with the indices of its layers.
+
+        {"position": "attention", "stack": "bert.encoder.layer", "layers": "0-11",
+         "module": "attention.output.dropout", "projection": "attention.output.dense"}
+    """
+    layers: dict[tuple[str, ...], list[int]] = {}
+    for place in places:
+        names = (place.key.removeprefix(place.layer_name), place.projection.removeprefix(place.layer_name))
+        indices = layers.setdefault((place.position, place.stack, *names), [])
+        if place.layer is not None:
+            indices.append(place.layer)
+    return [
+        {"position": position, "stack": stack, "layers": fold_indices(indices), "module": module, "projection": projection}
+        for (position, stack, module, projection), indices in layers.items()
+    ]
+
+
+def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
+    """Return the places that `fold_places` has folded.
+
+    Raises:
+        ValueError: A row lacks a part, or its layers are not indices such as "0-3,5".
+    """
+    places = []
+    for row in rows:
+        try:
+            position, stack, layers, module, projection = (
+                row[name] for name in ("position", "stack", "layers", "module", "projection")
+            )
+        except KeyError as missing:
+            raise ValueError(
+                f"A recorded place must have position, stack, layers, module and projection; {dict(row)} lacks "
+                f"{missing}. Save the adapter again."
+            ) from None
+        if layers and not _FOLDED_INDICES.fullmatch(layers):
+            raise ValueError(f"Recorded layers must be indices such as 0-3,5; got {layers[:100]!r}.")
+        indices: list[int | None] = [None]
+        if layers:
+            runs = [[int(end) for end in run.split("-")] for run in layers.split(",")]
+            indices = [index for run in runs for index in range(run[0], run[-1] + 1)]
+        for index in indices:
+            place = Place("", position, stack, index, "")
+            places.append(
+                Place(place.layer_name + module, position, stack, index, place.layer_name + projection)
+            )
+    return places
+
+
+def find_layers(
+    model: nn.Module, modules: Mapping[str, nn.Module], positions: tuple[str, ...]
+) -> dict[tuple[str, int], dict[str, SubLayer]]:
+    """Return the sub-layers of every layer of a model.
+
+    A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
+    describes, possibly because another version of transformers names its modules differently, is inferred.
+
+    Args:
+        model: The base model.
+        modules: Its modules by name, in order.
+        positions: The sub-layers to look for.
+
+    Returns:
+        The sub-layers by position, for each name of a list of layers and index in it.
+
+    Raises:
+        ValueError: The architecture is not supported, has no such sub-layers, or cannot be inferred.
+    """
+    types = _model_types(model, modules)
+    for model_type in types.values():
+        if model_type in UNSUPPORTED:
+            raise ValueError(UNSUPPORTED[model_type])
+    layers: dict[tuple[str, int], dict[str, SubLayer]] = {}
+    described = set()
+    for key, module in modules.items():
+        model_type = _innermost_type(key, types)
+        stack = _find_stack(key, module, modules, model_type) if isinstance(module, nn.ModuleList) else None
+        if stack is not None:
+            described.add(model_type)
+            for index in range(len(module)):  # type: ignore[arg-type]
+                ends = {position: getattr(stack, position) for position in positions}
+                layers[key, index] = {
+                    position: end for position, end in ends.items() if end and f"{key}.{index}.{end.output}" in modules
+                }
+    rest = {key: module for key, module in modules.items() if _innermost_type(key, types) not in described}
+    layers |= infer_layers(rest, positions)
+    if any(layers.values()):
+        return layers
+    if layers:
+        raise ValueError(
+            f"HoulsbyConfig.positions must name a sub-layer that the model has; got {positions}, and a "
+            f"{type(model).__name__} of this configuration has none of them. Use ('attention', 'feed_forward')."
+        )
+    raise ValueError(
+        f"The places of adapters are known for these architectures: {', '.join(sorted(ARCHITECTURES))}; they are "
+        "inferred for others that have a list of equal layers with attention in each. Got "
+        f"{type(model).__name__} with model_type {types.get('', None)!r}, which has none. Name the modules whose "
+        "output meets the skip connection in target_modules."
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a layer norm or an RMS norm with weights, of PyTorch or of a model's own class."""
+    is_named_so = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+    weight = getattr(module, "weight", None)
+    return (isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or is_named_so) and weight is not None and weight.ndim == 1
+
+
+def output_width(key: str, module: nn.Module) -> int:
+    """Return the size of the last dimension of a module's output; of the channels, for a convolution.
+
+    Raises:
+        ValueError: The module has no attribute that tells its width.
+    """
+    for attribute in ("out_features", "nf", "embedding_dim", "out_channels", "embed_dim"):
+        width = getattr(module, attribute, None)
+        if isinstance(width, int):
+            return width
+    if is_norm(module):
+        return module.get_parameter("weight").shape[-1]
+    raise ValueError(
+        f"A bottleneck needs the width of the output that it is applied to; {key!r} is a {type(module).__name__}, "
+        "which does not tell it. Name a module with weights in target_modules, such as the projection before it."
+    )
+
+
+def _model_types(model: nn.Module, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the type of each transformers model inside a model, by its name there."""
+    return {
+        key: str(inner.config.model_type)
+        for key, inner in {"": model, **modules}.items()
+        if isinstance(inner, PreTrainedModel)
+    }
+
+
+def _innermost_type(key: str, types: Mapping[str, str]) -> str | None:
+    """Return the type of the innermost model around a module, among those that have a row in the table."""
+    around = [outer for outer, kind in types.items() if kind in ARCHITECTURES and (not outer or is_inside(key, outer))]
+    return types[max(around, key=len)] if around else None
+
+
+def _find_stack(
+    key: str, layers: nn.ModuleList, modules: Mapping[str, nn.Module], model_type: str | None
+) -> Stack | None:
+    """Return the row's description of a list of layers, if every layer fits it."""
+    for stack in ARCHITECTURES[model_type].stacks if model_type else ():
+        names = {name for end in (stack.attention, stack.feed_forward) for name in (end.output, end.tells_width)}
+        if f".{key}".endswith(f".{stack.layers}") and all(
+            f"{key}.{index}.{name}" in modules for index in range(len(layers)) for name in names
+        ):
+            return stack
+    return None
+
+
+def _norm_places(
+    model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
+) -> Iterator[Place]:
+    if not config.train_layer_norm:
+        return
+    heads = [] if config.modules_to_save == [] else find_head(model, bottlenecks)
+    rows = [ARCHITECTURES[kind] for kind in set(_model_types(model, modules).values()) if kind in ARCHITECTURES]
+    frozen = tuple(f".{name}" for row in rows for name in row.frozen_norms)
+    norms = {
+        key: module
+        for key, module in modules.items()
+        if is_norm(module)
+        and _is_included(key, config)
+        and not f".{key}".endswith(frozen)
+        and not any(is_inside(key, other) for other in (*bottlenecks, *heads))
+    }
+    adapted = {place.layer_name[:-1]: place for place in bottlenecks.values() if place.layer is not None}
+    layer_of = {key: next((layer for layer in adapted if is_inside(key, layer)), None) for key in norms}
+    widest: dict[str | None, int] = {}
+    for key, layer in layer_of.items():
+        widest[layer] = max(widest.get(layer, 0), output_width(key, norms[key]))
+    for key, layer in layer_of.items():
+        # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower.
+        of_queries = output_width(key, norms[key]) < widest[layer] or _QUERY_KEY_NORM.search(key)
+        if config.train_layer_norm == "all" or (layer is not None and not of_queries):
+            where = (adapted[layer].stack, adapted[layer].layer) if layer else _layer_of(key, config)
+            yield Place(key, "norm", *where, projection=key)
+
+
+def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
+    """Return the list of layers that contains a module and the index in it; a list inside a layer does not count."""
+    patterns = config.layers_pattern or [r".*?"]
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        found = re.match(rf"^(?P<stack>(?:.*?\.)??{pattern})\.(?P<layer>\d+)\.", key)
+        if found:
+            return found["stack"], int(found["layer"])
+    found = re.match(r"^(?P<layer>\d+)\.", key)
+    return ("", int(found["layer"])) if found else ("", None)
+
+
+def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
+    layers, patterns = config.layers_to_transform, config.layers_pattern or [".*"]
+    if layers is not None and place.layer not in ([layers] if isinstance(layers, int) else layers):
+        return False
+    in_named_list = any(
+        re.search(rf"(^|\.){pattern}$", place.stack)
+        for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+    )
+    return in_named_list and _is_included(place.key, config)
+
+
+def _is_included(key: str, config: HoulsbyConfig) -> bool:
+    """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a whole."""
+    names = SimpleNamespace(
+        target_modules=[key], exclude_modules=config.exclude_modules, modules_to_save=config.modules_to_save
+    )
+    return bool(check_target_module_exists(names, key))
+
+
+def _check_layers(candidates: Iterable[Place], config: HoulsbyConfig) -> None:
+    asked = config.layers_to_transform
+    last = max((place.layer for place in candidates if place.layer is not None), default=None)
+    highest = max(asked) if isinstance(asked, list) else asked
+    if highest is not None and last is not None and highest > last:
+        raise ValueError(
+            f"HoulsbyConfig.layers_to_transform must be among this model's layers, 0 to {last}; got {asked!r}. Layers "
+            "are counted from 0; None adapts all."
+        )
+
+
+def _check_not_nested(model: nn.Module, bottlenecks: Mapping[str, Place]) -> None:
+    for key in bottlenecks:
+        for outer in (key[: dot.start()] for dot in re.finditer(r"\.", key)):
+            if outer in bottlenecks or isinstance(model.get_submodule(outer), BaseTunerLayer):
+                raise ValueError(
+                    f"A bottleneck cannot be on a module inside another wrapped module; {key!r} is inside {outer!r}. "
+                    "Leave one of the two out of target_modules, or name it in exclude_modules."
+                )

@@ -1,0 +1,237 @@
+"""`Plan`: what a configuration means in one model, found and checked before the model is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils.other import get_pattern_key
+from torch import nn
+
+from ..bottleneck import Bottleneck
+from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
+from ..checkpoints.record import AdapterRecord
+from ..checkpoints.weights import FILE_PREFIX, check_file, check_shapes
+from ..config import HoulsbyConfig
+from ..heads.find import find_trained_modules
+from ..heads.new import needs_two_layer_head, new_heads
+from ..heads.tasks import label_facts
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
+from ..offloading import check_base_is_loaded, device_of, dtype_of
+from .places import Place, find_places, fold_places, output_width
+
+
+# Convolutions have their channels before this many spatial dimensions.
+_SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+# The parts that tuner layers and trained heads add to the names of a model's weights.
+_ADDED_PARTS = (
+    "base_layer",
+    *HoulsbyLayer.adapter_layer_names,
+    *HoulsbyLayerNorm.adapter_layer_names,
+    "down_proj",
+    "up_proj",
+    "original_module",
+    "modules_to_save",
+)
+
+
+class Plan:
+    """What a configuration means in one model: places, owners of the bottlenecks, heads, and the tensors of its file.
+
+    Making a plan changes neither the model nor the configuration.
+
+    Args:
+        model: The base model, with or without other adapters.
+        config: The configuration.
+
+    Attributes:
+        places: All places by module name, in the model's order.
+        bottlenecks: Those that get a bottleneck.
+        owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
+            registered only at its owner, the first place that uses it.
+        base: Fingerprint of the base model.
+
+    Raises:
+        ValueError: There is nothing to adapt, a module would never be called, or a head cannot be made.
+    """
+
+    def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
+        self.config = config
+        self.places = find_places(model, config)
+        self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
+        self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
+        self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
+        self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
+        for key, place in self.places.items():
+            _check_is_called(model, key)
+            _check_kind(model.get_submodule(key), place)
+        self._model = model
+        ends = list(self.bottlenecks.values())
+        self.base = fingerprint(model, [self.reference(place) for place in ends[:1] + ends[-1:]])
+        # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
+        self.names = SimpleNamespace(
+            target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
+        )
+
+    @cached_property
+    def heads(self) -> dict[str, nn.Module | None]:
+        """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
+        return new_heads(self._model, self.config, find_trained_modules(self._model, self.config, self.bottlenecks))
+
+    def reference(self, place: Place) -> nn.Module:
+        """Return the module of the base model that determines width, device and dtype."""
+        module = self._references[place.projection]
+        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+
+    def new_layer(self, target: nn.Module, place: Place, batches: dict[int, Any]) -> HoulsbyTunerLayer:
+        """Return a tuner layer that wraps a module, without any adapter yet."""
+        if place.is_norm:
+            return HoulsbyLayerNorm(target, batches)
+        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
+        spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
+        return HoulsbyLayer(target, self.reference(place), batches, channel_dim=-1 - spatial)
+
+    def new_bottleneck(self, place: Place) -> Bottleneck:
+        """Return a new bottleneck for its owner, on the base model's device and, unless quantized, in its dtype.
+
+        It is on the meta device if that is the default device, as it is while PEFT adds an adapter to be loaded.
+        """
+        config = self.config
+        r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
+        bottleneck = Bottleneck(
+            self.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
+        )
+        reference = self.reference(place)
+        if any(parameter.is_meta for parameter in bottleneck.parameters()):
+            return bottleneck
+        return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
+
+    def new_record(self) -> AdapterRecord:
+        """Return the record of an adapter that is made, not loaded, by this plan."""
+        return AdapterRecord(
+            places=fold_places(self.places.values()),
+            heads=list(self.heads),
+            base=self.base,
+            two_layer_head=bool(self.heads) and needs_two_layer_head(self._model, self.config),
+            **label_facts(self.config, self._model),
+        )
+
+    def base_differences(self) -> list[str]:
+        """Return how the base model differs from the one that a saved adapter was trained on; empty if it does not."""
+        return compare_fingerprints(self.config.record.base if self.config.record else None, self.base)
+
+    def check_weights(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Check what will be loaded: the file that the configuration came with, and weights that are given.
+
+        Raises:
+            ValueError: They do not fit this configuration and this model.
+        """
+        source = self.config.record.source if self.config.is_loaded and self.config.record else None
+        file = source.weights if source else None
+        if file is None and state_dict is None:
+            return
+        expected = {FILE_PREFIX + key: shape for key, shape in self.saved_shapes().items()}
+        if file is not None:
+            check_base_is_loaded(self._model)
+            check_file(file, expected)
+        if state_dict is not None:
+            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
+            check_shapes(expected, found, "the given state_dict")
+
+    def saved_shapes(self) -> dict[str, torch.Size]:
+        """Return names and shapes of the tensors in a file of this configuration, without PEFT's prefix."""
+        modules: dict[str, nn.Module] = {}
+        for key, place in self.places.items():
+            if place.is_norm:
+                modules[f"{key}.houlsby_norm"] = self.reference(place)
+            elif self.owners[key] == key:
+                with torch.device("meta"):
+                    modules[f"{key}.houlsby_adapter"] = self.new_bottleneck(place)
+        for key, own in self.heads.items():
+            head = own or self._model.get_submodule(key)
+            modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
+        return {
+            f"{key}.{name}": tensor.shape
+            for key, module in modules.items()
+            for name, tensor in module.state_dict().items()
+        }
+
+
+def check_name(model: nn.Module, adapter_name: str) -> None:
+    """Refuse an adapter's name that PEFT could not tell from other names in the model.
+
+    Raises:
+        ValueError: No module can have the name, a module or weight of the model has it, or an adapter of another
+            method has it.
+    """
+    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
+        raise ValueError(
+            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
+            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
+        )
+    parts = {*FILE_PREFIX.split("."), *_ADDED_PARTS}
+    for key, base in base_modules(model):
+        parts.update(key.split("."), (name for name, _ in base.named_parameters(recurse=False)))
+    if adapter_name in parts:
+        raise ValueError(
+            "The name of an adapter must not be part of the names of the model's modules, because PEFT then leaves out "
+            f"weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, such as "
+            f"{'task_' + adapter_name!r}."
+        )
+    for module in model.modules():
+        is_other_method = isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+        if is_other_method and adapter_name in module._get_available_adapters():
+            raise ValueError(
+                f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
+                f"{type(module).__module__} in this model. Give another adapter_name."
+            )
+
+
+def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:
+    """Return the owner of the bottleneck of each place; an owner maps to itself.
+
+    Houlsby et al. 2019 give each position a separate bottleneck. Mohebbi and Rajaei 2020 share one within a layer, or
+    across three consecutive layers of a stack ("3-shared"), counted from the stack's layer 0 whichever layers are
+    adapted. Stacks (the encoder, the decoder) never share with each other, nor do positions of different width.
+    Modules outside any list of layers count as one layer.
+    """
+    if share_layers == 0:
+        return {key: key for key in places}
+    first_of_group: dict[tuple[str, int, int], str] = {}
+    return {
+        key: first_of_group.setdefault((place.stack, (place.layer or 0) // share_layers, widths[key]), key)
+        for key, place in places.items()
+    }
+
+
+def _check_is_called(model: nn.Module, key: str) -> None:
+    """Refuse a module inside a module of PyTorch that reads its children's weights instead of calling them."""
+    parts = key.split(".")
+    for depth in range(len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.MultiheadAttention):
+            raise ValueError(
+                f"An adapter must be on a module that is called; nn.MultiheadAttention never calls its part {key!r}. "
+                f"Name the attention itself in target_modules: {'.'.join(parts[:depth])!r}."
+            )
+        if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+            raise ValueError(
+                f"An adapter must be on a module that is called; in evaluation, nn.TransformerEncoderLayer has a fast "
+                f"path that does not call its part {key!r}. Switch it off in every process that uses the adapter: "
+                "torch.backends.mha.set_fastpath_enabled(False)."
+            )
+
+
+def _check_kind(module: nn.Module, place: Place) -> None:
+    """Refuse a norm of one adapter where another adapter has a bottleneck."""
+    if isinstance(module, HoulsbyTunerLayer) and isinstance(module, HoulsbyLayerNorm) is not place.is_norm:
+        raise ValueError(
+            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
+            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
+        )

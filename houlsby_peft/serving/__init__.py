@@ -1,0 +1,1 @@
+"""Trained adapters in use: loaded with base model, labels and tokenizer, and predicting."""

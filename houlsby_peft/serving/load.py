@@ -1,0 +1,168 @@
+"""`load`: from the name of an adapter to a predictor."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain, count
+from pathlib import Path
+
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from ..checkpoints.fingerprint import wrong_base_message
+from ..checkpoints.untrusted import (
+    CONFIG_FILE,
+    TOKENIZER_FILES,
+    WEIGHTS_FILE,
+    check_weights,
+    missing_weights,
+    read_config,
+)
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..heads.tasks import Task, task_of_class, task_of_config
+from ..hub_errors import explained
+from ..layer import HoulsbyTunerLayer
+from ..placement.plan import Plan
+from .base_model import load_base, load_tokenizer
+from .predictor import Predictor
+
+
+# Adding an adapter changes the model, which one thread at a time may do.
+_ADDING = threading.RLock()
+
+
+def load(
+    name_or_path: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    base_model: PreTrainedModel | str | None = None,
+    beside: Predictor | None = None,
+    adapter_name: str | None = None,
+    token: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Predictor:
+    """Load a trained adapter with its base model, labels and tokenizer.
+
+    Only JSON and safetensors files are read, and code from a repository is never run. Threads may load adapters onto
+    one base model, and predict with others on it, at the same time.
+
+    Args:
+        name_or_path: "user/adapter" on the Hub, or a folder.
+        revision: A branch, tag or commit of the adapter's repository. The base model's is recorded in the adapter.
+        base_model: The base model, or its name or folder, in place of the one that the adapter names.
+        beside: An adapter that was loaded before, whose base model this one shares.
+        adapter_name: A new name in the model. Default: "default", or the first unused name of "default_2",
+            "default_3" and so on.
+        token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
+        device: Where to put the model. Default: where it is; the CPU for a new one.
+        dtype: Dtype of the base model. Default: as in its files.
+
+    Raises:
+        AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the adapter was trained on
+            another base model, or the given base model already holds adapters, or one of this name.
+        HubError: A repository does not exist, is private or cannot be reached.
+    """
+    folder = find_folder(name_or_path, revision, token)
+    with _name_adapter_in_errors(name_or_path, folder):
+        config = read_config(folder)
+        check_weights(folder, config)
+        if beside is not None:
+            base = beside.base_model
+            _check_kind(folder, config, beside.task)
+        elif isinstance(base_model, PreTrainedModel):
+            base = base_model
+            _check_has_no_adapters(base)
+        else:
+            base = load_base(folder, config, base_model, token, dtype)
+        # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
+        tokenizer = load_tokenizer(folder, config, base.name_or_path, token)
+        task = beside.task if beside is not None else task_of_class(type(base).__name__) or task_of_config(config)
+        with _ADDING:
+            name = _unused_name(adapter_name, {} if beside is None else beside.model.peft_config)
+            model = _add(folder, config, name, base, None if beside is None else beside.model)
+            return Predictor(model.to(device) if device else model, name, task, tokenizer)
+
+
+def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = None, token: str | None = None) -> Path:
+    """Return the folder of an adapter; the needed files of one on the Hub are downloaded to the cache.
+
+    Raises:
+        AdapterError: There is no such folder, or no safetensors file in the repository.
+        HubError: The repository does not exist, is private or cannot be reached.
+    """
+    path, name = Path(name_or_path).expanduser(), str(name_or_path)
+    if path.is_dir():
+        return path
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise AdapterError(
+            f"An adapter must be a folder, or a name on the Hub such as user/adapter; {name} is neither."
+        )
+    needed = [CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES]  # no pattern, so that a repository has no say in paths
+    with explained(name):
+        folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
+        if (folder / CONFIG_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
+            names = HfApi(token=token).list_repo_files(name, revision=folder.name)
+            raise AdapterError(missing_weights(name, names))
+    return folder
+
+
+def _check_kind(folder: Path, config: HoulsbyConfig, task: Task) -> None:
+    own = task_of_config(config)
+    if own.auto_class != task.auto_class:
+        raise AdapterError(
+            f"Adapters on one base model must have the same kind of head; {folder} is for {own.pipeline}, the one "
+            f"beside it for {task.pipeline}. Load it separately."
+        )
+
+
+def _check_has_no_adapters(base: PreTrainedModel) -> None:
+    if any(isinstance(module, HoulsbyTunerLayer) for module in base.modules()):
+        raise AdapterError(
+            "A base model that is given must hold no Houlsby adapters, which would be changed; this "
+            f"{type(base).__name__} does. Give beside=, what houlsby_peft.load returned for it, or another base model."
+        )
+
+
+def _unused_name(asked: str | None, taken: dict[str, object]) -> str:
+    """Return the name that is asked for, or an unused one. PEFT would overwrite the adapter that has the name."""
+    if asked in taken:
+        raise AdapterError(
+            f"The name of an adapter must be new to its model; {asked!r} is one of {', '.join(taken)}. Give another "
+            "adapter_name, or delete that adapter first."
+        )
+    names = chain(["default"], (f"default_{number}" for number in count(2)))
+    return asked or next(name for name in names if name not in taken)
+
+
+def _add(folder: Path, config: HoulsbyConfig, name: str, base: PreTrainedModel, model: PeftModel | None) -> PeftModel:
+    """Add the adapter to the model that other adapters are on, or to a base model without adapters."""
+    try:
+        if differences := Plan(base, config).base_differences():
+            recorded = config.base_model_name_or_path
+            raise AdapterError(wrong_base_message(recorded, base, differences, name))
+        if model is None:
+            return PeftModel.from_pretrained(base, str(folder), name, config=config).eval()
+        was_training = model.training
+        model.load_adapter(str(folder), name)
+        return model.train(was_training)
+    except AdapterError:
+        raise
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise AdapterError(str(error)) from error
+
+
+@contextmanager
+def _name_adapter_in_errors(name: str | os.PathLike[str], folder: Path) -> Iterator[None]:
+    """Call an adapter from the Hub by its name in error messages, not by its folder in the cache."""
+    try:
+        yield
+    except AdapterError as error:
+        message = str(error) if folder == Path(name) else str(error).replace(str(folder), str(name))
+        raise AdapterError(message if str(name) in message else f"{name}: {message}") from error

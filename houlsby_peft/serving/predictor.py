@@ -1,0 +1,151 @@
+"""`Predictor`: an adapter on its base model, with tokenizer and labels."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from peft import PeftModel
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import LARGE_INTEGER
+
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..heads.tasks import Task
+from .base_model import label_arguments
+from .process_state import set_verbosity
+from .question_answering import QuestionAnswering
+
+
+if TYPE_CHECKING:
+    from transformers import Pipeline
+
+
+# A text, a pair of texts or, for question answering, a question and the text that answers it.
+Input = str | tuple[str, str]
+
+
+class Predictor:
+    """An adapter on its base model, ready to predict: what `houlsby_peft.load` returns.
+
+    Each call names its adapter, so that predictors on one base model may run in several threads. The model's active
+    adapter and what trains in it stay as they are.
+
+    Args:
+        model: The base model with this adapter and possibly others, in evaluation mode.
+        name: The adapter's name in `model`.
+        task: What its head does.
+        tokenizer: The tokenizer for its texts.
+    """
+
+    def __init__(self, model: PeftModel, name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.model = model
+        self.name = name
+        self.task = task
+        self.tokenizer = tokenizer
+
+    @property
+    def base_model(self) -> PreTrainedModel:
+        """The base model."""
+        return self.model.get_base_model()  # type: ignore[return-value]
+
+    @property
+    def config(self) -> HoulsbyConfig:
+        """The adapter's configuration."""
+        return self.model.peft_config[self.name]  # type: ignore[return-value]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes by number; empty if there are none."""
+        return tuple(name for _, name in sorted((self.config.labels or {}).items()))
+
+    def predict(self, inputs: Input | Sequence[Input], batch_size: int = 32) -> list[Any]:
+        """Predict for one input or several.
+
+        Texts are cut to the length that the adapter was trained with, and to what the model can read.
+
+        Args:
+            inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
+            batch_size: Number of inputs that are predicted at once.
+
+        Returns:
+            One result per input. For text classification, `{"label": ..., "score": ...}`; the score is a probability
+            or, for a regression, the value. For token classification, a list of entities. For question answering,
+            `{"answer": ..., "score": ..., "start": ..., "end": ...}`.
+
+        Raises:
+            AdapterError: There is no pipeline for the task, or the model is in training mode.
+        """
+        pipeline = self.pipeline()
+        several = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
+        keys = ("question", "context") if self.task.pipeline == "question-answering" else ("text", "text_pair")
+        items: list[Any] = [item if isinstance(item, str) else dict(zip(keys, item, strict=True)) for item in several]
+        is_text = self.task.pipeline == "text-classification"
+        options = cut_arguments(self.tokenizer, self.model.config, self.config) if is_text else {}
+        return list(pipeline(items, batch_size=batch_size, **options)) if items else []
+
+    def pipeline(self, **options: Any) -> Pipeline | QuestionAnswering:
+        """Return a pipeline for this adapter, which stays valid when other adapters are loaded beside it.
+
+        It is a pipeline of transformers, except for question answering, for which transformers 5 has none.
+
+        Args:
+            options: Further arguments of the pipeline, such as `top_k` or `aggregation_strategy`.
+
+        Raises:
+            AdapterError: There is none for the task, or the model is in training mode.
+        """
+        if self.model.training:  # a pipeline would switch it to evaluation
+            raise AdapterError(
+                "A model must be in evaluation mode to predict; this one is in training mode. Call model.eval() first."
+            )
+        parts: dict[str, Any] = {"model": self._view(), "tokenizer": self.tokenizer}
+        if not getattr(self.model, "hf_device_map", None):  # else accelerate has placed its modules
+            parts["device"] = self.model.device
+        # Quietly, because transformers logs a page about classes of models that it does not know, such as PeftModel.
+        with set_verbosity(logging.CRITICAL):
+            match self.task.pipeline:
+                case "question-answering":
+                    record = self.config.record
+                    if record is not None:
+                        options = {"max_length": record.max_length, "null_threshold": record.null_threshold} | options
+                    return QuestionAnswering(self._view(), self.tokenizer, **options)
+                case "token-classification":
+                    options.setdefault("aggregation_strategy", "simple")
+                    return transformers.pipeline(self.task.pipeline, **parts, **options)
+                case "text-classification":
+                    return transformers.pipeline(self.task.pipeline, **parts, **options)
+        raise AdapterError(
+            "Prediction is for text classification, token classification and question answering; this adapter's task "
+            f"is {self.task.pipeline}. Use its model and tokenizer."
+        )
+
+    def _view(self) -> PeftModel:
+        """Return the model, with all modules shared, whose calls name this adapter and that has its labels."""
+        view = copy.copy(self.model)
+        view.config = copy.deepcopy(self.model.config)
+        for key, value in label_arguments(self.config).items():
+            setattr(view.config, key, value)
+        view.forward = partial(_forward, self.model, self.name)  # type: ignore[method-assign]
+        return view
+
+
+def cut_arguments(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, config: HoulsbyConfig
+) -> dict[str, Any]:
+    """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length is known."""
+    recorded = config.record.max_length if config.record else None
+    lengths = (recorded, tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None))
+    known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
+    return {"truncation": True, "max_length": min(known)} if known else {}
+
+
+def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:
+    tensors = (value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor) and value.dim())
+    rows = next((len(tensor) for tensor in tensors), 1)
+    return model(*args, **inputs, adapter_names=[name] * rows)
