@@ -34,11 +34,11 @@ class Layer(nn.Module):
 
 
 class HomeMade(nn.Module):
-    """An encoder of 3 layers and width 16 with a classifier of 2 classes, for token numbers under 50."""
+    """An encoder of 3 layers and width 16 with a classifier of 2 classes, for token numbers under 99."""
 
     def __init__(self, **options: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(50, 16)
+        self.embedding = nn.Embedding(99, 16)
         self.blocks = nn.Sequential(*(Layer(**options) for _ in range(3)))
         self.classifier = nn.Linear(16, 2)
 
