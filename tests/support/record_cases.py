@@ -233,9 +233,12 @@ def three_adapters(name: str, **changes: Any) -> PeftModel:
 
 def mixed(name: str, record: Record, folder: Path) -> None:
     model, inputs = three_adapters(name), inputs_of(name)
+    add(model, name, "like first", {}, seed=5)  # so that the two can be computed together
     orders = {
         "sorted": ["__base__", "first", "first", "second", "third"],
         "unsorted": ["third", "first", "__base__", "second", "first"],
+        "alike, sorted": ["first", "first", "like first", "like first", "like first"],
+        "alike, unsorted": ["like first", "first", "__base__", "first", "like first"],
         "one adapter": ["second"] * ROWS_PER_BATCH,
         "base only": ["__base__"] * ROWS_PER_BATCH,
     }
