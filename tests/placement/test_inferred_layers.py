@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 from architecture_rows import ROWS
+from home_made import HomeMade, Layer
 from peft import get_peft_model
 from tiny_models import perturb
 from torch import nn
@@ -18,46 +19,6 @@ from houlsby_peft.placement.places import find_places
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
-
-
-class Attention(nn.Module):
-    def __init__(self, width=16):
-        super().__init__()
-        self.to_qkv = nn.Linear(width, 3 * width)
-        self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1))
-
-    def forward(self, hidden):
-        query, key, value = self.to_qkv(hidden).chunk(3, dim=-1)
-        return self.to_out(nn.functional.scaled_dot_product_attention(query, key, value))
-
-
-class Layer(nn.Module):
-    def __init__(self, width=16, feed_forwards=1):
-        super().__init__()
-        self.attention = Attention(width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(1 + feed_forwards))
-        for index in range(feed_forwards):
-            net = nn.Sequential(nn.Linear(width, 24), nn.GELU(), nn.Linear(24, width))
-            self.add_module(f"net{index}", net)
-
-    def forward(self, hidden):
-        hidden = hidden + self.attention(self.norms[0](hidden))
-        for index, norm in enumerate(self.norms[1:]):
-            hidden = hidden + self.get_submodule(f"net{index}")(norm(hidden))
-        return hidden
-
-
-class HomeMade(nn.Module):
-    """A transformer that no library knows."""
-
-    def __init__(self, **options):
-        super().__init__()
-        self.embedding = nn.Embedding(50, 16)
-        self.blocks = nn.Sequential(*(Layer(**options) for _ in range(3)))
-        self.classifier = nn.Linear(16, 2)
-
-    def forward(self, ids):
-        return self.classifier(self.blocks(self.embedding(ids)).mean(dim=1))
 
 
 class TorchDecoder(nn.Module):
