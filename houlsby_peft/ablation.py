@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-from .config import HoulsbyConfig
-from .layer import HoulsbyLayer
 from .checkpoints.weights import FILE_PREFIX
+from .config import HoulsbyConfig
+from .layer import HoulsbyLayer, HoulsbyTunerLayer
 from .model import HoulsbyModel
 from .placement.places import Place, find_places
-from .layer import HoulsbyTunerLayer
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .checkpoints.untrusted import WEIGHTS_FILE, check_weights, read_config
 from .errors import AdapterError, HubError
 from .hub.card_facts import adapter_rows, base_rows
 from .hub.cards import CARD_FILE, make_card, merge_cards
 from .hub.example import answer_of_folder
 from .hub.push import push_to_hub
-from .checkpoints.untrusted import WEIGHTS_FILE, check_weights, read_config
 from .serving.load import find_folder, load
 from .serving.predictor import Input
 

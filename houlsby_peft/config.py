@@ -116,14 +116,12 @@ class HoulsbyConfig(PeftConfig):
     base_fingerprint: InitVar[dict[str, Any] | None] = None
     record: AdapterRecord | None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(  # type: ignore[override]
-        self, recorded: dict[str, Any] | None, base_fingerprint: dict[str, Any] | None
-    ) -> None:
+    def __post_init__(self, recorded: dict[str, Any] | None, base_fingerprint: dict[str, Any] | None) -> None:
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
         # JSON has no tuples and only text as keys, and a single name is often written bare.
-        is_several = isinstance(self.positions, (list, tuple, set))
-        self.positions = tuple(self.positions) if is_several else (self.positions,)
+        names: Any = self.positions
+        self.positions = tuple(names) if isinstance(names, (list, tuple, set)) else (names,)
         self.rank_pattern = dict(self.rank_pattern or {})
         for name in ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"):
             value = getattr(self, name)
@@ -153,7 +151,8 @@ class HoulsbyConfig(PeftConfig):
         """
         weights = find_weights(pretrained_model_name_or_path, subfolder, kwargs)
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-        config._mark_as_loaded(config.record or AdapterRecord(), weights)
+        if isinstance(config, cls):  # PEFT gives the configuration of another method if the file is of one
+            config._mark_as_loaded(config.record or AdapterRecord(), weights)
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
@@ -299,8 +298,10 @@ _RULES: dict[str, tuple[Callable[[HoulsbyConfig], bool], str, str]] = {
     "modules_to_save": (
         lambda c: (
             c.modules_to_save is None
-            or (isinstance(c.modules_to_save, list) and all(isinstance(name, str) for name in c.modules_to_save))
-            and not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS)
+            or (
+                (isinstance(c.modules_to_save, list) and all(isinstance(name, str) for name in c.modules_to_save))
+                and not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS)
+            )
         ),
         "None or a list of module names, and not empty if task_type is one whose head PEFT always trains (here "
         "{0.task_type})",

@@ -197,7 +197,9 @@ class HoulsbyModel(BaseTuner):
             ValueError: The name is taken, the numbers of names and coefficients differ, or the adapters differ.
         """
         if adapter_name in self.peft_config:
-            raise ValueError(f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}.")
+            raise ValueError(
+                f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}."
+            )
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
         check_alike(self.model, self._own_adapters, adapters)

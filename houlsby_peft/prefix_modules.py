@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .layer import is_inside
-from .layer import HoulsbyTunerLayer
+from .layer import HoulsbyTunerLayer, is_inside
 
 
 def lowest_trained_layer(model: nn.Module) -> tuple[str, int]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
+from .checkpoints.fingerprint import compare_fingerprints
 from .config import HoulsbyConfig
 from .errors import AdapterError
-from .checkpoints.fingerprint import compare_fingerprints
 from .registration import PREFIX
 
 
@@ -31,7 +32,8 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         AdapterError: the saved adapter has other options, or was trained on another base model.
     """
     path = os.fspath(name_or_path)
-    config, source = model.peft_config[adapter_name], HoulsbyConfig.from_pretrained(path)
+    config: Any = model.peft_config[adapter_name]
+    source = HoulsbyConfig.from_pretrained(path)
     for field in _SAME_FIELDS:
         here, there = getattr(config, field), getattr(source, field)
         if here != there:
@@ -39,7 +41,7 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
                 f"An adapter can only be initialized from one with the same options; {path} has {field}={there!r}, "
                 f"adapter {adapter_name!r} has {here!r}. Train both with the same HoulsbyConfig."
             )
-    if reasons := compare_fingerprints(source.record and source.record.base, config.record and config.record.base):
+    if reasons := compare_fingerprints(source.record.base if source.record else None, config.record.base):
         raise AdapterError(
             f"An adapter can only be initialized from one of the same base model; {path} was trained on "
             f"{source.base_model_name_or_path!r}, which differs: {'; '.join(reasons)}. Use that base model."

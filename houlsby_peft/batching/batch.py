@@ -49,7 +49,7 @@ class MixedBatch:
         """
         if self.only_name is not None:
             bottleneck = layer.bottleneck(self.only_name)
-            return hidden if bottleneck is None else bottleneck(hidden)  # type: ignore[no-any-return]
+            return hidden if bottleneck is None else bottleneck(hidden)
         key = (layer, hidden.shape[0], hidden.device)
         if key not in self._built:
             names = self.names_of_rows(hidden.shape[0])

@@ -1,7 +1,7 @@
-"""Reads the files of a saved adapter that others may have written, and trusts nothing in them.
+"""Read the files of a saved adapter that others may have written, and trust nothing in them.
 
-Only JSON and safetensors are read, neither of which can carry code. Everything is checked before memory is taken in
-amounts that a file asks for.
+Only JSON and safetensors files are read, which cannot contain code. Everything is checked before memory is allocated
+in the amount that a file asks for.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.utils import CONFIG_NAME as CONFIG_FILE
-from peft.utils import SAFETENSORS_WEIGHTS_NAME as WEIGHTS_FILE
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
+from .weights import missing_message
 
 
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
@@ -51,18 +51,18 @@ _SIMPLE_PATTERN = re.compile(r"(?!.*\)[*+{])(?:[^*+{]*[*+{]){0,4}[^*+{]*", re.DO
 
 
 def read_config(folder: Path) -> HoulsbyConfig:
-    """The configuration of the adapter in a folder, checked.
+    """Read and check the configuration of the adapter in a folder.
 
     Raises:
-        AdapterError: There is none, or it is not one of a Houlsby adapter, or a value breaks its rule.
+        AdapterError: There is none, it is not that of a Houlsby adapter, or a value breaks its rule.
     """
-    path = folder / CONFIG_FILE
+    path = folder / CONFIG_NAME
     fields = _read_json(path)
     if fields.get("peft_type") != "HOULSBY":
         raise AdapterError(f"{path} must have peft_type 'HOULSBY'; {_other_method(fields)}")
     _check_types(path, fields)
     _check_patterns(path, fields)
-    if not (folder / WEIGHTS_FILE).is_file():
+    if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
         raise AdapterError(missing_weights(folder, [file.name for file in folder.iterdir()]))
     try:
         return HoulsbyConfig.from_pretrained(str(folder))
@@ -71,16 +71,16 @@ def read_config(folder: Path) -> HoulsbyConfig:
 
 
 def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
-    """Check that the weights in a folder can be loaded without harm, whatever the model.
+    """Check that the weights in a folder can be loaded safely, whatever the model.
 
     Returns:
-        The number of parameters by the names of the tensors.
+        The number of parameters, by the names of the tensors.
 
     Raises:
         AdapterError: The file is damaged, its numbers are not finite, or the configured bottleneck has more weights
             than the file has bytes.
     """
-    path = folder / WEIGHTS_FILE
+    path = folder / SAFETENSORS_WEIGHTS_NAME
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
@@ -96,18 +96,18 @@ def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
 
 
 def missing_weights(where: object, names: Iterable[str]) -> str:
-    """What to say of an adapter without its file of weights, in a folder or repository that holds `names`."""
+    """Return a message that a folder or repository, which holds files of these names, lacks the adapter's weights."""
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".pkl")))
     if pickled:
         return (
             f"{where} has its weights in {pickled[0]}, a pickled file, which can run any code when it is loaded and "
-            f"is never read here. Ask its author to save the adapter again, which writes {WEIGHTS_FILE}."
+            f"is never read here. Ask its author to save the adapter again, which writes {SAFETENSORS_WEIGHTS_NAME}."
         )
-    return f"{where} holds {CONFIG_FILE} but no {WEIGHTS_FILE}. Save or download the adapter again."
+    return missing_message(where)
 
 
 def shortened(text: str) -> str:
-    """A text from a file, cut to what fits into a message."""
+    """Return a text from a file, cut to what fits into a message."""
     return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
 
 
@@ -115,7 +115,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         is_model = (path.parent / "config.json").exists()
         remedy = "It looks like a whole model: load it with transformers." if is_model else "Check the name."
-        raise AdapterError(f"{path.parent} holds no {CONFIG_FILE}, so it is no adapter. {remedy}")
+        raise AdapterError(f"{path.parent} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}")
     size = path.stat().st_size
     if size > _MAX_CONFIG_BYTES:
         raise AdapterError(f"{path} must be smaller than {_MAX_CONFIG_BYTES:,} bytes; it has {size:,}.")
@@ -172,7 +172,7 @@ def _check_sizes(path: Path, shapes: dict[str, tuple[int, ...]], config: Houlsby
     r, largest, size = max([config.r, *config.rank_pattern.values()]), max(down)[0], path.stat().st_size
     if r > largest and 2 * r > size:
         raise AdapterError(
-            f"{path.with_name(CONFIG_FILE)} asks for bottlenecks of size {r:,}, which have more weights than all of "
+            f"{path.with_name(CONFIG_NAME)} asks for bottlenecks of size {r:,}, which have more weights than all of "
             f"{path.name} has bytes ({size:,}); its largest has size {largest:,}."
         )
 

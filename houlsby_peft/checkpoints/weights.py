@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from huggingface_hub import file_exists, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..registration import PREFIX
@@ -37,27 +37,36 @@ def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str,
         options: Arguments of `huggingface_hub.hf_hub_download`; others are ignored.
 
     Returns:
-        The file; None if there is none or it cannot be had, of which PEFT tells when it looks for it.
+        The file, which a folder may lack; None if the repository cannot be found, which PEFT reports when it reads
+        the configuration.
 
     Raises:
-        ValueError: The adapter's weights are in a pickled file only.
+        ValueError: The adapter's weights are in a pickled file only, or not in the repository.
+        OSError: They are not in the cache and the Hub cannot be reached.
     """
     folder = Path(name_or_path, subfolder or "")
     if folder.is_dir():
         refuse_pickle(folder)
-        return file if (file := folder / SAFETENSORS_WEIGHTS_NAME).is_file() else None
+        return folder / SAFETENSORS_WEIGHTS_NAME
     options = {name: options[name] for name in _DOWNLOAD_OPTIONS if options.get(name) is not None}
     try:
         return Path(hf_hub_download(name_or_path, SAFETENSORS_WEIGHTS_NAME, subfolder=subfolder, **options))
-    except LocalEntryNotFoundError:
-        return None
+    except LocalEntryNotFoundError as error:
+        raise OSError(
+            f"The weights of {name_or_path} must be in the cache or the Hub within reach; neither is the case: {error}"
+        ) from error
     except EntryNotFoundError:
         pickled = f"{subfolder}/{WEIGHTS_NAME}" if subfolder else WEIGHTS_NAME
         if file_exists(name_or_path, pickled, revision=options.get("revision"), token=options.get("token")):
             raise ValueError(_pickle_message(name_or_path)) from None
+        raise ValueError(missing_message(name_or_path)) from None
+    except (HfHubHTTPError, HFValidationError):
         return None
-    except Exception:  # PEFT reads the configuration next, and says what is wrong with the repository or the network
-        return None
+
+
+def missing_message(where: object) -> str:
+    """Return a message that a folder or repository lacks its weights."""
+    return f"{where} holds {CONFIG_NAME} but no {SAFETENSORS_WEIGHTS_NAME}. Save or download the adapter again."
 
 
 def refuse_pickle(folder: Path) -> None:
@@ -132,9 +141,9 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
 
 def _pickle_message(where: object) -> str:
     return (
-        f"An adapter's weights must be in {SAFETENSORS_WEIGHTS_NAME}; {where} has only {WEIGHTS_NAME}, a pickled file, "
-        "which can run any code when it is loaded. Save the adapter again without safe_serialization=False, or convert "
-        "a file that you trust: safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
+        f"An adapter's weights must be in {SAFETENSORS_WEIGHTS_NAME}; {where} has only {WEIGHTS_NAME}, a pickled "
+        "file, which can run any code when it is loaded. Save the adapter again without safe_serialization=False, or "
+        "convert a file that you trust: safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
     )
 
 

@@ -18,8 +18,8 @@ from ..layer import is_inside
 
 logger = logging.getLogger(__name__)
 
-# Classes of transformers whose head is new, because no pretraining task has it. The head of a language model is part of
-# the checkpoint and stays frozen.
+# Classes of transformers whose head is new, because no pretraining task has it. The head of a language model is part
+# of the checkpoint and stays frozen.
 _CLASSES_WITH_NEW_HEADS = re.compile(
     r"For\w*(Classification|QuestionAnswering|MultipleChoice|Segmentation|XVector|CTC)"
 )
@@ -38,6 +38,7 @@ def find_trained_modules(model: nn.Module, config: HoulsbyConfig, adapted: Colle
     """
     if config.modules_to_save == []:
         return []
+    suffixes = tuple(config.modules_to_save or ())
     names: Collection[str] = ()
     if config.is_loaded and config.record and config.record.heads:
         names = config.record.heads
@@ -50,8 +51,13 @@ def find_trained_modules(model: nn.Module, config: HoulsbyConfig, adapted: Colle
                 "use_weighted_layer_sum=False.",
                 stacklevel=1,
             )
-        names = heads if config.is_loaded else [*heads, *find_new(model, heads, adapted)]
-    suffixes = tuple(config.modules_to_save or ())
+        new = [] if config.is_loaded else find_new(model, heads, adapted)
+        if unexpected := [name for name in new if not (suffixes and name.endswith(suffixes))]:
+            logger.warning(
+                "The base checkpoint has no weights for %s, which will be trained and saved with the adapter.",
+                ", ".join(unexpected),
+            )
+        names = [*heads, *new]
     found: list[str] = []
     inside: tuple[str, ...] = ()
     for key, module in model.named_modules(remove_duplicate=False):
@@ -129,17 +135,11 @@ def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> 
         return []
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is encoder)
     adapted = list(adapted)
-    found = [
+    return [
         prefix + name
         for name, child in encoder.named_children()
         if _is_new(child) and not any(is_inside(key, prefix + name) for key in adapted)
     ]
-    if found:
-        logger.warning(
-            "The base checkpoint has no weights for %s, which will be trained and saved with the adapter.",
-            ", ".join(found),
-        )
-    return found
 
 
 def _is_loaded(weight: torch.Tensor) -> bool:

@@ -111,7 +111,7 @@ def new_heads(model: nn.Module, config: HoulsbyConfig, names: Collection[str]) -
         )
     blank_config = copy.deepcopy(model.config)
     blank_config.id2label = dict(labels)
-    blank_config.label2id = {name: number for number, name in blank_config.id2label.items()}
+    blank_config.label2id = {name: number for number, name in labels.items()}
     with torch.device("meta"):
         blank = type(model)(blank_config)
         if two_layer:

@@ -20,12 +20,12 @@ class HoulsbyHead(ModulesToSaveWrapper):
     """A head with a trained copy per adapter.
 
     It differs from PEFT's `ModulesToSaveWrapper` in four ways. Heads of several layers work in a mixed batch. Of
-    several active adapters, the last one's head is used instead of raising an error. An adapter's head may have another
-    number of outputs than the base model's. `unload` restores the base model's head.
+    several active adapters, the last one's head is used instead of raising an error. An adapter's head may have
+    another number of outputs than the base model's. `unload` restores the base model's head.
     """
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
-    batches: Mapping[int, MixedBatch] = {}  # noqa: RUF012
+    batches: Mapping[int, MixedBatch] = {}
 
     def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
         if adapter_name not in self.modules_to_save and tied_module is None:
@@ -105,4 +105,6 @@ def train_heads(model: nn.Module, names: Iterable[str], adapter_name: str, is_tr
         is_trained: Whether they train.
     """
     for name in names:
-        model.get_submodule(name).modules_to_save[adapter_name].requires_grad_(is_trained)
+        wrapper = model.get_submodule(name)
+        assert isinstance(wrapper, ModulesToSaveWrapper)
+        wrapper.modules_to_save[adapter_name].requires_grad_(is_trained)

@@ -11,11 +11,11 @@ from typing import Any
 import jinja2
 from huggingface_hub import CardData, ModelCard, ModelCardData
 
+from ..checkpoints.untrusted import WEIGHTS_FILE, check_weights, read_config
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..checkpoints.untrusted import WEIGHTS_FILE, check_weights, read_config
-from ..serving.predictor import Input
 from ..heads.tasks import task_of_config
+from ..serving.predictor import Input
 from .card_facts import adapter_rows, base_rows, data_rows, environment_rows, hyperparameter_rows, limits, summary
 from .card_metadata import card_metadata
 from .card_results import Results, Run, log_table, of_method, read_runs, score_table, table_of_test_scores

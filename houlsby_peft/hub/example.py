@@ -10,10 +10,10 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.untrusted import read_config
+from ..heads.tasks import task_of_config
 from ..serving.base_model import load_tokenizer
 from ..serving.load import load
 from ..serving.predictor import Input, Predictor
-from ..heads.tasks import task_of_config
 
 
 def answer_of_folder(

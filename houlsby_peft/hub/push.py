@@ -17,12 +17,12 @@ from huggingface_hub.hf_api import ModelInfo
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from ..checkpoints.untrusted import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
-from ..hub_errors import explained
-from ..checkpoints.untrusted import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, read_config
-from ..serving.predictor import Input
 from ..heads.tasks import record_head
+from ..hub_errors import explained
+from ..serving.predictor import Input
 from .card_results import Results
 from .cards import CARD_FILE, make_card, merge_cards
 from .checks import base_on_hub, check_access

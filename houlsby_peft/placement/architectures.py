@@ -1,13 +1,14 @@
 """The table of architectures: where the output of each sub-layer meets the skip connection.
 
-Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its dropout, before the
-skip connection and the norm. `SubLayer.output` names the last module before the skip connection: a dropout if the model
-has a module for it, else the projection. The rows follow three decisions:
+Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its dropout, before
+the skip connection and the norm. `SubLayer.output` names the last module before the skip connection: a dropout if the
+model has a module for it, else the projection. The rows follow three decisions:
 
 - A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the projection is. In
   training the dropout then comes after the adapter; in evaluation there is no difference.
-- A norm between the projection and the skip connection (Gemma 2 and 3, OLMo 2) stays after the adapter, as the paper's
-  norm does, because it is trained like every norm of the layer. So does a factor without a module (BEiT's layer scale).
+- A norm between the projection and the skip connection (Gemma 2 and 3, OLMo 2) stays after the adapter, as the
+  paper's norm does, because it is trained like every norm of the layer. So does a factor without a module (BEiT's
+  layer scale).
 - Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip connection: each
   output gets an adapter, and the sum of both meets the skip connection.
 

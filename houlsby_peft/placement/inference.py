@@ -109,7 +109,9 @@ class _Layer:
         outermost = ""
         for name, module in self.modules.items():
             own_name = name.rpartition(".")[2]
-            is_named_so = _ATTENTION.search(own_name) or re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+            is_named_so = _ATTENTION.search(own_name) or re.search(
+                "attention|attn", type(module).__name__, re.IGNORECASE
+            )
             if is_named_so and not (outermost and is_inside(name, outermost)):
                 inside = [inner for inner in self.modules if is_inside(inner, name)]
                 if any(inner in self.projections for inner in inside):
@@ -186,7 +188,7 @@ def _summary(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> str:
 @cache
 def _log_once(summary: str) -> None:
     logger.warning(
-        "The table of architectures does not describe these layers, so the places of the adapters are inferred: %s. To "
-        "choose others, give target_modules.",
+        "The table of architectures does not describe these layers, so the places of the adapters are inferred: %s. "
+        "To choose others, give target_modules.",
         summary,
     )

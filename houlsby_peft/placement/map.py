@@ -61,9 +61,7 @@ def architectures_list() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m houlsby_peft.placement", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "model", nargs="?", help="model on the Hub or local folder; only its configuration is read"
-    )
+    parser.add_argument("model", nargs="?", help="model on the Hub or local folder; only its configuration is read")
     parser.add_argument("--model_class", help="class in transformers; default: the one that the configuration names")
     parser.add_argument("--architectures", action="store_true", help="print the known architectures, in Markdown")
     defaults = HoulsbyConfig()
@@ -120,4 +118,3 @@ def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Return rows as lines with aligned columns; the last column holds numbers, which are aligned to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1].rjust(widths[-1])]) for row in rows]
-

@@ -94,8 +94,8 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
 def fold_places(places: Iterable[Place]) -> list[dict[str, str]]:
     """Return places as an adapter's file records them: a row per kind of place, with the indices of its layers.
 
-        {"position": "attention", "stack": "bert.encoder.layer", "layers": "0-11",
-         "module": "attention.output.dropout", "projection": "attention.output.dense"}
+    {"position": "attention", "stack": "bert.encoder.layer", "layers": "0-11",
+     "module": "attention.output.dropout", "projection": "attention.output.dense"}
     """
     layers: dict[tuple[str, ...], list[int]] = {}
     for place in places:
@@ -104,7 +104,13 @@ def fold_places(places: Iterable[Place]) -> list[dict[str, str]]:
         if place.layer is not None:
             indices.append(place.layer)
     return [
-        {"position": position, "stack": stack, "layers": fold_indices(indices), "module": module, "projection": projection}
+        {
+            "position": position,
+            "stack": stack,
+            "layers": fold_indices(indices),
+            "module": module,
+            "projection": projection,
+        }
         for (position, stack, module, projection), indices in layers.items()
     ]
 
@@ -134,9 +140,7 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
             indices = [index for run in runs for index in range(run[0], run[-1] + 1)]
         for index in indices:
             place = Place("", position, stack, index, "")
-            places.append(
-                Place(place.layer_name + module, position, stack, index, place.layer_name + projection)
-            )
+            places.append(Place(place.layer_name + module, position, stack, index, place.layer_name + projection))
     return places
 
 
@@ -166,10 +170,10 @@ def find_layers(
     layers: dict[tuple[str, int], dict[str, SubLayer]] = {}
     described = set()
     for key, module in modules.items():
-        model_type = _innermost_type(key, types)
-        stack = _find_stack(key, module, modules, model_type) if isinstance(module, nn.ModuleList) else None
+        kind = _innermost_type(key, types)
+        stack = _find_stack(key, module, modules, kind) if isinstance(module, nn.ModuleList) else None
         if stack is not None:
-            described.add(model_type)
+            described.add(kind)
             for index in range(len(module)):  # type: ignore[arg-type]
                 ends = {position: getattr(stack, position) for position in positions}
                 layers[key, index] = {

@@ -16,7 +16,7 @@ from torch import nn
 from ..bottleneck import Bottleneck
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
-from ..checkpoints.weights import FILE_PREFIX, check_file, check_shapes
+from ..checkpoints.weights import FILE_PREFIX, check_file, check_shapes, missing_message
 from ..config import HoulsbyConfig
 from ..heads.find import find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
@@ -134,6 +134,10 @@ class Plan:
         """
         source = self.config.record.source if self.config.is_loaded and self.config.record else None
         file = source.weights if source else None
+        if file is not None and not file.is_file():
+            if self.config.inference_mode:  # as PEFT sets it to load an adapter
+                raise ValueError(missing_message(file.parent))
+            file = None
         if file is None and state_dict is None:
             return
         expected = {FILE_PREFIX + key: shape for key, shape in self.saved_shapes().items()}
@@ -180,13 +184,14 @@ def check_name(model: nn.Module, adapter_name: str) -> None:
         parts.update(key.split("."), (name for name, _ in base.named_parameters(recurse=False)))
     if adapter_name in parts:
         raise ValueError(
-            "The name of an adapter must not be part of the names of the model's modules, because PEFT then leaves out "
-            f"weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, such as "
+            "The name of an adapter must not be part of the names of the model's modules, because PEFT then leaves "
+            f"out weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, such as "
             f"{'task_' + adapter_name!r}."
         )
     for module in model.modules():
-        is_other_method = isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
-        if is_other_method and adapter_name in module._get_available_adapters():
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, HoulsbyTunerLayer):
+            continue
+        if adapter_name in module._get_available_adapters():
             raise ValueError(
                 f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
                 f"{type(module).__module__} in this model. Give another adapter_name."

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from peft.utils import CONFIG_NAME
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.untrusted import CONFIG_FILE, TOKENIZER_FILES, shortened
+from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..heads.tasks import task_of_config
@@ -103,7 +104,7 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
         is_downloaded = folder.parent.name == "snapshots"
         if is_downloaded or not Path(name).is_dir():
             raise AdapterError(
-                f"{folder / CONFIG_FILE}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. "
+                f"{folder / CONFIG_NAME}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. "
                 "Give the base model, or its name or folder, as base_model."
             ) from error
     return name

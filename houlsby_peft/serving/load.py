@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 from huggingface_hub import HfApi, snapshot_download
 from peft import PeftModel
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel
 
 from ..checkpoints.fingerprint import wrong_base_message
 from ..checkpoints.untrusted import (
-    CONFIG_FILE,
     TOKENIZER_FILES,
-    WEIGHTS_FILE,
     check_weights,
     missing_weights,
     read_config,
@@ -104,10 +103,14 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
         raise AdapterError(
             f"An adapter must be a folder, or a name on the Hub such as user/adapter; {name} is neither."
         )
-    needed = [CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES]  # no pattern, so that a repository has no say in paths
+    needed = [
+        CONFIG_NAME,
+        SAFETENSORS_WEIGHTS_NAME,
+        *TOKENIZER_FILES,
+    ]  # no pattern, so that a repository has no say in paths
     with explained(name):
         folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
-        if (folder / CONFIG_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
+        if (folder / CONFIG_NAME).is_file() and not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)
             raise AdapterError(missing_weights(name, names))
     return folder
@@ -130,9 +133,9 @@ def _check_has_no_adapters(base: PreTrainedModel) -> None:
         )
 
 
-def _unused_name(asked: str | None, taken: dict[str, object]) -> str:
+def _unused_name(asked: str | None, taken: Mapping[str, object]) -> str:
     """Return the name that is asked for, or an unused one. PEFT would overwrite the adapter that has the name."""
-    if asked in taken:
+    if asked is not None and asked in taken:
         raise AdapterError(
             f"The name of an adapter must be new to its model; {asked!r} is one of {', '.join(taken)}. Give another "
             "adapter_name, or delete that adapter first."

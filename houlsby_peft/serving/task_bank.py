@@ -122,8 +122,13 @@ class TaskBank:
         encoded = []
         for adapter, text in rows:
             texts = (text,) if isinstance(text, str) else text
-            encoded.append(dict(adapter.tokenizer(*texts, **cut_arguments(adapter.tokenizer, model.config, adapter.config))))
-        inputs = {key: value.to(model.device) for key, value in DataCollatorWithPadding(rows[0][0].tokenizer)(encoded).items()}
+            encoded.append(
+                dict(adapter.tokenizer(*texts, **cut_arguments(adapter.tokenizer, model.config, adapter.config)))
+            )
+        inputs = {
+            key: value.to(model.device)
+            for key, value in DataCollatorWithPadding(rows[0][0].tokenizer)(encoded).items()
+        }
         logits: torch.Tensor = model(**inputs, adapter_names=[adapter.name for adapter, _ in rows]).logits
         return logits.float().cpu()
 
@@ -156,9 +161,7 @@ class TaskBank:
         for other in self._held.values():
             other.take_out()
         self._loaded += 1
-        predictor = load(
-            self._sources[task], beside=self._first, adapter_name=f"task_{self._loaded}", **self._options
-        )
+        predictor = load(self._sources[task], beside=self._first, adapter_name=f"task_{self._loaded}", **self._options)
         if predictor.task.pipeline != "text-classification":
             raise AdapterError(
                 f"The tasks of a bank must be text classification; that of {self._sources[task]} is "

@@ -14,11 +14,10 @@ from common.errors import RecipeError
 from common.model import POOLER, add_adapter, find_pooler
 from common.names import ADDING
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.layer import base_modules
-from houlsby_peft.heads.find import find_head
-from houlsby_peft.heads.find import find_new
-from houlsby_peft.placement.places import find_places, is_norm
+from houlsby_peft.heads.find import find_head, find_new
 from houlsby_peft.heads.new import put_two_layer_head
+from houlsby_peft.layer import base_modules
+from houlsby_peft.placement.places import find_places, is_norm
 
 
 @dataclass

@@ -80,6 +80,15 @@ def of_a_lora(path):
 BROKEN = {
     "cut off": (cut, rf"{WEIGHTS} \([\d,]+ bytes\) cannot be read: .*Download or save it again"),
     "no safetensors": (overwrite, rf"{WEIGHTS} \(1,000 bytes\) cannot be read"),
+    "no file of weights": (lambda path: (path / WEIGHTS).unlink(), rf"holds adapter_config.json but no {WEIGHTS}"),
+    "tokens of a module that is not there": (
+        edit_config(trainable_token_indices={"no_such_module": [1]}),
+        "not found|no_such_module",
+    ),
+    "tokens of a module that is trained as a whole": (
+        edit_config(trainable_token_indices={"classifier": [1]}, modules_to_save=["classifier"]),
+        "already marked to be trained fully",
+    ),
     "pickled": (pickle_it, "has only adapter_model.bin, a pickled file, which can run any code"),
     "another shape": (
         edit_weights(lambda weights: weights.update({f"{FIRST}.up_proj.weight": torch.zeros(3, 5)})),

@@ -41,7 +41,7 @@ def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path
     config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
     model = get_peft_model(base, config).eval()
     assert "The base checkpoint has no weights for bert.pooler" in caplog.text
-    assert config.modules_to_save.count("bert.pooler") == 1
+    assert config.record.heads.count("bert.pooler") == 1
     perturb(model)
     expected = model(token_ids).logits
     model.save_pretrained(tmp_path)
@@ -68,7 +68,7 @@ def test_it_is_found_in_any_precision_and_after_a_move(without_pooler, dtype):
 def test_one_that_is_asked_for_is_named_once(without_pooler, caplog):
     config = HoulsbyConfig(r=4, modules_to_save=["pooler"])
     get_peft_model(load(without_pooler), config)
-    assert config.modules_to_save == ["pooler", "classifier"]
+    assert config.record.heads == ["bert.pooler", "classifier"]
     assert "has no weights" not in caplog.text
 
 

@@ -20,8 +20,8 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.hub.cards import make_card
 from houlsby_peft.heads.new import has_two_layer_head, put_two_layer_head
+from houlsby_peft.hub.cards import make_card
 
 
 TEXTS = ["The soup was late and cold.", "Is the menu in town?"]

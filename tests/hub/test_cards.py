@@ -15,12 +15,12 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
 from houlsby_peft import AdapterError
+from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 from houlsby_peft.hub.card_facts import parameters
 from houlsby_peft.hub.card_metadata import check_metadata
 from houlsby_peft.hub.card_results import mean_and_error
 from houlsby_peft.hub.card_sections import mark, split, update
 from houlsby_peft.hub.cards import make_card, merge_cards
-from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 
 
 ROOT = Path(__file__).parents[2]

@@ -264,5 +264,7 @@ def test_a_head_named_like_another_module_and_one_that_is_a_list():
 
 def test_head_with_a_bare_weight():
     base = transformers.Wav2Vec2ForSequenceClassification(ROWS["wav2vec2"].model(use_weighted_layer_sum=True).config)
-    with pytest.warns(UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification keeps its initial values"):
+    with pytest.warns(
+        UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification keeps its initial values"
+    ):
         get_peft_model(base, HoulsbyConfig(r=4))

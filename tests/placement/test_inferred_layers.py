@@ -94,7 +94,7 @@ def test_the_choice_is_logged_once(caplog):
             find_places(model, HoulsbyConfig())
     assert [record.getMessage() for record in caplog.records] == [
         "The table of architectures does not describe these layers, so the places of the adapters are inferred: "
-        f"blocks_of_{width}.0-4 attention after attention.to_out.0, feed_forward after net0.2. Name others in "
+        f"blocks_of_{width}.0-4 attention after attention.to_out.0, feed_forward after net0.2. To choose others, give "
         "target_modules."
         for width in (16, 32)
     ]

@@ -23,8 +23,8 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.serving.question_answering import QuestionAnswering
 from houlsby_peft.heads.tasks import task_of_class, task_of_config
+from houlsby_peft.serving.question_answering import QuestionAnswering
 
 
 WORDS = [text for text, _ in TEXTS]

@@ -1,0 +1,169 @@
+"""The user's settings are apart from the record of an adapter: copies, several models, loading, recorded places."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from tiny_models import perturb, tiny_bert
+from transformers import BartConfig, BartForSequenceClassification
+
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.placement import places
+from houlsby_peft.placement.architectures import ARCHITECTURES, Architecture, Stack, SubLayer
+from houlsby_peft.placement.places import find_places, fold_places, unfold_places
+
+
+COPIES = {
+    "replace": replace,
+    "deepcopy": copy.deepcopy,
+    "to_dict": lambda config: HoulsbyConfig(**config.to_dict()),
+    "the same": lambda config: config,
+}
+
+
+def bert_of(*labels, **changes):
+    return tiny_bert(num_labels=len(labels), id2label=dict(enumerate(labels)), label2id=None, **changes)
+
+
+def tiny_bart(**changes) -> BartForSequenceClassification:
+    options = {"vocab_size": 99, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    options |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "eos_token_id": 2}
+    return BartForSequenceClassification(BartConfig(**options, **changes))
+
+
+@pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
+def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
+    """Neither the first model's labels, head nor base model reach the second one; the first one keeps its own."""
+    config = HoulsbyConfig(r=4)
+    first = get_peft_model(bert_of("no", "yes"), config)
+    second_config = make(config)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The PEFT config's `base_model_name_or_path` was renamed")
+        second = get_peft_model(tiny_bart(id2label={0: "a", 1: "b", 2: "c"}), second_config)
+    assert second_config.record.heads == ["classification_head"]
+    first.save_pretrained(tmp_path / "first")
+    second.save_pretrained(tmp_path / "second")
+    of_first, of_second = (
+        json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("first", "second")
+    )
+    assert of_first["recorded"]["id2label"] == {"0": "no", "1": "yes"}
+    assert of_second["recorded"]["id2label"] == {"0": "a", "1": "b", "2": "c"}
+    assert of_first["recorded"]["base"]["config"]["model_type"] == "bert"
+    assert of_second["recorded"]["base"]["config"]["model_type"] == "bart"
+    assert of_first["modules_to_save"] is None is of_second["modules_to_save"]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The folder of an adapter of tiny_bert with labels, r=4, and its logits for IDS."""
+    model = get_peft_model(bert_of("no", "yes"), HoulsbyConfig(r=4, share_layers=3)).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    return tmp_path, model(IDS).logits
+
+
+IDS = torch.arange(12).reshape(2, 6)
+
+
+@pytest.mark.parametrize("change", [lambda c: replace(c, r=2), lambda c: setattr(c, "r", 2)], ids=["replace", "set"])
+def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, change):
+    config = HoulsbyConfig.from_pretrained(saved[0])
+    config = change(config) or config
+    assert not config.is_loaded
+    model = get_peft_model(bert_of("no", "yes", seed=5), config)
+    down = (
+        next(module for module in model.modules() if isinstance(module, HoulsbyLayer)).bottleneck("default").down_proj
+    )
+    assert down.out_features == 2
+    assert config.record.base != HoulsbyConfig.from_pretrained(saved[0]).record.base
+
+
+def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record(saved):
+    config = HoulsbyConfig.from_pretrained(saved[0])
+    model = PeftModel.from_pretrained(bert_of("x", "y"), saved[0], config=config)
+    assert model.peft_config["default"] is config
+    assert config.labels == {0: "no", 1: "yes"}
+    torch.testing.assert_close(model(IDS).logits, saved[1])
+
+
+def test_a_copied_or_pickled_model_saves_the_same_record(saved, tmp_path):
+    loaded = PeftModel.from_pretrained(bert_of("x", "y"), saved[0])
+    for number, model in enumerate((loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)))):
+        model.save_pretrained(tmp_path / str(number))
+        fields = json.loads((tmp_path / str(number) / "adapter_config.json").read_text())
+        assert fields["recorded"] == json.loads((saved[0] / "adapter_config.json").read_text())["recorded"]
+
+
+def test_the_record_is_read_by_pefts_own_class_too(saved):
+    config = PeftConfig.from_pretrained(saved[0])
+    assert isinstance(config, HoulsbyConfig)
+    assert config.is_loaded
+    assert config.record.heads == ["classifier"]
+    assert "recorded" not in config.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"recorded": {"places": "x"}}, "recorded places"),
+        ({"recorded": {"places": [{"position": 1}]}}, "recorded places"),
+        ({"recorded": {"heads": [1]}}, "recorded heads"),
+        ({"recorded": {"base": {"config": 1}}}, "recorded base"),
+        ({"recorded": {"id2label": {"0": 1}}}, "recorded id2label"),
+        ({"recorded": {"max_length": -1}}, "recorded max_length"),
+        ({"recorded": {"null_threshold": True}}, "recorded null_threshold"),
+        ({"recorded": {"two_layer_head": "yes"}}, "recorded two_layer_head"),
+        ({"base_fingerprint": {"config": {}, "weights": [["a"]]}}, "recorded base"),
+    ],
+)
+def test_a_record_that_no_version_writes_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        HoulsbyConfig(**fields)
+
+
+def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tmp_path):
+    """Inferred places move when their architecture gets a row; a saved adapter stays where it was trained."""
+    monkeypatch.setattr(places, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"})
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    inferred = {place.key for place in find_places(tiny_bert(), HoulsbyConfig()).values()}
+    assert any(key.endswith("output.dense") for key in inferred)
+
+    monkeypatch.undo()
+    assert not any(key.endswith("output.dense") for key in find_places(tiny_bert(), HoulsbyConfig()))
+    loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+    # The same where another row names other modules.
+    other = (Stack("encoder.layer", SubLayer("attention.output"), SubLayer("output")),)
+    monkeypatch.setitem(ARCHITECTURES, "bert", Architecture("BERT", other))
+    loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
+    torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("options", [{}, {"train_layer_norm": "all"}, {"layers_to_transform": [0, 1, 3]}], ids=str)
+def test_folded_places_are_the_same_when_unfolded(options):
+    for base in (tiny_bert(), tiny_bart()):
+        options = options if base.config.model_type == "bert" else {}
+        found = find_places(base, HoulsbyConfig(**options))
+        rows = fold_places(found.values())
+        assert len({(row["position"], row["stack"], row["module"]) for row in rows}) == len(rows)
+        assert {place.key: place for place in unfold_places(rows)} == found
+        assert json.loads(json.dumps(rows)) == rows
+
+
+@pytest.mark.parametrize("layers", ["0-99999999", "x", "1,,2", "-1", "0-"])
+def test_layers_that_are_no_indices_are_refused(layers):
+    row = {"position": "norm", "stack": "s", "layers": layers, "module": "m", "projection": "m"}
+    with pytest.raises(ValueError, match="must be indices such as"):
+        unfold_places([row])
+    with pytest.raises(ValueError, match="lacks 'layers'"):
+        unfold_places([{"position": "norm", "stack": "s"}])

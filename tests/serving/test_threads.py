@@ -1,0 +1,132 @@
+"""Predictors on one base model in several threads: right answers, and nothing that they share is switched."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hub_models import TEXTS, make_adapter, make_base
+from peft import get_peft_model
+from tiny_models import perturb, tiny_bert
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HoulsbyConfig, Predictor
+from houlsby_peft.heads.tasks import task_of_class
+
+
+WORDS = [text for text, _ in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Four adapters of one base model, of different sizes and kinds."""
+    base = make_base(tmp_path_factory.mktemp("base"))
+    options = [{}, {"share_layers": 1}, {"train_layer_norm": False}, {"layers_to_transform": [1]}]
+    return [
+        make_adapter(tmp_path_factory.mktemp(f"adapter{seed}"), base, str(base), seed=seed, **fields)
+        for seed, fields in enumerate(options)
+    ]
+
+
+def scores(predictor, text):
+    return [(found["label"], pytest.approx(found["score"], abs=1e-6)) for found in predictor.predict(text)]
+
+
+def test_eight_threads_over_four_predictors_give_each_its_own_answers(folders):
+    expected = {
+        number: {text: scores(houlsby_peft.load(folder), text) for text in WORDS[:4]}
+        for number, folder in enumerate(folders)
+    }
+    assert len({str(expected[number][WORDS[0]]) for number in expected}) == 4
+    first = houlsby_peft.load(folders[0])
+    predictors = [first, *(houlsby_peft.load(folder, beside=first) for folder in folders[1:])]
+
+    def work(thread):
+        wrong = 0
+        for turn in range(12):
+            number, text = (thread + turn) % 4, WORDS[(thread * 7 + turn) % 4]
+            wrong += [(item["label"], item["score"]) for item in predictors[number].predict(text)] != expected[number][
+                text
+            ]
+        return wrong
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(8))) == 0
+    assert first.model.active_adapters == ["default"]
+
+
+def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
+    first = houlsby_peft.load(folders[0])
+    expected = scores(first, WORDS[0])
+    stop = threading.Event()
+
+    def predict():
+        wrong = 0
+        while not stop.is_set():
+            wrong += [(item["label"], item["score"]) for item in first.predict(WORDS[0])] != expected
+        return wrong
+
+    with ThreadPoolExecutor(6) as pool:
+        predicting = pool.submit(predict)
+        loaded = list(pool.map(lambda number: houlsby_peft.load(folders[number % 4], beside=first), range(1, 6)))
+        stop.set()
+        assert predicting.result() == 0
+    assert len({predictor.name for predictor in loaded}) == 5
+    for number, predictor in enumerate(loaded, 1):
+        assert scores(houlsby_peft.load(folders[number % 4]), WORDS[1]) == [
+            (item["label"], item["score"]) for item in predictor.predict(WORDS[1])
+        ]
+
+
+def test_a_model_that_is_trained_stays_as_it_is(folders):
+    """Loading beside an adapter that trains, and predicting with it, change neither what trains nor what is active."""
+    base = make_base(folders[0].parent / "trained_base")
+    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), HoulsbyConfig(r=4))
+    own = Predictor(
+        model, "default", task_of_class("BertForSequenceClassification"), AutoTokenizer.from_pretrained(base)
+    )
+    model.train()
+    trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
+    other = houlsby_peft.load(make_adapter(folders[0].parent / "other", base, str(base)), beside=own)
+    assert model.training
+    assert model.active_adapters == ["default"]
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trains
+    with pytest.raises(AdapterError, match=r"must be in evaluation mode to predict.*Call model\.eval\(\) first"):
+        other.predict(WORDS[0])
+    model.eval()
+    other.predict(WORDS[0])
+    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trains
+    assert model.active_adapters == ["default"]
+
+
+def test_mixed_batches_of_two_threads_do_not_meet(token_ids):
+    """Each thread's rows use its own adapters, also while the other is inside the same layer."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), adapter_name="one").eval()
+    model.add_adapter("two", HoulsbyConfig(r=2))
+    for seed, name in enumerate(("one", "two")):
+        model.set_adapter(name)
+        perturb(model, seed=seed)
+    one, two, base = "one", "two", "__base__"
+    requests = [[one, two, base, one, two], [two, one, two, base, one], [one] * 5, [two] * 5]
+    with torch.no_grad():
+        expected = [model(token_ids, adapter_names=names).logits for names in requests]
+    meeting = threading.Barrier(4, timeout=60)
+    layer = model.base_model.model.bert.encoder.layer[1].output.dropout
+
+    def meet(*_):
+        meeting.wait()
+
+    handle = layer.register_forward_hook(meet)
+
+    def run(number):
+        with torch.no_grad():
+            return model(token_ids, adapter_names=requests[number]).logits
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, range(4)))
+    handle.remove()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
