@@ -6,7 +6,6 @@ from .ablation import ablate, prune
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
-from .frozen_prefix import FrozenPrefix
 from .hub.push import push_to_hub
 from .hub.training import plan_push
 from .inference.load import load
@@ -17,6 +16,7 @@ from .model import HoulsbyModel
 from .new_modules import find_new_modules
 from .placement import placement_map
 from .places import Place, find_places
+from .prefix_cache import FrozenPrefix
 from .pretraining import init_from
 from .registration import register
 from .two_layer_head import put_two_layer_head
