@@ -107,8 +107,8 @@ def prune(
     pruned = replace(config, layers_to_transform=sorted(remaining), train_layer_norm=norms, base_fingerprint=None)
     model.add_adapter(adapter_name, pruned)
 
-    weights = get_peft_model_state_dict(model, adapter_name=adapter_name)
-    for key, weight in get_peft_model_state_dict(model, adapter_name=source).items():
+    weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
+    for key, weight in get_peft_model_state_dict(model, adapter_name=source, save_embedding_layers=False).items():
         name = key.removeprefix(FILE_PREFIX)
         if key in weights and (keep_norms or not any(is_inside(name, module) for module in removed)):
             weights[key] = weight
