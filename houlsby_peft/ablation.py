@@ -36,7 +36,7 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
             the layers compute what they compute in the base model.
 
     Raises:
-        ValueError: If the model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
+        ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
     """
     if isinstance(model, PeftModel):
         model = model.get_base_model()
@@ -82,7 +82,7 @@ def prune(
             model, including those that the source did not train; they are small.
 
     Raises:
-        ValueError: If `adapter_name` is taken, `source` is not a Houlsby adapter of the model, the source has no
+        ValueError: `adapter_name` is taken, `source` is not a Houlsby adapter of the model, the source has no
             bottleneck in one of the layers, or no bottleneck would remain.
     """
     base, layers = model.get_base_model(), set(layers)
@@ -133,7 +133,7 @@ def _select_layers(places: dict[str, Place], layers: set[int]) -> dict[str, Plac
     """Return the places in the given layers.
 
     Raises:
-        ValueError: If one of the layers has no bottleneck.
+        ValueError: One of the layers has no bottleneck.
     """
     adapted = _adapted_layers(places)
     if not layers <= adapted:

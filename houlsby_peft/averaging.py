@@ -22,7 +22,7 @@ def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters
         adapters: Names of the adapters to average.
 
     Raises:
-        ValueError: If no adapter is given, one is unknown, or two differ. The message names the first difference.
+        ValueError: No adapter is given, one is unknown, or two differ. The message names the first difference.
     """
     if not adapters or any(name not in configs for name in adapters):
         raise ValueError(

@@ -53,8 +53,8 @@ class FrozenPrefix:
         index: Index of the lowest trained layer, which is also the number of frozen layers.
 
     Raises:
-        ValueError: If no layer below the lowest trained layer is frozen, if the trained adapters are not in a single
-            list of layers, or if the weights that identify a folder are offloaded.
+        ValueError: No layer below the lowest trained layer is frozen, the trained adapters are not in a single list
+            of layers, or the weights that identify a folder are offloaded.
     """
 
     def __init__(self, model: PeftModel, max_bytes: int = 4 * 10**9, folder: Path | None = None) -> None:
@@ -291,7 +291,7 @@ def _make_template(output: Any, tokens: torch.Size) -> Any:
     """Return a module's output for one token, on the meta device.
 
     Raises:
-        TypeError: If the output is not made of tensors with one entry per token; `tokens` is the shape of the batch.
+        TypeError: The output is not made of tensors with one entry per token; `tokens` is the shape of the batch.
     """
     if output is None:
         return None

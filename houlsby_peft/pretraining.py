@@ -28,9 +28,8 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         adapter_name: Name of the adapter to initialize.
 
     Raises:
-        ValueError: If the model has no Houlsby adapter of this name, or the saved weights do not fit.
-        AdapterError: If the saved adapter uses another method, has other options, or was trained on another base
-            model.
+        ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
+        AdapterError: The saved adapter uses another method, has other options, or was trained on another base model.
     """
     path = os.fspath(name_or_path)
     config = model.peft_config.get(adapter_name)
