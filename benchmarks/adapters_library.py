@@ -1,13 +1,13 @@
-"""The `adapters` library at the same shape, and the same floor, in an environment of its own: rows as JSON.
+"""Measure the `adapters` library in an environment of its own, and print the rows as JSON.
 
-It pins an older transformers than houlsby_peft asks for, so that ratios to the floor of each environment compare.
-Training and evaluation of ours run there, too, where PEFT and the package have been installed without their
-dependencies; then both are measured side by side:
+The library pins an older version of transformers than houlsby_peft requires, so compare ratios to the floor of the
+same environment. If PEFT and houlsby_peft are installed there without their dependencies, training and evaluation of
+both run side by side:
 
     python -m venv other && other/bin/pip install adapters accelerate && other/bin/pip install --no-deps peft -e .
     python benchmarks/run.py --adapters_python other/bin/python
 
-or, by itself, `other/bin/python benchmarks/adapters_library.py --shape minilm --batch 32 --length 64 --rounds 20`.
+Without `run.py`: `other/bin/python benchmarks/adapters_library.py --shape minilm --batch 32 --length 64 --rounds 20`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from timing import keep_freed_memory, machine
 try:
     from methods import METHODS, OURS
 except ImportError as error:
-    print(f"Without ours: {error}", file=sys.stderr)
+    print(f"houlsby_peft is not measured: {error}", file=sys.stderr)
     ours = {}
 else:
     ours = {f"{name}, transformers {transformers.__version__}": METHODS[name] for name in (OURS, f"{OURS}, no norms")}
@@ -38,7 +38,7 @@ NAME = f"adapters {adapters.__version__}, Houlsby r=64"
 
 
 def adapted(base: Any) -> Any:
-    """The model with the library's own Houlsby adapter; the library never trains the norms."""
+    """Return the model with the library's Houlsby adapter. The library never trains the norms."""
     adapters.init(base)
     config = adapters.DoubleSeqBnConfig(reduction_factor=base.config.hidden_size / 64, non_linearity="gelu")
     base.add_adapter("task", config=config)

@@ -1,5 +1,4 @@
-"""Draws the steps' ratios to the floor: of the minima as points, of the rounds the range as lines and the median as a
-stroke across."""
+"""Draw the ratios to the floor: of the minima as points, of the rounds as lines over the range, with the median."""
 
 from __future__ import annotations
 
@@ -9,13 +8,13 @@ from typing import Any
 from matplotlib.figure import Figure
 
 
-# Of the palette of Okabe and Ito, which people with any kind of colour vision can tell apart.
+# From the palette of Okabe and Ito, which is readable with any kind of colour vision.
 COLOURS = {"train": "#0072B2", "eval": "#E69F00"}
 TITLES = {"train": "training step / frozen floor", "eval": "evaluation / base model"}
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """One row of two panels, training and evaluation, for each shape, batch size and length."""
+    """Draw two panels, training and evaluation, for each shape, batch size and length."""
     cells = list(dict.fromkeys((row["shape"], row["batch"], row["length"]) for row in rows))
     names = list(dict.fromkeys(row["method"] for row in rows))
     figure = Figure(figsize=(11, (0.32 * len(names) + 1) * len(cells)), layout="constrained")
@@ -25,14 +24,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             found = [
                 row for row in rows if (row["shape"], row["batch"], row["length"], row["phase"]) == (*cell, phase)
             ]
-            places = [names.index(row["method"]) for row in found]
+            y = [names.index(row["method"]) for row in found]
             ratios = [row["ratio_of_minima"] for row in found]
-            axes.hlines(places, *zip(*(row["ratio_range"] for row in found), strict=True), COLOURS[phase], linewidth=3)
-            axes.plot([row["median_ratio"] for row in found], places, "|", color="black", markersize=12)
-            axes.plot(ratios, places, "o", color="black", markersize=5)
-            for place, row in zip(places, found, strict=True):
+            axes.hlines(y, *zip(*(row["ratio_range"] for row in found), strict=True), COLOURS[phase], linewidth=3)
+            axes.plot([row["median_ratio"] for row in found], y, "|", color="black", markersize=12)
+            axes.plot(ratios, y, "o", color="black", markersize=5)
+            for at, row in zip(y, found, strict=True):
                 axes.annotate(
-                    f"{row['ratio_of_minima']:.3f}", (0.97, place), ha="right", va="center", color="black",
+                    f"{row['ratio_of_minima']:.3f}", (0.97, at), ha="right", va="center", color="black",
                     xycoords=("axes fraction", "data"), fontsize=8,
                 )  # fmt: skip
             axes.axvline(1, color="black", linewidth=0.8, linestyle=":")

@@ -1,4 +1,4 @@
-"""What grows with the adapters' size and number, with the layers that have one, and with the tasks of a batch."""
+"""Measure how cost grows with the size and number of adapters, the adapted layers, and the tasks of a batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from steps import measure
 from timing import compared, interleaved, resident
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from houlsby_peft import HoulsbyConfig, TaskBank
-from houlsby_peft.frozen_prefix import FrozenPrefix
+from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
 
 
 Rows = list[dict[str, Any]]
@@ -32,8 +31,10 @@ TEXT = "the adapter of this task reads these words and those of all other tasks 
 
 
 def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> Rows:
-    """A training step with bottlenecks of several sizes, and with adapters in the upper layers only; of the upper half
-    also with what lies below kept, as from the second epoch on."""
+    """Measure a training step with several bottleneck sizes and with adapters in upper layers only.
+
+    The upper half is measured with cached frozen layers as well, as from the second epoch on.
+    """
     depth = SHAPES[cell[0]]["num_hidden_layers"]
     methods: dict[str, Method] = {FLOOR: floor}
     methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
@@ -42,12 +43,12 @@ def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> 
         methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(r=64, layers_to_transform=layers)
     half = f"Houlsby r=64, top {depth // 2} of {depth} layers"
     with tempfile.TemporaryDirectory() as folder:
-        methods[f"{half}, kept in memory"] = _keeping(methods[half], None)
-        methods[f"{half}, kept on disk"] = _keeping(methods[half], Path(folder))
+        methods[f"{half}, cached in memory"] = _with_cache(methods[half], None)
+        methods[f"{half}, cached on disk"] = _with_cache(methods[half], Path(folder))
         return measure("train", methods, cell, rounds, device)
 
 
-def _keeping(method: Method, folder: Path | None) -> Method:
+def _with_cache(method: Method, folder: Path | None) -> Method:
     def build(base: torch.nn.Module) -> torch.nn.Module:
         model = method(base)
         FrozenPrefix(model, folder=folder)
@@ -57,13 +58,13 @@ def _keeping(method: Method, folder: Path | None) -> Method:
 
 
 def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Rows:
-    """An evaluation whose rows use 1 to `rows` adapters, the same ones each time, or in a changed order."""
+    """Measure an evaluation whose rows use 1 to `rows` adapters, in the same or a changed order each time."""
     numbers = [2**power for power in range(rows.bit_length())]
     ids = torch.randint(0, 30522, (rows, length), device=device)
     result = []
     for method, make in MIXED.items():
         model = _with_adapters(shape, make, max(numbers)).to(device).eval()
-        # The stack of a batch is kept until the next one, so one after the other.
+        # Not interleaved, because the stacked weights of a batch are cached until the next batch.
         times = {}
         for tasks in numbers:
             names = [f"task_{row * tasks // rows}" for row in range(rows)]
@@ -77,7 +78,7 @@ def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Ro
 
 
 def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) -> Rows:
-    """Seconds to load one more adapter and to predict 32 texts of as many tasks, and the memory of all adapters."""
+    """Measure the time to load one more adapter and to predict texts of 32 tasks, and the memory of all adapters."""
     with tempfile.TemporaryDirectory() as folder:
         base, adapter = _saved(Path(folder), shape, share_layers)
         tasks = [str(number) for number in range(max(numbers))]
@@ -111,7 +112,7 @@ def _evaluate(model: PeftModel, ids: torch.Tensor, names: Any) -> None:
 
 
 def _saved(folder: Path, shape: str, share_layers: int) -> tuple[Path, Path]:
-    """A base model with a tokenizer, and an adapter for it."""
+    """Save a base model with a tokenizer, and an adapter for it. Return both folders."""
     base, adapter = folder / "base", folder / "adapter"
     model = BertForSequenceClassification(BertConfig(**SHAPES[shape]))
     model.save_pretrained(base)

@@ -1,9 +1,9 @@
-"""Memory on each device, and traffic per step, of full fine-tuning and of adapters under each strategy.
+"""Compute the memory per device and the traffic per step of full fine-tuning and adapters under each strategy.
 
-Nothing is allocated: sizes come from the shapes of the weights, and activations from a forward pass on fake tensors,
-which records what autograd would keep. Everything is float32 and trained with AdamW; with --bf16, activations are
-those of autocast. Not counted: the temporary tensors of single operations, cuDNN's and NCCL's workspaces, the
-allocator's fragments.
+Nothing is allocated. Sizes come from the shapes of the weights. Activations come from a forward pass on fake tensors
+that records what autograd would save. Everything is in float32 and trained with AdamW; with --bf16, activations are
+those of autocast. Not counted are the temporary tensors of single operations, the workspaces of cuDNN and NCCL, and
+the fragmentation of the allocator.
 
     python benchmarks/memory.py --shape large --batch 8 --length 128 --processes 4
 """
@@ -25,14 +25,19 @@ from houlsby_peft import HoulsbyConfig
 
 
 FLOAT = 4
-# AdamW keeps two moments.
+# AdamW stores two moments per weight.
 MOMENTS = 2
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of weights: of the whole model, of those that train, and of the largest unit that is gathered at once
-    (a layer, or the embeddings)."""
+    """Numbers of weights.
+
+    Args:
+        total: Of the whole model.
+        trained: Of the trained weights.
+        largest_unit: Of the largest unit that is gathered at once, which is a layer or the embeddings.
+    """
 
     total: int
     trained: int
@@ -44,9 +49,9 @@ class Memory:
     """Bytes on one device, without activations.
 
     Args:
-        weights, gradients, optimizer: what lasts from step to step.
-        buffers: DDP's copy of the gradients to send; two units (the one in use, the next one) that are gathered.
-        sent: what the device sends to others in a step, in rings.
+        weights, gradients, optimizer: What is kept from step to step.
+        buffers: DDP's copy of the gradients, or the two gathered units (the current and the next one).
+        sent: What the device sends to others in a step, with ring algorithms.
     """
 
     weights: float
@@ -57,14 +62,14 @@ class Memory:
 
 
 def whole(sizes: Sizes, n: int) -> Memory:
-    """One device, or DDP."""
+    """Return the memory on one device, or with DDP."""
     trained = FLOAT * sizes.trained
     copy = trained if n > 1 else 0
     return Memory(FLOAT * sizes.total, trained, MOMENTS * trained, copy, 2 * (n - 1) / n * trained)
 
 
 def zero1(sizes: Sizes, n: int) -> Memory:
-    """DeepSpeed keeps a copy of the trained weights beside their moments, split as well."""
+    """Return the memory with ZeRO-1. DeepSpeed stores a copy of the trained weights with their moments, also split."""
     trained = FLOAT * sizes.trained
     return Memory(FLOAT * sizes.total, trained, (MOMENTS + 1) * trained / n, 0, 2 * (n - 1) / n * trained)
 
@@ -75,7 +80,7 @@ def zero2(sizes: Sizes, n: int) -> Memory:
 
 
 def split(sizes: Sizes, n: int, copies: int) -> Memory:
-    """All is split; all weights, frozen ones as well, are gathered for the forward and for the backward pass."""
+    """Return the memory with everything split. All weights are gathered for the forward and the backward pass."""
     trained, total = FLOAT * sizes.trained, FLOAT * sizes.total
     sent = (n - 1) / n * (2 * total + trained)
     return Memory(total / n, trained / n, (MOMENTS + copies) * trained / n, 2 * FLOAT * sizes.largest_unit, sent)
@@ -92,7 +97,7 @@ STRATEGIES: dict[str, Callable[[Sizes, int], Memory]] = {
 
 
 def build(shape: str, config: HoulsbyConfig | None) -> nn.Module:
-    """A BERT classifier in training mode, on the default device; without a configuration all of it trains."""
+    """Return a BERT classifier in training mode on the default device. If `config` is None, all weights train."""
     model = BertForSequenceClassification(BertConfig(**SHAPES[shape])).train()
     return model if config is None else get_peft_model(model, config)
 
@@ -108,10 +113,10 @@ def sizes(model: nn.Module) -> Sizes:
 
 
 def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
-    """Bytes that autograd keeps from a forward pass of `batch` rows of `length` tokens."""
+    """Return the bytes that autograd saves in a forward pass of `batch` rows of `length` tokens."""
     with torch.device("meta"):
         model = build(shape, config)
-    # On fake CPU tensors and not on meta tensors, as these would take another implementation of attention.
+    # Fake CPU tensors, because meta tensors would select another implementation of attention.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
         ids, labels = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, dtype=torch.long)
@@ -125,13 +130,13 @@ def _count(module: nn.Module) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="large", help="BERT's size")
-    parser.add_argument("--r", type=int, default=64, help="size of the bottlenecks")
-    parser.add_argument("--share_layers", type=int, default=0, help="see HoulsbyConfig")
-    parser.add_argument("--batch", type=int, default=8, help="rows on each device")
-    parser.add_argument("--length", type=int, default=128, help="tokens of each row")
-    parser.add_argument("--processes", type=int, default=4, help="devices")
-    parser.add_argument("--bf16", action="store_true", help="activations in bfloat16, by autocast")
+    parser.add_argument("--shape", choices=SHAPES, default="large", help="Size of BERT.")
+    parser.add_argument("--r", type=int, default=64, help="Bottleneck size.")
+    parser.add_argument("--share_layers", type=int, default=0, help="See HoulsbyConfig.")
+    parser.add_argument("--batch", type=int, default=8, help="Rows per device.")
+    parser.add_argument("--length", type=int, default=128, help="Tokens per row.")
+    parser.add_argument("--processes", type=int, default=4, help="Number of devices.")
+    parser.add_argument("--bf16", action="store_true", help="Activations in bfloat16, with autocast.")
     args = parser.parse_args()
     print(
         f"BERT-{args.shape}, {args.batch} rows of {args.length} tokens on each of {args.processes} devices, MB (1e6)"

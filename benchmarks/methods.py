@@ -1,4 +1,4 @@
-"""The methods that are measured side by side: each takes a base model and gives the model that is trained."""
+"""The methods that are compared. Each takes a base model and returns the model to train."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OURS = "Houlsby r=64"
 
 
 def houlsby(**options: object) -> Method:
-    """A model with Houlsby adapters."""
+    """Return a method that adds Houlsby adapters."""
     return lambda base: get_peft_model(base, HoulsbyConfig(**options))
 
 
 def lora(r: int, target_modules: list[str]) -> Method:
-    """A model with LoRA by PEFT."""
+    """Return a method that adds PEFT's LoRA."""
     return lambda base: get_peft_model(base, LoraConfig(r=r, target_modules=target_modules))
 
 

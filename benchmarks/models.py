@@ -1,4 +1,4 @@
-"""The models that are measured, and what can be counted of them without a clock. Needs no more than transformers."""
+"""The models that are measured, and what can be counted without a clock. Needs only transformers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ Method = Callable[[Any], nn.Module]
 
 
 def build(shape: str, method: Method) -> nn.Module:
-    """A BERT classifier with random weights of the given method, in training mode, on the default device."""
+    """Return a BERT classifier with random weights and a method applied, in training mode on the default device."""
     torch.manual_seed(0)
     return method(BertForSequenceClassification(BertConfig(**SHAPES[shape]))).train()
 
 
 def floor(model: nn.Module) -> nn.Module:
-    """Forward, and backward from the loss to the embeddings' output without any weight gradient: what no method that
-    adapts the first layer can avoid."""
+    """Freeze the model, but let the backward pass reach the embeddings' output.
+
+    This is the cost that no method can avoid if it adapts the first layer.
+    """
     model.requires_grad_(False)
     model.get_submodule("bert.embeddings").register_forward_hook(
         lambda module, args, output: output.requires_grad_(True)
@@ -38,19 +40,19 @@ def floor(model: nn.Module) -> nn.Module:
 
 
 def frozen(model: nn.Module) -> nn.Module:
-    """The base model as it is, with nothing to train."""
+    """Freeze the model."""
     return model.requires_grad_(False)
 
 
 def inputs(batch: int, length: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """Random tokens without padding, and labels of two classes."""
+    """Return random tokens without padding, and labels of two classes."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 30522, (batch, length), generator=generator)
     return {"input_ids": ids.to(device), "labels": (ids[:, 0] % 2).to(device)}
 
 
 def saved_bytes(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """Bytes that autograd keeps from a forward pass for the backward pass, beside the model's own weights."""
+    """Return the bytes that autograd saves for the backward pass, not counting the model's own weights."""
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,8 +68,10 @@ def saved_bytes(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
 
 
 def flops(call: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products of a call, but for those inside of a CPU's fused attention,
-    which runs in evaluation."""
+    """Return the floating-point operations of a call's matrix products.
+
+    Those inside the fused attention of a CPU, which is used in evaluation, are not counted.
+    """
     with FlopCounterMode(display=False) as counter:
         call()
     return counter.get_total_flops()

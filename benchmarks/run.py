@@ -1,4 +1,4 @@
-"""Measures adapters beside full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables, JSON, chart.
+"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables, JSON, chart.
 
     python benchmarks/run.py                       # the whole table on the CPU: hours
     python benchmarks/run.py --quick               # a few minutes
@@ -6,9 +6,9 @@
     python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
     python benchmarks/run.py --parts mixed --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
-All methods run in one process, interleaved, on an otherwise idle machine; the table gives the ratio of the minima, and
-the median and the range of the rounds' own ratios. Two figures are free of noise: floating-point operations (of matrix
-products) and bytes saved for the backward pass. On a CPU times are those that the process computes.
+All methods run interleaved in one process. The machine should be idle. The table shows the ratio of the minima, and
+the median and the range of the ratios of all rounds. Two figures have no noise: floating-point operations (of matrix
+products) and bytes saved for the backward pass. On a CPU, times are processor times of the process.
 """
 
 from __future__ import annotations
@@ -68,15 +68,17 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one small shape, few methods and rounds")
+    parser.add_argument("--quick", action="store_true", help="One small shape, few methods and rounds.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128")
-    parser.add_argument("--mixed_cells", nargs="+", help="the same, for batches of several tasks; default: base:64:32")
-    parser.add_argument("--rounds", type=int, help="default: 20, or 5 with --quick")
-    parser.add_argument("--threads", type=int, default=1, help="on the CPU")
+    parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128.")
+    parser.add_argument("--mixed_cells", nargs="+", help="The same for batches of several tasks. Default: base:64:32.")
+    parser.add_argument("--rounds", type=int, help="Default: 20, or 5 with --quick.")
+    parser.add_argument("--threads", type=int, default=1, help="Threads on the CPU.")
     parser.add_argument("--device", choices=CELLS, default="cpu")
-    parser.add_argument("--adapters_python", help="the Python of an environment with the `adapters` library")
-    parser.add_argument("--output", type=Path, default=Path("benchmark.json"), help="the chart stands beside it")
+    parser.add_argument("--adapters_python", help="Python of an environment with the `adapters` library.")
+    parser.add_argument(
+        "--output", type=Path, default=Path("benchmark.json"), help="JSON file; the chart is written next to it."
+    )
     args = parser.parse_args()
     args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
     args.mixed_cells = args.mixed_cells or ["tiny:8:16" if args.quick else "base:64:32"]
@@ -85,13 +87,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def parse(cell: str) -> tuple[str, int, int]:
-    """Shape, rows and tokens of a cell such as base:8:128."""
+    """Return shape, rows and tokens of a cell such as base:8:128."""
     shape, batch, length = cell.split(":")
     return shape, int(batch), int(length)
 
 
 def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
-    """The rows of training and evaluation, the `adapters` library's among them, with the peak memory of training."""
+    """Measure training, with its peak memory, and evaluation, also of the `adapters` library if it is given."""
     names = QUICK if args.quick else tuple(METHODS)
     rows = measure("train", {name: METHODS[name] for name in names}, cell, args.rounds, args.device)
     for name, peak in peak_memory(names, cell, args.device).items():
@@ -104,7 +106,7 @@ def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
 
 
 def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
-    """The rows of the library, and of ours beside it if it runs there; their ratios refer to the floor there."""
+    """Measure the library, and houlsby_peft if it runs there, relative to the floor of that environment."""
     shape, batch, length = map(str, cell)
     script = str(Path(__file__).with_name("adapters_library.py"))
     options = ["--shape", shape, "--batch", batch, "--length", length, "--rounds", str(args.rounds)]
@@ -115,7 +117,7 @@ def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Ro
 
 
 def mixed(args: argparse.Namespace) -> Rows:
-    """Batches whose rows use 1 to all different adapters."""
+    """Measure batches whose rows use one adapter, different adapters, and anything in between."""
     rows: Rows = []
     for cell in args.mixed_cells:
         found = growth.by_tasks(*parse(cell), args.rounds, args.device)
@@ -124,7 +126,7 @@ def mixed(args: argparse.Namespace) -> Rows:
 
 
 def grown(args: argparse.Namespace) -> dict[str, Rows]:
-    """With the size, the layers and the adapters held."""
+    """Measure growth with the bottleneck size, the adapted layers and the number of adapters in memory."""
     shape = "tiny" if args.quick else "base"
     cell = ("tiny", 8, 32) if args.quick else ("minilm", 32, 64)
     numbers = (1, 10, 30) if args.quick else (1, 10, 100, 1000)
@@ -135,17 +137,17 @@ def grown(args: argparse.Namespace) -> dict[str, Rows]:
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draws the chart, which needs matplotlib; all else does without."""
+    """Draw the chart if matplotlib is installed."""
     try:
         import chart
     except ImportError as error:
-        print(f"No chart: {error}. pip install matplotlib")
+        print(f"The chart needs matplotlib ({error}): pip install matplotlib")
     else:
         chart.draw(rows, path)
 
 
 def table(rows: Rows) -> Rows:
-    """Prints rows as a table, and gives them back."""
+    """Print rows as a table and return them."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, *([_shown(row.get(key)) for key in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -1,6 +1,6 @@
-"""Training steps and evaluations of all methods on one shape of model and batch, and the peak memory of each.
+"""Measure training steps and evaluations of all methods on one shape of model and batch, and their peak memory.
 
-As a script it is one process that reaches the peak memory of one method, in bytes:
+As a script, print the peak memory of one method in bytes:
 
     python benchmarks/steps.py "Houlsby r=64" minilm 32 64 --device cpu
 """
@@ -21,7 +21,7 @@ from torch import nn
 
 
 def training_step(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], None]:
-    """A whole training step: zero the gradients, forward, backward, update."""
+    """Return a full training step: zero the gradients, forward, backward, update."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The Trainer's default optimizer.
     optimizer = torch.optim.AdamW(trained, fused=True) if trained else None
@@ -37,7 +37,7 @@ def training_step(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[
 
 
 def evaluation(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], object]:
-    """A forward pass in evaluation mode."""
+    """Return a forward pass in evaluation mode."""
     return torch.inference_mode()(partial(model.eval(), **given))
 
 
@@ -50,7 +50,15 @@ PHASES: dict[str, Callable[[nn.Module, dict[str, torch.Tensor]], Callable[[], ob
 def measure(
     phase: str, methods: Mapping[str, Method], cell: tuple[str, int, int], rounds: int, device: str
 ) -> list[dict[str, Any]]:
-    """The rows of a phase and of a shape, batch size and length; the first method is what ratios refer to."""
+    """Measure all methods in one phase. Ratios are relative to the first method.
+
+    Args:
+        phase: "train" or "eval".
+        methods: Methods by name.
+        cell: Shape, batch size and length.
+        rounds: Number of rounds.
+        device: "cpu" or "cuda".
+    """
     shape, batch, length = cell
     given = inputs(batch, length, device)
     models = {name: build(shape, method).to(device) for name, method in methods.items()}
@@ -74,7 +82,7 @@ def measure(
 
 
 def peak_memory(names: Iterable[str], cell: tuple[str, int, int], device: str) -> dict[str, int]:
-    """The peak memory of training with each method, in a process of its own."""
+    """Measure the peak memory of training with each method, each in a new process."""
     command = [sys.executable, __file__]
     arguments = [*map(str, cell), "--device", device]
     return {

@@ -1,4 +1,4 @@
-"""Interleaved timing: every round runs everything once, so that a change in the machine's speed hits all alike."""
+"""Interleaved timing: each round runs every call once, so a change in the machine's speed affects all calls."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ import torch
 Key = TypeVar("Key", bound=Hashable)
 
 WARM_UP = 3
-# glibc's mallopt: serve large blocks from the heap, and do not give its end back to the system.
+# Options of glibc's mallopt: allocate large blocks on the heap, and do not return its end to the system.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed. Otherwise it is fetched anew from the system in some steps and not in others,
-    which takes 2% of a step at random."""
+    """Make glibc keep freed memory. Otherwise some steps request it from the system again, which adds 2% at random."""
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -31,8 +30,11 @@ def keep_freed_memory() -> None:
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """The time of a call: between two events on a GPU; on a CPU the time that this process computes, which other
-    processes change less than the time on the wall."""
+    """Return the time of a call.
+
+    On a GPU, it is the time between two events. On a CPU, it is the processor time of this process, which other
+    processes affect less than wall-clock time.
+    """
     if device == "cpu":
         start = time.process_time()
         call()
@@ -47,7 +49,7 @@ def seconds(call: Callable[[], object], device: str) -> float:
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
-    """The times of each call in each round, after a warm-up of caches, allocators and a GPU's clock."""
+    """Return the times of each call in each round, after warming up caches, allocators and the GPU's clock."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for round_ in range(WARM_UP + rounds):
         for name, call in calls.items():
@@ -58,8 +60,10 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, device: 
 
 
 def compared(times: Mapping[Key, list[float]], reference: Key) -> dict[Key, dict[str, Any]]:
-    """Minimum and median of each, and its ratio to the reference: of the minima, and of each round its median and
-    range."""
+    """Return the minimum and median of each call, and its ratios to the reference.
+
+    `ratio_of_minima` divides the minima; `median_ratio` and `ratio_range` are over the ratios of the rounds.
+    """
     result = {}
     for name, values in times.items():
         ratios = [value / other for value, other in zip(values, times[reference], strict=True)]
@@ -74,14 +78,16 @@ def compared(times: Mapping[Key, list[float]], reference: Key) -> dict[Key, dict
 
 
 def resident(field: str = "VmRSS") -> int:
-    """Memory of this process in bytes, on Linux: now, or at most ("VmHWM"). The resource module's peak would be that
-    of the process which started this one, where that is higher."""
+    """Return the memory of this process in bytes, on Linux: the current one ("VmRSS") or the peak ("VmHWM").
+
+    The peak of the `resource` module includes that of the parent process.
+    """
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the numbers depend on: the machine and the versions."""
+    """Describe the machine and the versions of the software."""
     import transformers
 
     cpu = platform.processor()

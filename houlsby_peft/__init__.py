@@ -18,10 +18,10 @@ from .registration import register
 
 
 if TYPE_CHECKING:
-    from .frozen_prefix import FrozenPrefix
     from .hub.push import push_to_hub
     from .hub.training import plan_push
     from .placement.map import placement_map
+    from .prefix_cache import FrozenPrefix
     from .serving.load import load
     from .serving.predictor import Predictor
     from .serving.task_bank import TaskBank
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
 _LAZY = {
-    "FrozenPrefix": ".frozen_prefix",
+    "FrozenPrefix": ".prefix_cache",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
     "load": ".serving.load",

@@ -1,4 +1,4 @@
-"""Averages of adapters: one adapter whose weights are a linear combination of others'."""
+"""Average adapters: fill one adapter with a linear combination of the weights of others."""
 
 from __future__ import annotations
 
@@ -14,72 +14,82 @@ from .layer import HoulsbyTunerLayer
 
 
 def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters: Sequence[str]) -> None:
-    """Check that adapters can be averaged: the same bottlenecks, norms and heads, with the same activation.
+    """Check that adapters can be averaged: equal shapes of bottlenecks, norms and heads, and the same activation.
 
     Args:
-        model: the base model with the adapters.
-        configs: configurations of all adapters of the model.
-        adapters: the ones to average.
+        model: Base model with the adapters.
+        configs: Configurations of all Houlsby adapters of the model, by adapter name.
+        adapters: Names of the adapters to average.
 
     Raises:
-        ValueError: there is none, one is unknown, or two differ; the message names a difference.
+        ValueError: No adapter is given, one is unknown, or two differ. The message names the first difference.
     """
-    unknown = [name for name in adapters if name not in configs]
-    if unknown or not adapters:
+    if not adapters or any(name not in configs for name in adapters):
         raise ValueError(
-            f"An average must be of adapters of the model, which are {', '.join(configs)}; got {list(adapters)}. Load "
-            "the others first."
+            f"Only adapters of the model can be averaged, which are {', '.join(configs)}; got {list(adapters)}. Load "
+            "the other adapters first."
         )
     first = adapters[0]
     for other in adapters[1:]:
-        for field in ("activation", "trainable_token_indices"):
-            if getattr(configs[first], field) != getattr(configs[other], field):
-                raise _unlike(first, other, f"{field} {getattr(configs[first], field)!r}, not the other's")
-        for key, container in _containers(model):
-            a, b = ({k: tuple(t.shape) for k, t in _tensors(container, name).items()} for name in (first, other))
-            for tensor in a | b:
-                if a.get(tensor) != b.get(tensor):
-                    raise _unlike(first, other, f"{key} {tensor} has the shapes {a.get(tensor)} and {b.get(tensor)}")
+        if difference := _find_difference(model, configs, first, other):
+            raise ValueError(
+                f"Adapters can only be averaged if they have the same shapes and options; {first!r} and {other!r} "
+                f"differ: {difference}. Train them with the same configuration, or stack them with "
+                "set_adapter([...])."
+            )
 
 
 def average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float], adapter_name: str) -> None:
-    """Set every tensor of an adapter, of its bottlenecks, norms and heads, to the weighted sum of other adapters'.
+    """Set the bottlenecks, norms and heads of an adapter to the weighted sum of those of other adapters.
 
     Args:
-        model: the base model with the adapters, which are alike.
-        adapters: names of the adapters to sum.
-        weights: their coefficients; any numbers, which need not sum to 1.
-        adapter_name: the adapter to fill, of the same shapes.
+        model: Base model with the adapters, which `check_alike` has accepted.
+        adapters: Names of the adapters to sum.
+        weights: One coefficient per adapter. They may be negative and need not sum to 1.
+        adapter_name: Name of the adapter to fill. It has the same shapes and takes the dtypes and devices of the
+            first adapter.
     """
     with torch.no_grad():
-        for _, container in _containers(model):
-            sources = [_tensors(container, name) for name in adapters]
+        for _, container in _adapter_containers(model):
+            sources = [_get_tensors(container, name) for name in adapters]
             if sources[0] and isinstance(container, nn.ModuleDict):
                 like = next(container[adapters[0]].parameters())
                 container[adapter_name].to(device=like.device, dtype=like.dtype)
-            for key, target in _tensors(container, adapter_name).items():
-                # Sums in half precision would lose more than the adapters differ by.
+            for key, target in _get_tensors(container, adapter_name).items():
+                # In half precision, rounding errors of the sum can exceed the differences between the adapters.
                 terms = [weight * source[key].float() for weight, source in zip(weights, sources, strict=True)]
+                # Integer buffers of a head are counts, not weights.
                 target.copy_(sum(terms[1:], terms[0]) if target.is_floating_point() else sources[0][key])
 
 
-def _containers(model: nn.Module) -> Iterator[tuple[str, nn.ModuleDict | nn.ParameterDict]]:
-    """Where tuner layers and heads keep what adapters have, by adapter name; with the name of the layer."""
-    for key, module in model.named_modules():
+def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:
+    """Describe what prevents two adapters from being averaged, or return None."""
+    for field in ("activation", "trainable_token_indices"):
+        one, two = getattr(configs[first], field), getattr(configs[other], field)
+        if one != two:
+            return f"{field} is {one!r} and {two!r}"
+    for module_name, container in _adapter_containers(model):
+        one, two = (
+            {key: tuple(tensor.shape) for key, tensor in _get_tensors(container, name).items()}
+            for name in (first, other)
+        )
+        for key in one | two:
+            if one.get(key) != two.get(key):
+                return f"{module_name} {key} has the shapes {one.get(key)} and {two.get(key)}"
+    return None
+
+
+def _adapter_containers(model: nn.Module) -> Iterator[tuple[str, nn.ModuleDict | nn.ParameterDict]]:
+    """Yield the dicts in which tuner layers and heads keep weights by adapter name, with the name of the module."""
+    for module_name, module in model.named_modules():
         if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-            for name in module.adapter_layer_names:
-                yield key, attrgetter(name)(module)
+            for attribute in module.adapter_layer_names:
+                yield module_name, attrgetter(attribute)(module)
 
 
-def _tensors(container: nn.ModuleDict | nn.ParameterDict, adapter_name: str) -> dict[str, torch.Tensor]:
+def _get_tensors(container: nn.ModuleDict | nn.ParameterDict, adapter_name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of an adapter in a container, by name; a lone parameter has the name ""."""
     if adapter_name not in container:
         return {}
     value = container[adapter_name]
     return dict(value.state_dict()) if isinstance(value, nn.Module) else {"": value}
-
-
-def _unlike(first: str, other: str, difference: str) -> ValueError:
-    return ValueError(
-        f"Adapters that are averaged must have the same shapes; {first!r} and {other!r} differ: {difference}. Train "
-        "them with the same configuration, or activate both, one after the other: set_adapter([...])."
-    )

@@ -1,51 +1,60 @@
-"""Start an adapter from one that was trained before, such as on the task's own text (Han et al. 2021, section 3)."""
+"""Initialize an adapter from a saved one, such as one pretrained on the task's text (Han et al. 2021, section 3)."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
 from .checkpoints.fingerprint import compare_fingerprints
-from .config import HoulsbyConfig
+from .config import SHAPE_FIELDS, HoulsbyConfig
 from .errors import AdapterError
 from .registration import PREFIX
 
 
-# The fields that decide which bottlenecks and norms an adapter has, and what they compute.
-_SAME_FIELDS = (
-    "r", "share_layers", "train_layer_norm", "layers_to_transform", "activation", "positions", "rank_pattern",
-    "target_modules",
-)  # fmt: skip
-
-
 def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
-    """Initialize an adapter's bottlenecks and norms from a saved adapter; the task head keeps its own weights.
+    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps its own weights.
 
     Args:
-        model: the model with the adapter to initialize.
-        name_or_path: folder, or name on the Hub, of a Houlsby adapter with the same options on the same base model.
-        adapter_name: the adapter to initialize.
+        model: Model with the adapter to initialize.
+        name_or_path: Folder, or name on the Hub, of a Houlsby adapter with the same options on the same base model.
+        adapter_name: Name of the adapter to initialize.
 
     Raises:
-        AdapterError: the saved adapter has other options, or was trained on another base model.
+        ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
+        AdapterError: The saved adapter uses another method, has other options, or was trained on another base model.
     """
     path = os.fspath(name_or_path)
-    config: Any = model.peft_config[adapter_name]
-    source = HoulsbyConfig.from_pretrained(path)
-    for field in _SAME_FIELDS:
+    config = model.peft_config.get(adapter_name)
+    if not isinstance(config, HoulsbyConfig):
+        own = [name for name, config in model.peft_config.items() if isinstance(config, HoulsbyConfig)]
+        raise ValueError(
+            f"init_from initializes one of the model's Houlsby adapters, which are {', '.join(own) or 'none'}; got "
+            f"{adapter_name!r}. Add the adapter first."
+        )
+    source = HoulsbyConfig.from_pretrained(path)  # of another class if the file says so
+    if not isinstance(source, HoulsbyConfig):
+        raise AdapterError(
+            f"An adapter can only be initialized from a Houlsby adapter; {path} is a {source.peft_type.value} "
+            "adapter. Give a folder that a Houlsby adapter was saved to."
+        )
+    for field in SHAPE_FIELDS:
         here, there = getattr(config, field), getattr(source, field)
         if here != there:
             raise AdapterError(
                 f"An adapter can only be initialized from one with the same options; {path} has {field}={there!r}, "
                 f"adapter {adapter_name!r} has {here!r}. Train both with the same HoulsbyConfig."
             )
-    if reasons := compare_fingerprints(source.record.base if source.record else None, config.record.base):
+    recorded, found = (each.record.base if each.record else None for each in (source, config))
+    if reasons := compare_fingerprints(recorded, found):
         raise AdapterError(
             f"An adapter can only be initialized from one of the same base model; {path} was trained on "
-            f"{source.base_model_name_or_path!r}, which differs: {'; '.join(reasons)}. Use that base model."
+            f"{source.base_model_name_or_path or 'an unnamed model'}, which differs: {'; '.join(reasons)}. Use that "
+            "base model."
         )
-    weights = {key: value for key, value in load_peft_weights(path, device="cpu").items() if f".{PREFIX}" in key}
-    own = get_peft_model_state_dict(model, adapter_name=adapter_name)
-    set_peft_model_state_dict(model, own | weights, adapter_name=adapter_name)
+    saved = load_peft_weights(path, device="cpu")
+    # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
+    weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
+    weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}
+    weights |= {key: weight for key, weight in saved.items() if f".{PREFIX}" in key}
+    set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

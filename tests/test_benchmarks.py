@@ -1,4 +1,4 @@
-"""The benchmark runs, and its counts and comparisons are right; what it measures is no test."""
+"""The benchmark runs, and its counts and comparisons are correct. The times are not tested."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_floating_point_operations_of_the_floor_and_of_adapters_by_hand():
 def test_bytes_saved_for_backward_by_hand():
     model = nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2, bias=False))
     model.forward = lambda x: nn.Sequential.forward(model, x)
-    # The input, and the input and the output of the activation; weights are the model's own.
+    # The model's input, and the activation's input and output. Weights do not count.
     assert saved_bytes(model, {"x": torch.randn(3, 8)}) == 4 * (3 * 8 + 3 * 4 + 3 * 4)
 
 
-def test_ratios_are_those_of_the_minima_and_of_each_round():
+def test_ratios_of_the_minima_and_of_each_round():
     found = compared({"floor": [1.0, 2.0, 4.0], "ours": [1.5, 2.0, 8.0]}, "floor")["ours"]
     assert found["min_s"] == 1.5
     assert found["median_s"] == 2.0
@@ -48,7 +48,7 @@ def test_ratios_are_those_of_the_minima_and_of_each_round():
 
 
 def test_the_share_of_padding_by_hand():
-    # Rows of 4 + 4 and 3 + 3 tokens, of which 10 are of texts.
+    # Batches of 2 x 4 and 2 x 3 tokens, of which 10 belong to texts.
     assert padding([1, 2, 3, 4], [0, 3, 1, 2], batch=2) == pytest.approx(1 - 10 / 14)
     assert padding([5, 5, 5], [2, 0, 1], batch=2) == 0
 

@@ -1,4 +1,4 @@
-"""Removing an adapter's bottlenecks layer by layer: for a while (ablate) and in a new adapter (prune)."""
+"""Removing bottlenecks of some layers: temporarily (ablate) and in a new adapter (prune)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 
 
 TRANSFORMERS = [row for row in ROWS if row.name.startswith(("bert", "roberta", "gpt2", "llama", "t5"))]
-LAYERS = {1}  # every model of the table has it, and adapts it
+LAYERS = {1}  # every model of the table adapts this layer
 
 
 def adapted(row: Row) -> PeftModel:
@@ -27,7 +27,7 @@ def adapted(row: Row) -> PeftModel:
 
 
 def bypassed_by_hand(model: PeftModel, layers: set[int], keep_norms: bool) -> PeftModel:
-    """The same model after its wrappers in some layers are taken out of the module tree for good."""
+    """Remove the wrappers of some layers from the module tree and return the model."""
     wrappers = (HoulsbyLayer,) if keep_norms else (HoulsbyLayer, HoulsbyLayerNorm)
     for name, module in list(model.named_modules()):
         index = re.search(r"\.(\d+)\.", name)
@@ -49,7 +49,7 @@ class TestEveryModel:
         assert not torch.allclose(ablated, before, atol=1e-3)
         assert torch.equal(ablated, output(bypassed_by_hand(model, LAYERS, keep_norms), row))
 
-    def test_a_pruned_adapter_is_ablated_for_good(self, row, keep_norms, tmp_path):
+    def test_a_pruned_adapter_computes_what_an_ablated_one_does(self, row, keep_norms, tmp_path):
         model = adapted(row)
         with houlsby_peft.ablate(model, LAYERS, keep_norms):
             ablated = output(model, row)
@@ -75,13 +75,13 @@ def model() -> PeftModel:
 
 
 class TestAblate:
-    def test_all_layers_without_norms_leave_the_base_and_the_trained_head(self, model, token_ids):
+    def test_without_any_layer_or_norm_the_base_model_and_the_trained_head_remain(self, model, token_ids):
         base = tiny_bert()
         base.classifier.load_state_dict(model.base_model.model.classifier.modules_to_save["default"].state_dict())
         with houlsby_peft.ablate(model, range(4), keep_norms=False):
             assert torch.equal(forwards(model, token_ids), forwards(base, token_ids))
 
-    def test_an_error_in_the_block_restores_too(self, model, token_ids):
+    def test_the_model_is_restored_after_an_error(self, model, token_ids):
         before = forwards(model, token_ids)
         with pytest.raises(KeyError), houlsby_peft.ablate(model, [0]):
             raise KeyError
@@ -96,7 +96,7 @@ class TestAblate:
                 assert torch.equal(forwards(model, token_ids), both)
             assert torch.equal(forwards(model, token_ids), one)
 
-    def test_within_disabled_adapters_nothing_changes(self, model, token_ids):
+    def test_disabled_adapters_stay_disabled(self, model, token_ids):
         with model.disable_adapter():
             before = forwards(model, token_ids)
             with houlsby_peft.ablate(model, [0], keep_norms=False):
@@ -112,7 +112,7 @@ class TestAblate:
                    and ".layer." in name and p.grad is None}  # fmt: skip
         assert without == {0, 2}
 
-    def test_all_adapters_lose_the_layers_also_in_a_mixed_batch(self, model, token_ids):
+    def test_the_layers_are_bypassed_for_all_adapters_and_in_a_mixed_batch(self, model, token_ids):
         model.add_adapter("other", HoulsbyConfig(r=4, layers_to_transform=[2]))
         model.set_adapter("other")
         perturb(model, seed=5)
@@ -124,7 +124,7 @@ class TestAblate:
                 rows = [row for row, other in enumerate(names) if other == name]
                 torch.testing.assert_close(mixed[rows], forwards(model, token_ids)[rows], atol=1e-5, rtol=1e-5)
 
-    def test_every_way_to_hold_the_model(self, model, token_ids):
+    def test_every_wrapper_of_the_model_is_accepted(self, model, token_ids):
         injected = inject_adapter_in_model(HoulsbyConfig(r=8), tiny_bert()).eval()
         injected.load_state_dict(model.base_model.model.state_dict())
         with houlsby_peft.ablate(model, [1]):
@@ -134,7 +134,7 @@ class TestAblate:
                 assert torch.equal(forwards(other, token_ids), expected)
 
     @pytest.mark.parametrize("layers", [[4], [-1], [0, 9], range(2, 6)])
-    def test_a_layer_that_is_not_there(self, model, layers):
+    def test_a_layer_that_does_not_exist(self, model, layers):
         with (
             pytest.raises(ValueError, match=rf"here \[0, 1, 2, 3\]; got {re.escape(str(list(layers)))}"),
             houlsby_peft.ablate(model, layers),
@@ -154,9 +154,9 @@ class TestAblate:
 class TestPrune:
     @pytest.mark.parametrize(
         ("keep_norms", "norms"),
-        [(False, 3 * 2), (True, -1)],  # the embedding's norm comes in
+        [(False, 3 * 2), (True, -1)],  # the embeddings' norm is added
     )
-    def test_the_file_loses_the_bottlenecks(self, model, tmp_path, keep_norms, norms):
+    def test_the_file_has_no_bottlenecks_of_these_layers(self, model, tmp_path, keep_norms, norms):
         houlsby_peft.prune(model, range(3), "small", keep_norms=keep_norms)
         model.save_pretrained(tmp_path, selected_adapters=["default", "small"])
         whole, small = (
@@ -166,7 +166,7 @@ class TestPrune:
         d, r = 32, 8
         assert whole - small == 3 * 2 * (2 * r * d + d + r) + norms * 2 * d
 
-    def test_the_other_adapter_stays_active_and_as_it_was(self, model, token_ids):
+    def test_the_source_stays_active_and_unchanged(self, model, token_ids):
         before = forwards(model, token_ids)
         houlsby_peft.prune(model, [0], "small")
         assert model.active_adapters == ["default"]
@@ -180,7 +180,7 @@ class TestPrune:
         model.set_adapter("smaller")
         assert torch.equal(forwards(model, token_ids), expected)
 
-    def test_the_trained_embedding_norm_stays(self, token_ids):
+    def test_the_trained_norm_of_the_embeddings_is_kept(self, token_ids):
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, train_layer_norm="all")).eval()
         perturb(model)
         with houlsby_peft.ablate(model, [1], keep_norms=False):

@@ -1,4 +1,4 @@
-"""Refusals and precision of averages; `test_contract.py` compares averages with ones made by hand."""
+"""Errors and precision of averages; `test_contract.py` compares averages with ones computed by hand."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def two_adapters(one=None, two=None, dtype=torch.float32, autocast=True):
     ("two", "difference"),
     [
         ({"r": 3}, r"houlsby_\w+|down_proj.weight has the shapes \(4, 32\) and \(3, 32\)"),
-        ({"activation": "relu"}, "activation 'gelu'"),
+        ({"activation": "relu"}, "activation is 'gelu' and 'relu'"),
         ({"share_layers": 1}, r"output\.dropout down_proj\.weight has the shapes \(4, 32\) and None"),
         ({"train_layer_norm": False}, "LayerNorm weight has the shapes .* and None"),
         ({"layers_to_transform": [1]}, r"layer\.0\..* and None"),
         ({"modules_to_save": ["pooler"]}, r"pooler dense\.weight has the shapes None and \(32, 32\)"),
-        ({"trainable_token_indices": [1]}, "trainable_token_indices None"),
+        ({"trainable_token_indices": [1]}, r"trainable_token_indices is None and \[1\]"),
     ],
     ids=str,
 )
@@ -43,7 +43,7 @@ def test_adapters_that_differ_are_refused(two, difference):
     assert list(model.peft_config) == ["one", "two"]
 
 
-def test_requests_that_make_no_sense_are_refused():
+def test_invalid_requests_are_refused():
     model = two_adapters()
     for adapters, weights, name, message in (
         (["one", "three"], [1.0, 1.0], "mean", "which are one, two; got .*three"),
@@ -57,9 +57,9 @@ def test_requests_that_make_no_sense_are_refused():
 
 
 @pytest.mark.parametrize("autocast", [True, False])
-def test_an_average_has_the_dtype_of_its_parts_and_is_summed_in_float32(autocast):
+def test_an_average_keeps_the_dtype_and_is_summed_in_float32(autocast):
     model = two_adapters(dtype=torch.bfloat16, autocast=autocast)
-    # The sum of the first two is rounded away in bfloat16; what is left then is off by all of it.
+    # In bfloat16 the sum of the first two terms would round the second one away.
     model.add_weighted_adapter(["one", "two", "one"], [1e4, 1.0, -1e4], "mean")
     two, mean = (get_peft_model_state_dict(model, adapter_name=name) for name in ("two", "mean"))
     for key in two:

@@ -1,9 +1,10 @@
-"""Activations below the first adapter: computed once, equal to the plain pass, bounded, in memory and in a folder."""
+"""The cache of the frozen layers below the first adapter: equal results, computed once, in memory and in a folder."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from contract_models import gpt2, llama
 from peft import get_peft_model, get_peft_model_state_dict
 from tiny_models import perturb, tiny_bert
@@ -11,9 +12,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer, TrainingArguments
 
-from houlsby_peft import HoulsbyConfig
-from houlsby_peft.activation_store import FolderStore, MemoryStore
-from houlsby_peft.frozen_prefix import FrozenPrefix
+import houlsby_peft.frozen_prefix
+from houlsby_peft import FrozenPrefix, HoulsbyConfig
+from houlsby_peft.prefix_cache import FolderStore, MemoryStore
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -46,7 +47,7 @@ def assert_equal(found, expected):
 
 
 def calls_of(modules):
-    """Counts the calls that get to a module's products."""
+    """Return a list that gets an entry for each call of a module that reaches its first linear layer."""
     calls = []
     for module in modules:
         linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
@@ -65,7 +66,7 @@ def test_nothing_below_the_first_adapter_takes_part_in_the_backward_pass(token_i
 
 @pytest.mark.parametrize("in_folder", [False, True])
 @pytest.mark.parametrize("options", [{}, {"share_layers": 2, "train_layer_norm": False}], ids=str)
-def test_later_epochs_give_the_same_without_running_the_prefix(options, in_folder, token_ids, tmp_path):
+def test_later_epochs_are_equal_without_running_the_frozen_layers(options, in_folder, token_ids, tmp_path):
     model = upper(**options)
     types = (token_ids > 40).long()
     expected = step(model, token_ids, token_type_ids=types)
@@ -75,7 +76,7 @@ def test_later_epochs_give_the_same_without_running_the_prefix(options, in_folde
     assert_equal(step(model, token_ids, token_type_ids=types), expected)
     first = len(calls)
     assert first >= 3
-    # In another order, with other padding, and in evaluation.
+    # In another order, with other padding, and in evaluation mode.
     order = torch.tensor([4, 2, 0, 1, 3])
     wider = [nn.functional.pad(each[order], (0, 2)) for each in (token_ids, MASK, types)]
     found = step(model, wider[0], wider[1], token_type_ids=wider[2])
@@ -85,7 +86,7 @@ def test_later_epochs_give_the_same_without_running_the_prefix(options, in_folde
         logits = model.eval()(input_ids=token_ids, attention_mask=MASK, token_type_ids=types).logits
     torch.testing.assert_close(logits, expected[0], atol=1e-6, rtol=1e-5)
     assert len(calls) == first
-    # Another text, and the same tokens of another type, are not taken for the same.
+    # The same tokens with other token types are another text.
     assert not torch.allclose(model(input_ids=token_ids, attention_mask=MASK).logits, expected[0])
     assert len(calls) == first + 3
     prefix.remove()
@@ -98,7 +99,7 @@ def test_new_and_known_texts_in_one_batch_and_no_room_for_more(token_ids):
     model = upper()
     expected = step(model, token_ids)
     calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
-    # Room for two texts of seven tokens, of which hidden states and the attention's output are kept.
+    # Room for two texts of seven tokens, whose hidden states and attention output are cached.
     FrozenPrefix(model, max_bytes=2 * 2 * 7 * 32 * 4)
     with torch.no_grad():
         model(input_ids=token_ids[2:3])
@@ -109,7 +110,7 @@ def test_new_and_known_texts_in_one_batch_and_no_room_for_more(token_ids):
     assert len(calls) == 4
 
 
-def test_a_folder_serves_later_runs_and_other_weights_have_another(token_ids, tmp_path):
+def test_later_runs_reuse_a_folder_and_other_weights_have_their_own(token_ids, tmp_path):
     model = upper()
     expected = step(model, token_ids)
     FrozenPrefix(model, folder=tmp_path)
@@ -126,7 +127,9 @@ def test_a_folder_serves_later_runs_and_other_weights_have_another(token_ids, tm
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_entry_that_a_crash_cut_off_is_not_read(tmp_path):
+# The second record has a header of 25 bytes and activations of 24 bytes.
+@pytest.mark.parametrize("lost_bytes", [1, 24, 25, 48, 49])
+def test_a_record_that_a_crash_has_truncated_is_ignored(tmp_path, lost_bytes):
     rows = {
         bytes([number]) * 16: torch.randn(3, 4).to(dtype)
         for number, dtype in enumerate((torch.float32, torch.bfloat16))
@@ -134,19 +137,43 @@ def test_an_entry_that_a_crash_cut_off_is_not_read(tmp_path):
     store = FolderStore(tmp_path, 10**6)
     for key, value in rows.items():
         store.put(key, value)
-    index = next(tmp_path.glob("*.index"))
-    index.write_bytes(index.read_bytes()[:-1])
-    again = FolderStore(tmp_path, 3 * 4 * (4 + 2) + 8)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-lost_bytes])
     (first, kept), (second, lost) = rows.items()
-    assert torch.equal(again.get(first), kept)
-    assert again.get(second) is None
+    full = FolderStore(tmp_path, file.stat().st_size + 48)
+    assert torch.equal(full.get(first), kept)
+    assert full.get(second) is None
+    full.put(second, lost)
+    assert full.get(second) is None, "49 bytes do not fit into 48"
+    again = FolderStore(tmp_path, file.stat().st_size + 49)
     again.put(second, lost)
-    assert again.get(second) is None, "there was room for 8 more bytes only"
+    third = FolderStore(tmp_path, 0)
+    for key, value in rows.items():
+        assert torch.equal(again.get(key), value)
+        assert torch.equal(third.get(key), value)
+
+
+def test_a_text_without_tokens_can_be_stored(tmp_path):
+    for store in (MemoryStore(100), FolderStore(tmp_path, 100)):
+        store.put(b"a" * 16, torch.zeros(0, 4))
+        assert store.get(b"a" * 16).shape == (0, 4)
+
+
+def test_processes_share_a_folder(tmp_path):
+    rows = torch.randn(2, 2, 3)
+    stores = [FolderStore(tmp_path, 10**6) for _ in rows]
+    for number, (store, value) in enumerate(zip(stores, rows, strict=True)):
+        store.put(b"s" * 16, value)
+        store.put(bytes([number]) * 16, value)
+    assert stores[0].get(bytes([1]) * 16) is None
+    again = FolderStore(tmp_path, 10**6)
+    assert all(torch.equal(again.get(bytes([number]) * 16), value) for number, value in enumerate(rows))
+    assert any(torch.equal(again.get(b"s" * 16), value) for value in rows)
 
 
 @pytest.mark.parametrize("store", [MemoryStore(100), None])
 def test_a_full_store_keeps_what_it_has(store, tmp_path):
-    store = store or FolderStore(tmp_path, 100)
+    store = store or FolderStore(tmp_path, 125)
     a, b = torch.randn(4, 5), torch.randn(2, 3)
     store.put(b"a" * 16, a)
     store.put(b"b" * 16, b)
@@ -154,7 +181,7 @@ def test_a_full_store_keeps_what_it_has(store, tmp_path):
     assert store.get(b"b" * 16) is None
 
 
-def test_dropout_is_off_in_the_prefix_only(token_ids):
+def test_dropout_is_off_in_the_frozen_layers_only(token_ids):
     model = upper(tiny_bert(hidden_dropout_prob=0.3))
     layers = model.get_base_model().bert.encoder.layer
     prefix = FrozenPrefix(model)
@@ -170,6 +197,34 @@ def test_dropout_is_off_in_the_prefix_only(token_ids):
     model.train()
     assert all(module.training for module in model.modules())
     assert not torch.allclose(*(model(input_ids=token_ids).logits for _ in range(2)))
+
+
+def test_the_forward_methods_of_accelerate_are_restored(token_ids, tmp_path):
+    """Accelerate overrides the `forward` of offloaded modules to fetch their weights."""
+    base = tiny_bert(**NO_DROPOUT)
+    expected = upper(base)(input_ids=token_ids).logits
+    base = tiny_bert(**NO_DROPOUT)
+    cpu_offload(base, execution_device=torch.device("cpu"))
+    model = upper(base)
+    with pytest.raises(ValueError, match=r"word_embeddings\.weight of a BertEmbeddings is offloaded.*folder=None"):
+        FrozenPrefix(model, folder=tmp_path)
+    prefix = FrozenPrefix(model)
+    for _ in range(2):
+        torch.testing.assert_close(model(input_ids=token_ids).logits, expected, atol=1e-6, rtol=1e-5)
+    prefix.remove()
+    torch.testing.assert_close(model(input_ids=token_ids).logits, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("build", [gpt2, llama], ids=lambda build: build.__name__)
+def test_as_many_texts_as_tokens_of_which_some_are_cached(build):
+    """Arguments with one row per token, such as position ids, must not lose rows."""
+    ids = torch.randint(3, 20, (6, 6), generator=torch.Generator().manual_seed(0))
+    model = get_peft_model(build(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM")).eval()
+    perturb(model)
+    expected = step(model, ids, torch.ones_like(ids))
+    FrozenPrefix(model)
+    model(input_ids=ids[2:4])
+    assert_equal(step(model, ids, torch.ones_like(ids)), expected)
 
 
 @pytest.mark.parametrize("build", [gpt2, llama], ids=lambda build: build.__name__)
@@ -190,7 +245,7 @@ def test_decoders(build):
     assert kept.get_total_flops() < new.get_total_flops()
 
 
-def test_padding_on_the_left_moves_the_positions():
+def test_padding_on_the_left_changes_the_positions():
     """GPT-2 counts them from the padding on: the same text has other activations behind it."""
     ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
     plain, padded = [
@@ -253,7 +308,7 @@ def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):
         torch.testing.assert_close(trained[1][name], weight, atol=1e-5, rtol=1e-4)
 
 
-def test_the_encoder_may_be_called_by_itself_and_its_mask_by_place(token_ids):
+def test_the_encoder_can_be_called_alone_and_with_a_positional_mask(token_ids):
     model = upper()
     encoder = model.get_base_model().bert
     expected = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
@@ -264,12 +319,16 @@ def test_the_encoder_may_be_called_by_itself_and_its_mask_by_place(token_ids):
         torch.testing.assert_close(one[mask.bool()], other[mask.bool()], atol=1e-6, rtol=1e-5)
 
 
-def test_where_nothing_is_frozen_it_is_refused(token_ids):
-    with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0 trains\. Leave lower layers out"):
+def test_its_first_module_still_exports_it():
+    assert houlsby_peft.frozen_prefix.FrozenPrefix is FrozenPrefix
+
+
+def test_a_model_without_frozen_layers_is_refused():
+    with pytest.raises(ValueError, match=r"bert\.encoder\.layer\.0 is trained\. Adapt upper layers only"):
         FrozenPrefix(upper(layers=[0, 1]))
-    with pytest.raises(ValueError, match="the embeddings trains"):
+    with pytest.raises(ValueError, match="the embeddings are trained"):
         FrozenPrefix(upper(train_layer_norm="all"))
     model = upper()
     FrozenPrefix(model)
-    with pytest.raises(ValueError, match="must come as input_ids"):
+    with pytest.raises(ValueError, match="recognizes texts by their input_ids; got none"):
         model(inputs_embeds=torch.randn(2, 3, 32))
