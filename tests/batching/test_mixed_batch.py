@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
 from collections import Counter
 from contextlib import nullcontext
 from threading import get_ident
@@ -246,3 +250,26 @@ def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_
     with model.disable_adapter():
         expected = model(token_ids).logits
         torch.testing.assert_close(model(token_ids, adapter_names=names).logits, expected)
+
+
+def test_a_deleted_adapter_gives_its_memory_back_after_a_mixed_batch(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4), seed=2)
+    model.eval()(token_ids, adapter_names=["one", "two", "one", "two", BASE])
+    weights = [weakref.ref(weight) for name, weight in model.named_parameters() if ".two." in name]
+    model.set_adapter("one")
+    model.delete_adapter("two")
+    gc.collect()
+    assert weights
+    assert all(weight() is None for weight in weights)
+
+
+def test_a_copy_of_a_model_does_not_carry_the_stacked_weights(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4), seed=2)
+    before = len(pickle.dumps(model.eval()))
+    names = ["one", "two", "one", "two", BASE]
+    expected = model(token_ids, adapter_names=names).logits
+    assert len(pickle.dumps(model)) < 1.01 * before
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(copied(token_ids, adapter_names=names).logits, expected)

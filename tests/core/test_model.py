@@ -296,8 +296,11 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
     before = list(model.state_dict())
     for name in names:
+        config = HoulsbyConfig(r=4)
         with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
-            model.add_adapter(name, HoulsbyConfig(r=4))
+            model.add_adapter(name, config)
+        assert config == HoulsbyConfig(r=4)
+        assert config.record is None
         with pytest.raises(ValueError, match=f"The name of an adapter {rule}"):
             model.add_weighted_adapter(["default"], [1.0], name)
     assert list(model.state_dict()) == before

@@ -153,6 +153,65 @@ def test_a_question_without_room_for_its_context_is_refused(base, tokenizer):
         )
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("threshold", "expected"), [(None, True), (1000.0, True), (-1000.0, False)])
+def test_no_answer_is_given_where_the_adapter_was_trained_to_abstain(base, tokenizer, tmp_path, threshold, expected):
+    """SQuAD 2.0: no answer if [CLS] scores higher than the best span by more than the threshold."""
+    model = save(tmp_path, AutoModelForQuestionAnswering, base)
+    model.peft_config["default"].record.null_threshold = threshold
+    model.save_pretrained(tmp_path)
+    found = houlsby_peft.load(tmp_path).predict((QUESTION, CONTEXT))[0]
+    assert bool(found["answer"]) == expected
+    inputs = tokenizer(QUESTION, CONTEXT, return_tensors="pt")
+    if not expected and inputs["input_ids"].shape[1] <= 64:
+        outputs = model(**inputs)
+        null = outputs.start_logits.softmax(-1)[0, 0] * outputs.end_logits.softmax(-1)[0, 0]
+        assert found == {"answer": "", "score": pytest.approx(null.item(), rel=1e-4), "start": 0, "end": 0}
+
+
+def test_the_threshold_is_where_no_answer_scores_as_the_best_span(base, tokenizer):
+    model = AutoModelForQuestionAnswering.from_pretrained(base)
+    example = {"question": QUESTION, "context": "Best bread in town."}
+    inputs = tokenizer(example["question"], example["context"], return_tensors="pt", return_offsets_mapping=True)
+    inputs.pop("offset_mapping")
+    with torch.no_grad():
+        outputs = model(**inputs)
+    start, end = outputs.start_logits[0], outputs.end_logits[0]
+    context = [i for i, part in enumerate(inputs.sequence_ids(0)) if part == 1]
+    best = max(float(start[i] + end[j]) for i in context for j in context if i <= j)
+    difference = float(start[0] + end[0]) - best
+    for threshold, answers in ((difference + 1e-3, True), (difference - 1e-3, False)):
+        assert bool(QuestionAnswering(model, tokenizer, null_threshold=threshold)(example)["answer"]) == answers
+
+
+def test_a_long_question_is_cut_as_in_training(base, tokenizer):
+    model = AutoModelForQuestionAnswering.from_pretrained(base)
+    pipeline = QuestionAnswering(model, tokenizer, max_length=64)
+    long = " ".join(["where"] * 200)
+    with pytest.raises(ValueError, match="A question must leave room"):
+        pipeline({"question": long, "context": CONTEXT})  # 64 tokens of a question in windows of 64
+    model.config.max_position_embeddings = tokenizer.model_max_length = 200
+    wide = QuestionAnswering(model, tokenizer, max_length=100)
+    windows = list(wide._windows({"question": long, "context": CONTEXT}))
+    assert all(
+        sum(token == tokenizer.vocab["where"] for token in window.inputs["input_ids"]) == 64 for window in windows
+    )
+    tokenizer.model_max_length = 64
+
+
+@torch.no_grad()
+def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
+    model = save(tmp_path, AutoModelForSequenceClassification, base, id2label=dict(enumerate("abc")))
+    model.peft_config["default"].record.max_length = 6
+    model.save_pretrained(tmp_path)
+    text = " ".join(WORDS[:3])
+    found = houlsby_peft.load(tmp_path).predict(text)[0]
+    short = model(**tokenizer(text, truncation=True, max_length=6, return_tensors="pt")).logits.softmax(-1)
+    whole = model(**tokenizer(text, truncation=True, max_length=64, return_tensors="pt")).logits.softmax(-1)
+    assert found["score"] == pytest.approx(short.max().item(), rel=1e-4)
+    assert found["score"] != pytest.approx(whole.max().item(), rel=1e-4)
+
+
 def test_adapters_with_other_classes_share_a_base_model_and_stay_apart(base, tmp_path):
     folders = {}
     for seed, labels in enumerate((["a", "b"], ["x", "y", "z"], ["good", "bad"])):
