@@ -222,7 +222,7 @@ class HoulsbyModel(BaseTuner):
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         record = getattr(base, "houlsby_records", {}).get(adapter_name, config.record)
         if record is not None and record.has_labels_of_base:
-            record = replace(record, **label_facts(config, base))
+            vars(record).update(label_facts(config, base))
         config.record = record
         return weights
 
