@@ -7,8 +7,7 @@ from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
 from .errors import AdapterError, HubError
 from .frozen_prefix import FrozenPrefix
-from .hub.push import push_to_hub
-from .hub.training import plan_push
+from .hub.push import plan_push, push_to_hub
 from .inference.load import load
 from .inference.predictor import Predictor
 from .inference.task_bank import TaskBank

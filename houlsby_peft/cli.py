@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import AdapterError, HubError
-from .hub.card_facts import adapter_rows, base_rows
-from .hub.cards import CARD_FILE, make_card, merge_cards
-from .hub.example import answer_of_folder
-from .hub.push import push_to_hub
+from .hub.card import adapter_rows, base_rows, make_card, merge_cards
+from .hub.push import CARD_FILE, predict_example, push_to_hub
 from .inference.adapter_files import WEIGHTS_FILE, check_weights, read_config
 from .inference.load import find_folder, load
 from .inference.predictor import Input
@@ -76,7 +74,7 @@ def _push(options: argparse.Namespace) -> None:
 def _card(options: argparse.Namespace) -> None:
     chosen = _card_options(options)
     example = chosen["example"]
-    answer = None if example is None else answer_of_folder(options.folder, example, options.base_model)
+    answer = None if example is None else predict_example(options.folder, example, options.base_model)
     card = make_card(options.folder, options.repo_id, answer=answer, **chosen)
     path = options.folder / CARD_FILE
     merge_cards(card, [path] if path.is_file() else []).save(path)

@@ -1,11 +1,11 @@
-"""The errors for what comes from outside: the Hub, and files that others have written."""
+"""Errors about what comes from outside: the Hub, and files written by others."""
 
 from __future__ import annotations
 
 
 class AdapterError(ValueError):
-    """A folder or repository is no adapter that can be loaded. The message names the file, the rule and the remedy."""
+    """A folder or repository does not contain a usable adapter. The message gives file, rule and remedy."""
 
 
 class HubError(OSError):
-    """The Hub could not be reached, or has refused. The message is one line that says why and what to do."""
+    """The Hub cannot be reached or refuses a request. The message is one line with the reason and the remedy."""

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
-from ..hub_errors import explained
+from ..hub.errors import explain_hub_errors
 from ..tasks import task_of_config
 from .adapter_files import CONFIG_FILE, TOKENIZER_FILES, shortened
 from .predictor import label_arguments
@@ -99,7 +99,7 @@ def _base_name(folder: Path, config: HoulsbyConfig) -> str:
 @contextmanager
 def _loading(what: str) -> Iterator[None]:
     try:
-        with explained(what):
+        with explain_hub_errors(what):
             yield
     except (HubError, AdapterError):
         raise

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..head import HoulsbyHead
-from ..hub_errors import explained
+from ..hub.errors import explain_hub_errors
 from ..tasks import task_of_class, task_of_config
 from ..tuner_layer import HoulsbyTunerLayer
 from ..two_layer_head import has_two_layer_head, put_two_layer_head
@@ -92,7 +92,7 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
             f"An adapter must be a folder, or a name on the Hub such as user/adapter; {name} is neither."
         )
     needed = [CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES]  # no pattern, so that a repository has no say in paths
-    with explained(name):
+    with explain_hub_errors(name):
         folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
         if (folder / CONFIG_FILE).is_file() and not (folder / WEIGHTS_FILE).is_file():
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)

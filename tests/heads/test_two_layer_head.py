@@ -20,7 +20,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.hub.cards import make_card
+from houlsby_peft.hub.card import make_card
 from houlsby_peft.two_layer_head import has_two_layer_head, put_two_layer_head
 
 

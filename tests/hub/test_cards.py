@@ -15,11 +15,9 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
 from houlsby_peft import AdapterError
-from houlsby_peft.hub.card_facts import parameters
-from houlsby_peft.hub.card_metadata import check_metadata
-from houlsby_peft.hub.card_results import mean_and_error
-from houlsby_peft.hub.card_sections import mark, split, update
-from houlsby_peft.hub.cards import make_card, merge_cards
+from houlsby_peft.hub.card import check_metadata, count_parameters, make_card, merge_cards
+from houlsby_peft.hub.results import format_mean
+from houlsby_peft.hub.sections import mark, split, update
 from houlsby_peft.inference.adapter_files import check_weights, read_config
 
 
@@ -164,12 +162,12 @@ def test_several_seeds_give_mean_and_standard_error_beside_full_fine_tuning(adap
         f"| accuracy | {mean:.3f} ± {error:.3f} | 0.800 | 0.840 | 0.790 | {mean + 0.02:.3f} ± {error:.3f} | 0.860 |"
     )
     assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(mean)
-    assert "There is one run" not in card.text
+    assert "There is only one run" not in card.text
 
 
 def test_large_scores_have_one_decimal():
-    assert mean_and_error([88.25, 89.15]) == "88.7 ± 0.5"
-    assert mean_and_error([]) == ""
+    assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"
+    assert format_mean([]) == ""
 
 
 def everything_less_one(value, path=()):
@@ -196,7 +194,7 @@ def test_the_parameters_are_those_that_the_model_trains(base, adapter):
     trained, _ = PeftModel.from_pretrained(model, adapter, is_trainable=True).get_nb_trainable_parameters()
     d, r, layers = 32, 4, 2
     expected = {"bottlenecks": 2 * layers * (2 * r * d + d + r), "layer norms": 2 * layers * 2 * d, "head": 3 * d + 3}
-    assert parameters(sizes) == expected
+    assert count_parameters(sizes) == expected
     assert sum(expected.values()) == trained
     assert f"- **trained parameters**: {trained:,} (bottlenecks 1,168, " in make_card(adapter, "user/x").text
 
@@ -210,15 +208,6 @@ def test_the_parameters_are_those_that_the_model_trains(base, adapter):
         ({"language": "English"}, "language must be an ISO 639 code such as en; got 'English'"),
         ({"license": "Apache 2.0"}, "license must be an identifier such as apache-2.0"),
         ({"tags": ["a", 3]}, "tags must be a list of words; got 3"),
-        (
-            {"model-index": [{"results": [{"dataset": {"type": "a", "name": "b", "config": 3}}]}]},
-            r"dataset.config must be",
-        ),
-        ({"model-index": [{"results": [{"dataset": {"name": "b"}}]}]}, "dataset.type must be text; got None"),
-        (
-            {"model-index": [{"results": [{"dataset": {"type": "a", "name": "b"}, "metrics": [{"type": "f1"}]}]}]},
-            "metric.value must be a number",
-        ),
     ],
 )
 def test_metadata_that_the_hub_refuses_are_refused_before(data, message):
@@ -293,7 +282,7 @@ def test_pefts_template_is_replaced_and_broken_metadata_are_an_error(adapter, tm
     assert "[More Information Needed]" not in card.content
     broken = tmp_path / "README.md"
     broken.write_text("---\nlicense: [mit\n---\n\n## Mine\n")
-    with pytest.raises(AdapterError, match="begins with metadata that are no YAML; repair them"):
+    with pytest.raises(AdapterError, match="begins with metadata that are not valid YAML; repair them"):
         merge_cards(card, [broken])
 
 

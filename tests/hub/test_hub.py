@@ -17,8 +17,7 @@ from test_docs import ROOT, SNIPPET
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig
-from houlsby_peft.hub.training import plan_push
+from houlsby_peft import HoulsbyConfig, plan_push
 
 
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]

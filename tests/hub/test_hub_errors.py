@@ -56,24 +56,24 @@ def push_and_load_wrongly(folder, other_base):
 
 EXPECTED = {
     "no token": "HubError: user/a: there is no token; log in with `hf auth login` or set HF_TOKEN",
-    "wrong token": "HubError: user/a: the token is wrong or has expired; log in",
-    "token that may only read": "HubError: user/a: the token may only read; make one that may write",
-    "no right to create": "HubError: other/new: the token has no right to do it.*Nothing is lost: all is in",
-    "no right to write": "HubError: other/theirs: the token has no right to do it",
-    "impossible name": "HubError: user/a b: the Hub takes no such name",
-    "reserved name": "HubError: user/admin: the Hub refuses .*reserved",
-    "private to public": "HubError: user/public exists and is public",
-    "whole model": "HubError: org/tiny-bert holds a whole model",
+    "wrong token": "HubError: user/a: the token is invalid or has expired; log in",
+    "token that may only read": "HubError: user/a: the token is read-only; create one with write access",
+    "no right to create": "HubError: other/new: the token lacks the permission.*The adapter is saved in",
+    "no right to write": "HubError: other/theirs: the token lacks the permission",
+    "impossible name": "HubError: user/a b: the Hub does not accept this name",
+    "reserved name": "HubError: user/admin: the Hub refused the request .*reserved",
+    "private to public": "HubError: user/public is public, so a private push to it is refused",
+    "whole model": "HubError: org/tiny-bert contains a whole model",
     "local base": "AdapterError: The base model must be on the Hub",
     "wrong license": "AdapterError: The card's license must be an identifier such as apache-2.0; got 'Apache 2'",
     "license that the Hub does not know": "HubError: user/license: the Hub refuses the card .*license",
-    "no repository": "HubError: user/nothing: there is no such repository, or it is private",
-    "private": "HubError: other/private: there is no such repository, or it is private",
-    "private, without token": "HubError: other/private: there is no such repository, or it is private",
+    "no repository": "HubError: user/nothing: the repository does not exist, or it is private",
+    "private": "HubError: other/private: the repository does not exist, or it is private",
+    "private, without token": "HubError: other/private: the repository does not exist, or it is private",
     "no revision": "HubError: user/public: it has no such revision",
     "no folder": "AdapterError: An adapter must be a folder, or a name on the Hub .* ./nothing is neither",
     "other base": "AdapterError: user/public: Adapter 'default' was trained on the base model 'org/tiny-bert' and is",
-    "no base on the Hub": "HubError: The base model org/no-such-model: there is no such repository",
+    "no base on the Hub": "HubError: The base model org/no-such-model: the repository does not exist",
     "base from another repository": "ok: ",
     "right after all that": "ok: ",
 }
@@ -178,6 +178,6 @@ def test_a_server_that_dies_halfway_can_be_pushed_to_when_it_is_back(hub, base, 
     hub.restart_when_down(seconds=3)
     (kind, message), last = hub.call(push_until_the_server_is_back, str(adapter), home=tmp_path)
     assert kind == "HubError"
-    assert re.search(rf"user/survivor: {hub.url} cannot be reached .*Nothing is lost: all is in {adapter}", message)
+    assert re.search(rf"user/survivor: {hub.url} cannot be reached .*The adapter is saved in {adapter}", message)
     assert last[0] == "ok", last
     assert [commit.message for commit in hub.store.repos["user/survivor"].commits][1:] == ["Upload Houlsby adapter"]
