@@ -14,6 +14,7 @@ import jinja2
 from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from markupsafe import Markup
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..config import HoulsbyConfig
@@ -21,6 +22,7 @@ from ..errors import AdapterError
 from ..inference.adapter_files import check_weights, read_config
 from ..inference.predictor import Input
 from ..tasks import Task, task_of_config
+from .markdown import block, cell, code, escape, link
 from .results import (
     Results,
     Rows,
@@ -58,6 +60,7 @@ def make_card(
     metadata: Mapping[str, Any] | None = None,
     example: Input | Sequence[Input] | None = None,
     answer: Sequence[object] | None = None,
+    revision: str | None = None,
 ) -> ModelCard:
     """Generate the card of the adapter in a folder.
 
@@ -69,12 +72,16 @@ def make_card(
         metadata: Further metadata, such as `license`, `language` and `tags`.
         example: An input or a list of inputs for the snippet.
         answer: The adapter's prediction for each input.
+        revision: The base model's commit. Default: the one that the adapter records.
 
     Raises:
         AdapterError: The folder does not contain a usable adapter, or the results cannot be read.
-        ValueError: The metadata break a rule of the Hub; see `check_metadata`.
+        ValueError: The name or the metadata break a rule of the Hub; see `check_metadata`.
     """
+    if not is_repo_id(repo_id):
+        raise ValueError(f"The adapter's name must be one that the Hub accepts, user/name; got {repo_id!r}.")
     config = read_config(folder)
+    config.revision = revision or config.revision
     sizes = check_weights(folder, config)
     task, facts = task_of_config(config), read_facts(config)
     base = base_model or str(config.base_model_name_or_path)
@@ -93,7 +100,7 @@ def make_card(
         auto_class=task.auto_class,
         num_labels=len(facts.labels),
         two_layer_head=facts.two_layer_head,
-        example=None if example is None else _format_example(example),
+        example=None if example is None else Markup(_format_example(example)),
         answer=answer,
         adapter=adapter_rows(config, sizes, file_bytes, run.get("total_parameters")),
         base=base_rows(config, base),
@@ -195,7 +202,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
     norms = {True: "trained in the adapted layers", False: "frozen", "all": "trained in the whole model"}
     return drop_empty(
         [
-            ("bottleneck size `r`", f"{config.r}{exceptions}"),
+            (Markup("bottleneck size `r`"), f"{config.r}{exceptions}"),
             ("non-linearity", config.activation),
             ("bottlenecks", f"{bottlenecks}: {shared}"),
             ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
@@ -215,8 +222,8 @@ def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
     base_config = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.base_config.items())
     return drop_empty(
         [
-            ("name", f"[{base_model}](https://huggingface.co/{base_model})"),
-            ("revision", f"`{config.revision}`" if config.revision else ""),
+            ("name", link(base_model, f"https://huggingface.co/{base_model}")),
+            ("revision", code(config.revision) if config.revision else ""),
             ("configuration", base_config),
             ("first weights of the fingerprint", ", ".join(f"{value:g}" for value in facts.base_weights[:4])),
         ]
@@ -351,9 +358,13 @@ def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
 
 def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        undefined=jinja2.StrictUndefined,
+        finalize=escape,  # every value that the template writes, unless it is Markup
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    environment.filters["cell"] = lambda value: str(value).replace("|", "\\|").replace("\n", " ")
+    environment.filters |= {"cell": cell, "code": code, "link": link, "block": block}
     return environment.from_string((files("houlsby_peft.hub_cards") / _TEMPLATE).read_text(encoding="utf-8"))
 
 

@@ -68,8 +68,6 @@ def _find_reason(error: BaseException | None) -> str | None:
             return "HF_HUB_OFFLINE is set, so the Hub is not asked"
         case errors.HfHubHTTPError():
             return _explain_status(error)
-        case ValueError() if "README.md" in str(error):
-            return f"the Hub refuses the card ({error})"
         case errors.HTTPError():  # type: ignore[attr-defined]
             return f"{constants.ENDPOINT} cannot be reached ({_first_line(error)}); check the network"
     return None
@@ -80,6 +78,8 @@ def _explain_status(error: errors.HfHubHTTPError) -> str:
     if status >= 500:
         return f"the Hub returned a server error (status {status}); try again later"
     reason = _BY_STATUS.get(status, "the Hub refused the request")
+    if status == 403 and error.response.request.method in ("GET", "HEAD"):
+        reason = f"access is denied; ask its owner for access, or {_LOG_IN} with a token that can read it"
     return f"{reason} (status {status}: {error.server_message or _first_line(error)})"
 
 

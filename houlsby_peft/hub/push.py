@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
-from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError
 from ..inference.adapter_files import TOKENIZER_FILES, read_config
-from ..inference.base_model import load_tokenizer
+from ..inference.base_model import load_base, load_tokenizer
 from ..inference.load import load
 from ..inference.predictor import Input, Predictor
 from ..tasks import record_head, task_of_config
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 CARD_FILE = constants.REPOCARD_NAME
+_MESSAGE = "Upload Houlsby adapter"
 
 
 def push_to_hub(
@@ -49,7 +50,7 @@ def push_to_hub(
     metadata: Mapping[str, Any] | None = None,
     private: bool | None = None,
     token: str | None = None,
-    message: str = "Upload Houlsby adapter",
+    message: str = _MESSAGE,
 ) -> str:
     """Push a trained adapter to the Hub with a generated card, in one commit.
 
@@ -76,25 +77,36 @@ def push_to_hub(
         AdapterError: The adapter is not usable, its base model is not on the Hub, or its card breaks a rule.
         HubError: The Hub refuses the push or cannot be reached. No file is uploaded then.
 
-    Both messages name the folder with the saved adapter and the command to try again.
+    Both messages name the adapter's folder and the command to try again.
     """
-    in_memory = isinstance(adapter, PeftModel)
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
-    options = {"--private": private, "--base-model": base_model, "--results": results}
-    with _suggest_retry(["houlsby-peft", "push", str(folder), repo_id, *_flags(options)]):
-        base = check_base(base_model or read_config(folder).base_model_name_or_path or "", is_name=bool(base_model))
-        _record_revision(folder, base)
+    with _suggest_retry(folder, repo_id, private, base_model, results, example, metadata, message):
+        files = _find_files(folder)
+        recorded = read_config(folder).base_model_name_or_path or ""
+        base = check_base(base_model or recorded, is_name=bool(base_model))
+        config = _complete_config(folder, base)
         repo_id = check_access(repo_id, token)
         answer = None
         if isinstance(adapter, PeftModel) and example is not None:
-            answer = _predict_in_memory(adapter, folder, tokenizer, example, token)
+            answer = _predict_in_memory(adapter, folder, tokenizer, example, token, config["revision"])
         elif example is not None:
-            answer = predict_example(folder, example, base_model, token)
+            answer = predict_example(folder, example, base_model, token, config["revision"])
         card = make_card(
-            folder, repo_id, base_model=base, results=results, metadata=metadata, example=example, answer=answer
+            folder,
+            repo_id,
+            base_model=base,
+            results=results,
+            metadata=metadata,
+            example=example,
+            answer=answer,
+            revision=config["revision"],
         )
-        url = _upload(folder, repo_id, base, card, private, token, message)
-    if in_memory:
+        operations = [
+            CommitOperationAdd(CONFIG_NAME, json.dumps(config, indent=2, sort_keys=True).encode()),
+            *(CommitOperationAdd(path.name, path) for path in files),
+        ]
+        url = _upload(operations, folder / CARD_FILE, card, repo_id, private, token, message)
+    if isinstance(adapter, PeftModel):
         shutil.rmtree(folder)
     return url
 
@@ -165,7 +177,11 @@ def check_base(name: str, is_name: bool = False) -> str:
 
 
 def predict_example(
-    folder: Path, example: Input | Sequence[Input], base_model: str | None = None, token: str | None = None
+    folder: Path,
+    example: Input | Sequence[Input],
+    base_model: str | None = None,
+    token: str | None = None,
+    revision: str | None = None,
 ) -> list[Any]:
     """Return a saved adapter's predictions for the example of its card.
 
@@ -174,9 +190,13 @@ def predict_example(
         example: An input or a list of inputs.
         base_model: The base model's name on the Hub, used if the adapter does not record a folder that still exists.
         token: Token for private repositories.
+        revision: The base model's commit. Default: the one that the adapter records.
     """
-    recorded = Path(read_config(folder).base_model_name_or_path or "").is_dir()
-    return load(folder, base_model=None if recorded else base_model, token=token).predict(example)
+    config = read_config(folder)
+    config.revision = revision or config.revision
+    is_local = Path(config.base_model_name_or_path or "").is_dir()
+    base = load_base(folder, config, None if is_local else base_model, token)
+    return load(folder, base_model=base, token=token).predict(example)
 
 
 def _predict_in_memory(
@@ -185,9 +205,11 @@ def _predict_in_memory(
     tokenizer: PreTrainedTokenizerBase | None,
     example: Input | Sequence[Input],
     token: str | None,
+    revision: str | None,
 ) -> list[Any]:
     """Return the predictions of a model's active adapter, without loading the base model a second time."""
     config, training = read_config(folder), model.training
+    config.revision = revision
     tokenizer = tokenizer or load_tokenizer(folder, config, None, token)
     try:
         predictor = Predictor(model.eval(), model.active_adapters[0], task_of_config(config), tokenizer)
@@ -218,79 +240,122 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
 
 
 @contextmanager
-def _suggest_retry(command: Sequence[str]) -> Iterator[None]:
-    """Add to every error where the adapter is and how to push it again, as the process may end with the error."""
+def _suggest_retry(
+    folder: Path,
+    repo_id: str,
+    private: bool | None,
+    base_model: str | None,
+    results: Results | None,
+    example: Input | Sequence[Input] | None,
+    metadata: Mapping[str, Any] | None,
+    message: str,
+) -> Iterator[None]:
+    """Add to every error where the adapter is and the command that pushes it again, as the process may end with it.
+
+    The command has all arguments but the token, which is secret.
+    """
     try:
         yield
     except (AdapterError, HubError, ValueError) as error:
+        runs = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results or []
+        inputs = [example] if isinstance(example, (str, tuple)) else example or []
+        pairs = any(isinstance(item, tuple) for item in inputs)
+        texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+        command = ["houlsby-peft", "push", str(folder), repo_id, *(["--private"] if private else [])]
+        command += _flag("--base-model", [base_model] if base_model else [])
+        command += _flag("--results", [_write_json(run) if isinstance(run, Mapping) else str(run) for run in runs])
+        command += [*_flag("--example", texts), *(["--pairs"] if pairs else [])]
+        command += _flag("--metadata", [json.dumps(dict(metadata), default=str)] if metadata else [])
+        command += _flag("--message", [message] if message != _MESSAGE else [])
         kind = HubError if isinstance(error, HubError) else AdapterError
-        raise kind(f"{error} The adapter is saved in {command[2]}. To try again: {shlex.join(command)}") from error
+        raise kind(f"{error} The adapter's folder is {folder}. To try again: {shlex.join(command)}") from error
 
 
-def _flags(options: Mapping[str, Any]) -> list[str]:
-    """Arguments of `push_to_hub` as flags of the command, as far as they can be written there."""
-    flags = []
-    for flag, value in options.items():
-        values = [value] if isinstance(value, (str, os.PathLike)) else value
-        if value is True:
-            flags.append(flag)
-        elif isinstance(values, Sequence) and all(isinstance(each, (str, os.PathLike)) for each in values):
-            flags += [flag, *map(str, values)]
-    return flags
+def _flag(name: str, values: Sequence[str]) -> list[str]:
+    if any(value.startswith("-") for value in values):  # would be taken for flags
+        return [f"{name}={value}" for value in values]
+    return [name, *values] if values else []
 
 
-def _record_revision(folder: Path, base: str) -> None:
-    """Record the commit of the base model that is in the cache, from which it was loaded, unless one is recorded."""
-    path = folder / CONFIG_NAME
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    cached = try_to_load_from_cache(base, "config.json", revision=fields.get("revision"))
+def _write_json(run: Mapping[str, Any]) -> str:
+    with tempfile.NamedTemporaryFile("w", suffix=".json", prefix="results-", delete=False, encoding="utf-8") as file:
+        json.dump(run, file, default=str)
+    return file.name
+
+
+def _find_files(folder: Path) -> list[Path]:
+    """Return the files that are uploaded, except for the configuration and the card.
+
+    Raises:
+        AdapterError: One of them is a symbolic link out of the folder, whose target nobody has asked to upload.
+    """
+    names = [SAFETENSORS_WEIGHTS_NAME, *(path.name for path in sorted(folder.glob("*.png")))]
+    if (folder / TOKENIZER_FILES[0]).is_file():
+        names += TOKENIZER_FILES
+    for name in (CONFIG_NAME, CARD_FILE, *names):
+        target = (folder / name).resolve()
+        if not target.is_relative_to(folder.resolve()):
+            raise AdapterError(
+                f"What is uploaded must be in the adapter's folder; {folder / name} is a symbolic link to {target}. "
+                "Replace it with a copy, or remove it."
+            )
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
+def _complete_config(folder: Path, base: str) -> dict[str, Any]:
+    """Return the fields of the configuration to upload: with the base model's name on the Hub instead of a local
+    folder, and with the commit from which it was loaded, if that is in the cache."""
+    fields: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+    revision = fields.get("revision")
+    cached = try_to_load_from_cache(base, "config.json", revision=revision)
     if isinstance(cached, str) and fields.get("base_model_name_or_path") == base:
-        fields["revision"] = Path(cached).parent.name
-        path.write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+        revision = Path(cached).parent.name
+    return fields | {"base_model_name_or_path": base, "revision": revision}
 
 
 def _upload(
-    folder: Path, repo_id: str, base: str, card: ModelCard, private: bool | None, token: str | None, message: str
+    operations: Sequence[CommitOperationAdd],
+    local_card: Path,
+    card: ModelCard,
+    repo_id: str,
+    private: bool | None,
+    token: str | None,
+    message: str,
 ) -> str:
-    """Write the card and commit all files at once, on top of what the card was merged with."""
+    """Merge and write the card, then commit it with the other files. A new repository is created last."""
     api = HfApi(token=token, library_name="houlsby_peft")
     with explain_hub_errors(repo_id):
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        info = api.model_info(repo_id)
-        _check_repository(info, private)
-        old = [_card_on_hub(info, token), folder / CARD_FILE]
-        merge_cards(card, [path for path in old if path is not None and path.is_file()]).save(folder / CARD_FILE)
-        commit = api.create_commit(repo_id, _files(folder, base), commit_message=message, parent_commit=info.sha)
-    return str(commit.commit_url)
-
-
-def _check_repository(info: ModelInfo, private: bool | None) -> None:
-    if private and not info.private:
-        raise HubError(
-            f"{info.id} is public, so a private push to it is refused. Make it private at "
-            f"{constants.ENDPOINT}/{info.id}/settings, or choose another name."
+        try:
+            info = api.model_info(repo_id)
+        except RepositoryNotFoundError:
+            info = None
+        old = [local_card] if local_card.is_file() else []
+        if info is not None:
+            files = [file.rfilename for file in info.siblings or []]
+            if private and not info.private:
+                raise HubError(
+                    f"{repo_id} is public, so a private push to it is refused. Make it private at "
+                    f"{constants.ENDPOINT}/{repo_id}/settings, or choose another name."
+                )
+            if "config.json" in files:
+                raise HubError(
+                    f"{repo_id} contains a whole model (config.json). Push the adapter to a repository of its own."
+                )
+            if CARD_FILE in files:
+                old.insert(0, Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token)))
+        merged = merge_cards(card, old)
+        merged.save(local_card)
+        try:
+            merged.validate()
+        except ValueError as error:
+            raise HubError(f"{repo_id}: the Hub refuses the card ({' '.join(str(error).split())}).") from error
+        if info is None:
+            api.create_repo(repo_id, private=private)
+            info = api.model_info(repo_id)
+        commit = api.create_commit(
+            repo_id,
+            [*operations, CommitOperationAdd(CARD_FILE, local_card)],
+            commit_message=message,
+            parent_commit=info.sha,  # what the card was merged with
         )
-    if any(file.rfilename == "config.json" for file in info.siblings or []):
-        raise HubError(f"{info.id} contains a whole model (config.json). Push the adapter to a repository of its own.")
-
-
-def _card_on_hub(info: ModelInfo, token: str | None) -> Path | None:
-    if not any(file.rfilename == CARD_FILE for file in info.siblings or []):
-        return None
-    return Path(hf_hub_download(info.id, CARD_FILE, revision=info.sha, token=token))
-
-
-def _files(folder: Path, base: str) -> list[CommitOperationAdd]:
-    """Return what is uploaded; the configuration names the base model on the Hub instead of a local folder."""
-    names = [
-        SAFETENSORS_WEIGHTS_NAME,
-        CARD_FILE,
-        *TOKENIZER_FILES,
-        *(path.name for path in sorted(folder.glob("*.png"))),
-    ]
-    if not (folder / TOKENIZER_FILES[0]).is_file():
-        names = [name for name in names if name not in TOKENIZER_FILES]
-    fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8")) | {"base_model_name_or_path": base}
-    config = json.dumps(fields, indent=2, sort_keys=True).encode()
-    files = [CommitOperationAdd(name, folder / name) for name in names if (folder / name).is_file()]
-    return [CommitOperationAdd(CONFIG_NAME, config), *files]
+    return str(commit.commit_url)

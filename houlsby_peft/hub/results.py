@@ -17,8 +17,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
+from .markdown import code, link
 
 
 TrainingRun = Mapping[str, Any]
@@ -108,7 +111,7 @@ def log_table(run: TrainingRun) -> Rows:
     names = [name for name in dict.fromkeys(name for row in log for name in row) if name not in _NOT_SCORES]
     table = [["epoch", "step", *map(readable_name, names), ""]]
     for row in shown:
-        mark = "**kept**" if best is not None and row.get("epoch") == best else ""
+        mark = Markup("**kept**") if best is not None and row.get("epoch") == best else ""
         values = [format_number(row.get(name)) for name in names]
         table.append([f"{row.get('epoch', math.nan):.3g}", str(row.get("step", "")), *values, mark])
     return table if shown else []
@@ -117,10 +120,11 @@ def log_table(run: TrainingRun) -> Rows:
 def data_rows(run: TrainingRun) -> Rows:
     """Describe the data that a run was trained and evaluated on, as pairs of a name and a text."""
     dataset = run.get("dataset", {})
-    name, link = dataset.get("name"), dataset.get("id")
+    repo_id = dataset.get("id")
+    name = str(dataset.get("name", repo_id or ""))
     return drop_empty(
         [
-            ("name", f"[{name or link}](https://huggingface.co/datasets/{link})" if link else str(name or "")),
+            ("name", link(name, f"https://huggingface.co/datasets/{repo_id}") if repo_id else name),
             *((key, str(dataset.get(key, ""))) for key in ("config", "split", "revision", "language")),
             *((f"{split} examples", f"{count:,}") for split, count in dataset.get("rows", {}).items()),
         ]
@@ -144,8 +148,8 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     return (
-        [(f"`{name}`", text(arguments[name]), text(defaults.get(name, ""))) for name in changed],
-        [(f"`{name}`", text(arguments[name])) for name in known if name not in changed],
+        [(code(name), text(arguments[name]), text(defaults.get(name, ""))) for name in changed],
+        [(code(name), text(arguments[name])) for name in known if name not in changed],
     )
 
 

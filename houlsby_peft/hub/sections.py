@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 
 _MARK = re.compile(r"\n<!-- generated ([0-9a-f]{8}) -->\n")
-_FENCE = re.compile(r"^ {0,3}(```|~~~)")
+_FENCE = re.compile(r" {0,3}(?P<fence>(?P<sign>`|~)(?P=sign){2,})(?P<rest>.*)")
 _HEADING = re.compile(r"^#{1,2} ")
 # In the templates of PEFT and the Hub, as long as nobody has filled them in.
 _PLACEHOLDER = "[More Information Needed]"
@@ -60,11 +60,11 @@ def split(body: str) -> list[str]:
     """Split a Markdown text at its headings, but not inside code; the joined sections give the text."""
     sections = [""]
     fence = ""
-    for line in body.splitlines(keepends=True):
+    for line in re.findall(r"[^\n]*\n|[^\n]+", body):  # str.splitlines would split at further characters
         found = _FENCE.match(line)
         if found and not fence:
-            fence = found[1]
-        elif found and found[1] == fence:
+            fence = found["fence"]
+        elif found and found["fence"].startswith(fence) and not found["rest"].strip():
             fence = ""
         if _HEADING.match(line) and not fence:
             sections.append("")

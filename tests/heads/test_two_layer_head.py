@@ -133,7 +133,7 @@ def test_peft_alone_says_what_does_not_fit(saved):
 def test_the_card_says_how_it_is_loaded(saved):
     card = make_card(saved[1], "user/adapter", base_model="org/base").text
     assert "only `houlsby_peft.load` can load it" in card
-    assert "With transformers alone" not in card
+    assert "To load it with transformers" not in card
 
 
 def test_the_configuration_must_say_true_or_false(saved, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 import statistics
@@ -302,3 +303,51 @@ def test_the_examples_are_cards_as_they_are_generated():
         check_metadata(card.data.to_dict())
         assert set(headings(card)) <= {*SECTIONS, "Figures"}, path.name
         assert update("# X\n", card.text) == "# X\n", f"{path.name}: a section is not as it was generated"
+
+
+# Markdown, HTML, YAML and Jinja that would change a page if it were not escaped.
+HOSTILE = (
+    "two\n\n# lines", "# heading", "- item", "> quote", "a | b", "`code`", "``", "*strong*", "__strong__",
+    "~~struck~~", "[link](https://evil.example)", "![image](https://evil.example/x.png)", "<script>alert(1)</script>",
+    "<!-- comment", "<details>", "&lt;b&gt;", "```\n## Section", "~~~\n## Section", "$$x$$", "back\\slash\\",
+    "a\u2028## Section", "---", "a: b\n---\nc", "{{ 7 * 7 }}", "{% if x %}",
+)  # fmt: skip
+
+
+def elements(markdown_it, text):
+    """The elements of a page in their order, without its words."""
+    tokens = [inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]]
+    return [(token.type, token.tag) for token in tokens if token.type not in ("text", "text_special", "softbreak")]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_names_from_outside_do_not_change_the_page(text, base, tmp_path):
+    markdown_it = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False, "html": True})
+    pages = []
+    for words in ("harmless", text):
+        folder = make_adapter(tmp_path, base)
+        path = folder / "adapter_config.json"
+        config = json.loads(path.read_text())
+        path.write_text(json.dumps(config | {"id2label": {"0": words, "1": "b"}, "revision": words}))
+        run = {
+            **RUN,
+            "dataset": RUN["dataset"] | {"name": words, "config": words, "split": words, "rows": {words: 3}},
+            "epochs": [{**row, words: 0.5} for row in RUN["epochs"]],
+            "test": {words: {words: 0.1}},
+            "hardware": words,
+            "versions": {words: words},
+            "arguments": {"optim": words},
+            "command": words,
+            "chosen_by": words,
+            "references": [{"name": words, "scores": {}}],
+        }
+        pages.append(make_card(folder, "user/messages", results=run, example=words, answer=[words]))
+    harmless, card = pages
+    assert headings(card) == list(SECTIONS)
+    assert elements(markdown_it, card.text) == elements(markdown_it, harmless.text)
+    rendered = [line for line in markdown_it.render(card.text).splitlines() if line.startswith("<li><strong>classes")]
+    assert html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {' '.join(text.split())}, b"
+    assert card.data.eval_results[0].dataset_name == text
+    assert ModelCard(card.content).data.to_dict() == card.data.to_dict()
+    # What is generated is recognized as such on the next update.
+    assert update(mark("# New\n"), card.text) == mark("# New\n")
