@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
@@ -141,6 +142,8 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     [
         (["info", "./nothing"], "error: An adapter must be a folder, or a name on the Hub"),
         (["card", "{adapter}", "user/x", "--license", "My Own"], "error: The card's license must be an identifier"),
+        (["card", "{adapter}", "user/x", "--metadata", "[]"], "error: --metadata must be a JSON object; got '[]'"),
+        (["card", "{adapter}", "user x"], "error: The adapter's name must be one that the Hub accepts, user/name"),
         (["card", "{adapter}", "user/x", "--pairs", "--example", "a", "b", "c"], "error: --pairs needs an even"),
         (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: --pairs needs an even number"),
     ],
@@ -150,3 +153,23 @@ def test_mistakes_are_one_line(arguments, message, adapter, base):
         main([argument.format(adapter=adapter, base=base) for argument in arguments])
     assert str(exit_.value).startswith(message)
     assert "\n" not in str(exit_.value)
+
+
+def test_the_help_needs_no_heavy_imports():
+    """Beyond what the package itself imports, which is replaced by an empty one here."""
+    code = """
+import sys, types
+package = types.ModuleType("houlsby_peft")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["houlsby_peft"] = package
+from houlsby_peft.cli import main
+try:
+    main(["push", "--help"])
+finally:
+    print(sorted({"torch", "peft", "transformers", "huggingface_hub"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, str(Path(houlsby_peft.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: houlsby-peft push")
+    assert done.stdout.splitlines()[-1] == "[]"
