@@ -14,7 +14,6 @@ import jinja2
 from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
-from markupsafe import Markup
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..config import HoulsbyConfig
@@ -22,7 +21,7 @@ from ..errors import AdapterError
 from ..inference.adapter_files import check_weights, read_config
 from ..inference.predictor import Input
 from ..tasks import Task, task_of_config
-from .markdown import block, cell, code, escape, link
+from .markdown import Markdown, block, cell, code, escape, link
 from .results import (
     Results,
     Rows,
@@ -100,7 +99,7 @@ def make_card(
         auto_class=task.auto_class,
         num_labels=len(facts.labels),
         two_layer_head=facts.two_layer_head,
-        example=None if example is None else Markup(_format_example(example)),
+        example=None if example is None else Markdown(_format_example(example)),
         answer=answer,
         adapter=adapter_rows(config, sizes, file_bytes, run.get("total_parameters")),
         base=base_rows(config, base),
@@ -202,7 +201,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
     norms = {True: "trained in the adapted layers", False: "frozen", "all": "trained in the whole model"}
     return drop_empty(
         [
-            (Markup("bottleneck size `r`"), f"{config.r}{exceptions}"),
+            (Markdown("bottleneck size `r`"), f"{config.r}{exceptions}"),
             ("non-linearity", config.activation),
             ("bottlenecks", f"{bottlenecks}: {shared}"),
             ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
@@ -359,12 +358,12 @@ def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
 def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,
-        finalize=escape,  # every value that the template writes, unless it is Markup
+        finalize=escape,  # every value that the template writes, unless it is Markdown
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"cell": cell, "code": code, "link": link, "block": block}
+    environment.filters |= {"markdown": Markdown, "cell": cell, "code": code, "link": link, "block": block}
     return environment.from_string((files("houlsby_peft.hub_cards") / _TEMPLATE).read_text(encoding="utf-8"))
 
 

@@ -17,11 +17,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from .markdown import code, link
+from .markdown import Markdown, code, link
 
 
 TrainingRun = Mapping[str, Any]
@@ -111,7 +109,7 @@ def log_table(run: TrainingRun) -> Rows:
     names = [name for name in dict.fromkeys(name for row in log for name in row) if name not in _NOT_SCORES]
     table = [["epoch", "step", *map(readable_name, names), ""]]
     for row in shown:
-        mark = Markup("**kept**") if best is not None and row.get("epoch") == best else ""
+        mark = Markdown("**kept**") if best is not None and row.get("epoch") == best else ""
         values = [format_number(row.get(name)) for name in names]
         table.append([f"{row.get('epoch', math.nan):.3g}", str(row.get("step", "")), *values, mark])
     return table if shown else []
