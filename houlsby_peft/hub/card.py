@@ -140,19 +140,17 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         except Exception as error:  # the YAML parser's errors have no common public class
             raise AdapterError(f"{path} begins with metadata that are not valid YAML; repair them: {error}") from error
         body = update(body, found.text)
-        # Scores and emissions belong to the old weights.
-        kept = {
-            key: value
-            for key, value in found.data.to_dict().items()
-            if key not in ("model-index", "metrics", "co2_eq_emissions")
-        }
-        tags = sorted({*data.to_dict()["tags"], *(kept.get("tags") or ())})
-        data = ModelCardData(**{**kept, **data.to_dict(), "tags": tags})
+        merged = data.to_dict()
+        for key, value in found.data.to_dict().items():
+            if key not in ("model-index", "metrics", "co2_eq_emissions"):  # these belong to the old weights
+                merged.setdefault(key, value)
+        merged["tags"] = sorted({*merged["tags"], *_as_list(found.data.get("tags"))})
+        data = ModelCardData(**merged)
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
 
 
 class Facts(NamedTuple):
-    """What a saved adapter records of its head and its base model, beside the options of its user."""
+    """What an adapter's configuration records about its head and its base model."""
 
     labels: list[str]
     two_layer_head: bool
@@ -161,7 +159,7 @@ class Facts(NamedTuple):
 
 
 def read_facts(config: HoulsbyConfig) -> Facts:
-    """Read the facts that an adapter's configuration records; the only place that knows where they are."""
+    """Read the recorded facts. No other function of this package knows where a configuration keeps them."""
     fingerprint = config.base_fingerprint or {}
     return Facts(
         labels=list((config.id2label or {}).values()),

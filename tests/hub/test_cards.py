@@ -1,4 +1,4 @@
-"""Cards: what they say follows from the adapter and its runs, the Hub takes them, and nobody's words are lost."""
+"""Cards state facts about the adapter and its runs, the Hub accepts them, and sections written by hand are kept."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_large_scores_have_one_decimal():
 
 
 def everything_less_one(value, path=()):
-    """Copies of a nested mapping, each without one of its keys; and with None in its place."""
+    """Yield copies of a nested mapping, each with one key missing or None."""
     for key in value:
         yield (*path, key), {k: v for k, v in value.items() if k != key}
         yield (*path, key), {**value, key: None}
@@ -275,6 +275,7 @@ def test_a_new_card_keeps_further_metadata_and_tags_of_the_old_one(adapter, tmp_
     assert "mine" in data["tags"]
     assert "model-index" not in data, "scores of weights that are no more"
     assert merge_cards(make_card(adapter, "user/x", metadata={"license": "mit"}), [path]).data.license == "mit"
+    assert make_card(adapter, "user/x", metadata={"tags": "mine"}).data.tags == ["adapter", "houlsby", "mine", "peft"]
 
 
 def test_pefts_template_is_replaced_and_broken_metadata_are_an_error(adapter, tmp_path):
@@ -315,7 +316,7 @@ HOSTILE = (
 
 
 def elements(markdown_it, text):
-    """The elements of a page in their order, without its words."""
+    """Return the elements of a page in order, without its text."""
     tokens = [inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]]
     return [(token.type, token.tag) for token in tokens if token.type not in ("text", "text_special", "softbreak")]
 

@@ -1,4 +1,4 @@
-"""The command line: the library's functions, with errors in one line."""
+"""The command line calls the library's functions and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adapter(base, tmp_path):
 
 
 def run(hub, home, *arguments):
-    """The installed command, as a client of the hub; what it printed."""
+    """Run the command as a client of the hub; return its exit status and what it printed."""
     command = [sys.executable, "-m", "houlsby_peft.cli", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(home=home), cwd=home)
     return done.returncode, done.stdout, done.stderr
@@ -77,7 +77,7 @@ def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("error: user/messages: http://127.0.0.1:9 cannot be reached")
     assert "Traceback" not in done.stderr
-    # What is tried again is the same: an adapter that is to be private must not become public.
+    # The command to try again is the same: a private push must not become public.
     assert shlex.split(line.partition("To try again: ")[2]) == ["houlsby-peft", *asked]
 
 
@@ -156,7 +156,7 @@ def test_mistakes_are_one_line(arguments, message, adapter, base):
 
 
 def test_the_help_needs_no_heavy_imports():
-    """Beyond what the package itself imports, which is replaced by an empty one here."""
+    """An empty module replaces the package, whose own imports are not tested here."""
     code = """
 import sys, types
 package = types.ModuleType("houlsby_peft")

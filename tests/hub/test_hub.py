@@ -1,4 +1,4 @@
-"""Push and pull over a local Hub, with the real client: each side in a process and a cache of its own."""
+"""Push and pull over a local Hub with the real client, each side in its own process and with its own cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESULTS = {
 
 
 def train_and_push():
-    """Client: train on a base model from the Hub, push, and tell what the model gives."""
+    """Client: train on a base model from the Hub and push; return the URLs and the model's logits."""
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, id2label=dict(enumerate(LABELS)))
     model = get_peft_model(base, HoulsbyConfig(r=8, share_layers=1), adapter_name="messages")
@@ -65,7 +65,7 @@ def train_and_push():
 
 
 def pull(name, revision):
-    """Client: load in every way that users load; logits by way, and what the predictor says."""
+    """Client: load in every way that users load; return the logits of each way, and the predictions."""
     adapter = houlsby_peft.load(name, revision=revision)
     batch = adapter.tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3)
@@ -90,7 +90,7 @@ def pull(name, revision):
 
 
 def run_snippets(page):
-    """Client: run the snippets of a page one after the other; what each printed, and what the page says it prints."""
+    """Client: run the snippets of a page in order; return what each printed and what the page says it prints."""
     names, outputs = {}, []
     for snippet in SNIPPET.finditer(Path(page).read_text()):
         printed = io.StringIO()

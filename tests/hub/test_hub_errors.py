@@ -1,4 +1,4 @@
-"""What goes wrong on the way to the Hub and back: each time one clear line, nothing half uploaded, nothing lost."""
+"""Failed pushes and loads: each gives one clear line, leaves no partial upload and can be tried again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from houlsby_peft import AdapterError, HubError
 
 
 def _attempt(function, *arguments, **options):
-    """The result, or the error's class and message."""
+    """Return the result, or the error's class and message."""
     try:
         return ["ok", str(function(*arguments, **options))]
     except (AdapterError, HubError) as error:
@@ -41,7 +41,7 @@ INVALID_RESULTS = {
 
 
 def push_and_load_wrongly(folder, other_base, linked):
-    """Client without a token of its own: the outcome of each wrong request."""
+    """Client without a token of its own: return the outcome of each wrong request."""
     push, load = houlsby_peft.push_to_hub, houlsby_peft.load
     return {
         "no token": _attempt(push, folder, "user/a"),
@@ -144,7 +144,7 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
 
 
 FAULTS = {
-    # The first, as who one is has no repository in its path.
+    # This comes first, as the path of this request names no repository.
     "the Hub does not answer who one is": Fault("GET", "/whoami", "close"),
     "500 twice for a file": Fault("PUT", "/lfs/{repo}/", 500, times=2),
     "500 twice before": Fault("POST", "{repo}/preupload/", 500, times=2),
@@ -154,13 +154,13 @@ FAULTS = {
     "the answer to the commit is lost": Fault("POST", "{repo}/commit/", "close", late=True),
     "someone else commits meanwhile": Fault("POST", "{repo}/commit/", "overtaken"),
 }
-# These end well without another call, as the client tries again by itself.
+# The client itself tries these again, so the first call succeeds.
 REPAIRED = ("500 twice for a file", "500 twice before")
 
 
 def push_again_and_again(folders):
-    """Client: two or three attempts to push each folder to a repository of its own; the outcomes."""
-    # The client waits up to 23 seconds between its attempts; the waiting itself is not what is tested.
+    """Client: try up to three times to push each folder to its own repository; return the outcomes."""
+    # Skip the client's waiting time between attempts, up to 23 seconds.
     huggingface_hub.utils._http.time.sleep = lambda seconds: None
     outcomes = []
     for number, folder in enumerate(folders):
@@ -192,7 +192,7 @@ def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, t
 
 
 def push_until_the_server_is_back(folder):
-    """Client: how the first attempt ends, and how the first one after a minute at most that does not fail."""
+    """Client: return the outcome of the first attempt and, after at most a minute, of the first that succeeds."""
     wait, huggingface_hub.utils._http.time.sleep = time.sleep, lambda seconds: None
     first = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
     for _ in range(120):
