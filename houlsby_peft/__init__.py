@@ -18,8 +18,7 @@ from .registration import register
 
 
 if TYPE_CHECKING:
-    from .hub.push import push_to_hub
-    from .hub.training import plan_push
+    from .hub.push import plan_push, push_to_hub
     from .placement.map import placement_map
     from .prefix_cache import FrozenPrefix
     from .serving.load import load
@@ -34,7 +33,7 @@ _LAZY = {
     "TaskBank": ".serving.task_bank",
     "load": ".serving.load",
     "placement_map": ".placement.map",
-    "plan_push": ".hub.training",
+    "plan_push": ".hub.push",
     "push_to_hub": ".hub.push",
 }
 

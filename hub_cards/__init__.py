@@ -1,4 +1,5 @@
-"""Model card templates (Jinja), rendered by `huggingface_hub.ModelCard.from_template`.
+"""Model card templates (Jinja), rendered by `houlsby_peft.hub.card`.
 
-A regular package and not a namespace, since an editable install finds only the former under another folder name.
+This is a regular package, not a namespace package, because an editable install does not find a namespace package in a
+folder of another name.
 """

@@ -1,1 +1,1 @@
-"""Adapters on the Hub: pushed with a generated card, in one commit."""
+"""Push adapters to the Hub, each with a generated card, in one commit."""

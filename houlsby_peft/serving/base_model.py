@@ -17,9 +17,8 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError
+from ..errors import AdapterError, HubError, explain_hub_errors
 from ..heads.tasks import task_of_config
-from ..hub_errors import explained
 from .process_state import set_environment, set_verbosity
 
 
@@ -113,7 +112,7 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
 @contextmanager
 def _explain_errors(what: str) -> Iterator[None]:
     try:
-        with explained(what):
+        with explain_hub_errors(what):
             yield
     except (HubError, AdapterError):
         raise

@@ -23,9 +23,8 @@ from ..checkpoints.untrusted import (
     read_config,
 )
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, explain_hub_errors
 from ..heads.tasks import Task, task_of_class, task_of_config
-from ..hub_errors import explained
 from ..layer import HoulsbyTunerLayer
 from ..placement.plan import Plan
 from .base_model import load_base, load_tokenizer
@@ -108,7 +107,7 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
         SAFETENSORS_WEIGHTS_NAME,
         *TOKENIZER_FILES,
     ]  # no pattern, so that a repository has no say in paths
-    with explained(name):
+    with explain_hub_errors(name):
         folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
         if (folder / CONFIG_NAME).is_file() and not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from common.arguments import RecipeTrainingArguments
 from common.model import HUB_NAMES
 from common.results import RESULTS_FILE
-from houlsby_peft.hub.training import plan_push as take_over
+from houlsby_peft import plan_push as take_over
 
 
 def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..., None]:

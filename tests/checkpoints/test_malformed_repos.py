@@ -102,9 +102,9 @@ CASES = {
     "target is a number": (config(target_modules=7), "target_modules must be a list of names or one pattern"),
     "target is no pattern": (config(target_modules="("), "a pattern must be a regular expression"),
     "target takes forever": (config(target_modules="((a|b|.)+)+x"), "as matching it could take forever"),
-    "target does not exist": (config(target_modules=["nowhere"]), "have no place for"),
+    "target does not exist": (config(target_modules=["nowhere"], recorded=None), "have no place for"),
     "pattern of r is a list": (config(rank_pattern=["a"]), "rank_pattern must be a mapping"),
-    "layer that is not there": (config(layers_to_transform=[99]), "must be among this model"),
+    "layer that is not there": (config(layers_to_transform=[99], recorded=None), "must be among this model"),
     "layers is text": (config(layers_to_transform="all"), "layers_to_transform must be"),
     "modules to save are numbers": (config(modules_to_save=[1]), "modules_to_save must be a list of names"),
     "modules to save are missing": (config(modules_to_save=["pooler"]), "it lacks .*pooler"),
@@ -114,7 +114,7 @@ CASES = {
     "unknown task": (config(task_type="SHELL"), "Invalid task type: 'SHELL'"),
     "class that is no model": (
         config(task_type=None, auto_mapping={"base_model_class": "system", "parent_library": "os"}),
-        "must tell its task, by a task type of PEFT or by a class of transformers",
+        "must name its task, by a task type of PEFT or by a class of transformers",
     ),
     "base is missing": (config(base_model_name_or_path=None), "must be a name on the Hub, got ''"),
     "base is a path": (

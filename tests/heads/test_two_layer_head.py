@@ -21,7 +21,6 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.heads.new import has_two_layer_head, put_two_layer_head
-from houlsby_peft.hub.cards import make_card
 
 
 TEXTS = ["The soup was late and cold.", "Is the menu in town?"]
@@ -136,10 +135,11 @@ def test_peft_alone_loads_it_whatever_the_base_models_head(saved, labels):
     assert torch.equal(logits(model, AutoTokenizer.from_pretrained(base)), expected)
 
 
-def test_the_card_says_how_it_is_loaded(saved):
-    card = make_card(saved[1], "user/adapter", base_model="org/base").text
-    assert "only `houlsby_peft.load` can load it" in card
-    assert "With transformers alone" not in card
+def test_transformers_alone_loads_it(saved):
+    base, folder, expected = saved
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    model.load_adapter(str(folder))
+    assert torch.equal(logits(model.eval(), AutoTokenizer.from_pretrained(base)), expected)
 
 
 def test_the_configuration_must_say_true_or_false(saved, tmp_path):

@@ -1,4 +1,4 @@
-"""The command line: the library's functions, with errors in one line."""
+"""The command line calls the library's functions and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
@@ -28,7 +29,7 @@ def adapter(base, tmp_path):
 
 
 def run(hub, home, *arguments):
-    """The installed command, as a client of the hub; what it printed."""
+    """Run the command as a client of the hub; return its exit status and what it printed."""
     command = [sys.executable, "-m", "houlsby_peft.cli", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(home=home), cwd=home)
     return done.returncode, done.stdout, done.stderr
@@ -76,7 +77,7 @@ def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("error: user/messages: http://127.0.0.1:9 cannot be reached")
     assert "Traceback" not in done.stderr
-    # What is tried again is the same: an adapter that is to be private must not become public.
+    # The command to try again is the same: a private push must not become public.
     assert shlex.split(line.partition("To try again: ")[2]) == ["houlsby-peft", *asked]
 
 
@@ -141,6 +142,8 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     [
         (["info", "./nothing"], "error: An adapter must be a folder, or a name on the Hub"),
         (["card", "{adapter}", "user/x", "--license", "My Own"], "error: The card's license must be an identifier"),
+        (["card", "{adapter}", "user/x", "--metadata", "[]"], "error: --metadata must be a JSON object; got '[]'"),
+        (["card", "{adapter}", "user x"], "error: The adapter's name must be one that the Hub accepts, user/name"),
         (["card", "{adapter}", "user/x", "--pairs", "--example", "a", "b", "c"], "error: --pairs needs an even"),
         (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: --pairs needs an even number"),
     ],
@@ -150,3 +153,23 @@ def test_mistakes_are_one_line(arguments, message, adapter, base):
         main([argument.format(adapter=adapter, base=base) for argument in arguments])
     assert str(exit_.value).startswith(message)
     assert "\n" not in str(exit_.value)
+
+
+def test_the_help_needs_no_heavy_imports():
+    """An empty module replaces the package, whose own imports are not tested here."""
+    code = """
+import sys, types
+package = types.ModuleType("houlsby_peft")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["houlsby_peft"] = package
+from houlsby_peft.cli import main
+try:
+    main(["push", "--help"])
+finally:
+    print(sorted({"torch", "peft", "transformers", "huggingface_hub"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, str(Path(houlsby_peft.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: houlsby-peft push")
+    assert done.stdout.splitlines()[-1] == "[]"

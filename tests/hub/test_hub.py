@@ -1,4 +1,4 @@
-"""Push and pull over a local Hub, with the real client: each side in a process and a cache of its own."""
+"""Push and pull over a local Hub with the real client, each side in its own process and with its own cache."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from test_docs import ROOT, SNIPPET
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig
-from houlsby_peft.hub.training import plan_push
+from houlsby_peft import HoulsbyConfig, plan_push
 
 
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]
@@ -30,7 +29,7 @@ RESULTS = {
 
 
 def train_and_push():
-    """Client: train on a base model from the Hub, push, and tell what the model gives."""
+    """Client: train on a base model from the Hub and push; return the URLs and the model's logits."""
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, id2label=dict(enumerate(LABELS)))
     model = get_peft_model(base, HoulsbyConfig(r=8, share_layers=1), adapter_name="messages")
@@ -66,7 +65,7 @@ def train_and_push():
 
 
 def pull(name, revision):
-    """Client: load in every way that users load; logits by way, and what the predictor says."""
+    """Client: load in every way that users load; return the logits of each way, and the predictions."""
     adapter = houlsby_peft.load(name, revision=revision)
     batch = adapter.tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3)
@@ -91,7 +90,7 @@ def pull(name, revision):
 
 
 def run_snippets(page):
-    """Client: run the snippets of a page one after the other; what each printed, and what the page says it prints."""
+    """Client: run the snippets of a page in order; return what each printed and what the page says it prints."""
     names, outputs = {}, []
     for snippet in SNIPPET.finditer(Path(page).read_text()):
         printed = io.StringIO()
@@ -171,7 +170,7 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
     assert by_recipe.head.files["adapter_model.safetensors"] == by_hand.head.files["adapter_model.safetensors"]
     saved = json.loads(by_recipe.head.files["adapter_config.json"])
     assert saved["revision"] == hub.store.repos[BASE].head.oid
-    assert saved["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
+    assert saved["recorded"]["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
     assert plan_push(TrainingArguments("runs"), BASE) is None
 
 

@@ -1,11 +1,13 @@
-"""What goes wrong on the way to the Hub and back: each time one clear line, nothing half uploaded, nothing lost."""
+"""Failed pushes and loads: each gives one clear line, leaves no partial upload and can be tried again."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import huggingface_hub.utils._http
 import pytest
@@ -13,19 +15,33 @@ from hub_models import BASE, make_adapter, make_base
 from local_hub import Fault
 
 import houlsby_peft
+import houlsby_peft.cli
+import houlsby_peft.hub.push
 from houlsby_peft import AdapterError, HubError
 
 
 def _attempt(function, *arguments, **options):
-    """The result, or the error's class and message."""
+    """Return the result, or the error's class and message."""
     try:
         return ["ok", str(function(*arguments, **options))]
     except (AdapterError, HubError) as error:
         return [type(error).__name__, str(error)]
 
 
-def push_and_load_wrongly(folder, other_base):
-    """Client without a token of its own: the outcome of each wrong request."""
+INVALID_RESULTS = {
+    "name": "x",
+    "results": [
+        {
+            "task": {"type": "text-classification"},
+            "dataset": {"type": "a", "name": "b", "config": 3},
+            "metrics": [{"type": "f1", "value": 1}],
+        }
+    ],
+}
+
+
+def push_and_load_wrongly(folder, other_base, linked):
+    """Client without a token of its own: return the outcome of each wrong request."""
     push, load = houlsby_peft.push_to_hub, houlsby_peft.load
     return {
         "no token": _attempt(push, folder, "user/a"),
@@ -42,9 +58,14 @@ def push_and_load_wrongly(folder, other_base):
         "license that the Hub does not know": _attempt(
             push, folder, "user/license", token="hf_write", metadata={"license": "wtf"}
         ),
+        "results that the Hub refuses": _attempt(
+            push, folder, "user/results", token="hf_write", metadata={"model-index": [INVALID_RESULTS]}
+        ),
+        "link": _attempt(push, linked, "user/a", token="hf_write"),
         "no repository": _attempt(load, "user/nothing"),
         "private": _attempt(load, "other/private", token="hf_write"),
         "private, without token": _attempt(load, "other/private"),
+        "forbidden": _attempt(load, "user/forbidden", token="hf_write"),
         "no revision": _attempt(load, "user/public", revision="v9"),
         "no folder": _attempt(load, "./nothing"),
         "other base": _attempt(load, "user/public", base_model=other_base),
@@ -56,24 +77,27 @@ def push_and_load_wrongly(folder, other_base):
 
 EXPECTED = {
     "no token": "HubError: user/a: there is no token; log in with `hf auth login` or set HF_TOKEN",
-    "wrong token": "HubError: user/a: the token is wrong or has expired; log in",
-    "token that may only read": "HubError: user/a: the token may only read; make one that may write",
-    "no right to create": "HubError: other/new: the token has no right to do it.*Nothing is lost: all is in",
-    "no right to write": "HubError: other/theirs: the token has no right to do it",
-    "impossible name": "HubError: user/a b: the Hub takes no such name",
-    "reserved name": "HubError: user/admin: the Hub refuses .*reserved",
-    "private to public": "HubError: user/public exists and is public",
-    "whole model": "HubError: org/tiny-bert holds a whole model",
+    "wrong token": "HubError: user/a: the token is invalid or has expired; log in",
+    "token that may only read": "HubError: user/a: the token is read-only; create one with write access",
+    "no right to create": "HubError: other/new: the token lacks the permission.*The adapter's folder is",
+    "no right to write": "HubError: other/theirs: the token lacks the permission",
+    "impossible name": "HubError: user/a b: the Hub does not accept this name",
+    "reserved name": "HubError: user/admin: the Hub refused the request .*reserved",
+    "private to public": "HubError: user/public is public, so a private push to it is refused",
+    "whole model": "HubError: org/tiny-bert contains a whole model",
     "local base": "AdapterError: The base model must be on the Hub",
     "wrong license": "AdapterError: The card's license must be an identifier such as apache-2.0; got 'Apache 2'",
     "license that the Hub does not know": "HubError: user/license: the Hub refuses the card .*license",
-    "no repository": "HubError: user/nothing: there is no such repository, or it is private",
-    "private": "HubError: other/private: there is no such repository, or it is private",
-    "private, without token": "HubError: other/private: there is no such repository, or it is private",
+    "results that the Hub refuses": "HubError: user/results: the Hub refuses the card .*model-index",
+    "link": "AdapterError: What is uploaded must be in the adapter's folder; .*leak.png is a symbolic link to",
+    "no repository": "HubError: user/nothing: the repository does not exist, or it is private",
+    "private": "HubError: other/private: the repository does not exist, or it is private",
+    "private, without token": "HubError: other/private: the repository does not exist, or it is private",
+    "forbidden": "HubError: user/forbidden: .*access is denied; ask its owner for access(?!.*write)",
     "no revision": "HubError: user/public: it has no such revision",
     "no folder": "AdapterError: An adapter must be a folder, or a name on the Hub .* ./nothing is neither",
     "other base": "AdapterError: user/public: Adapter 'default' was trained on the base model 'org/tiny-bert' and is",
-    "no base on the Hub": "HubError: The base model org/no-such-model: there is no such repository",
+    "no base on the Hub": "HubError: The base model org/no-such-model: the repository does not exist",
     "base from another repository": "ok: ",
     "right after all that": "ok: ",
 }
@@ -102,18 +126,25 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
     hub.add("user/recorded", recorded)
     hub.add("org/mirror", base)
     other = make_base(tmp_path / "other", seed=9)
-    outcomes = hub.call(push_and_load_wrongly, str(adapter), str(other), home=tmp_path / "home", token=None)
+    (tmp_path / "secret").write_bytes(b"a key")
+    linked = make_adapter(tmp_path / "linked", base)
+    (linked / "leak.png").symlink_to(tmp_path / "secret")
+    hub.faults.append(Fault("GET", "user/forbidden", 403, times=9))
+    folders = [str(adapter), str(other), str(linked)]
+    outcomes = hub.call(push_and_load_wrongly, *folders, home=tmp_path / "home", token=None)
+    hub.faults.clear()
     for case, (kind, message) in outcomes.items():
         assert re.match(EXPECTED[case], f"{kind}: {message}"), f"{case}: {kind}: {message}"
         assert "\n" not in message, case
     assert set(outcomes) == set(EXPECTED)
-    assert "user/a" not in hub.store.repos
+    # A refusal leaves no empty repository.
+    assert not {"user/a", "user/license", "user/results"} & set(hub.store.repos)
     assert len(hub.store.repos["other/theirs"].commits) == 1
     assert {path.name for path in adapter.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
 
 
 FAULTS = {
-    # The first, as who one is has no repository in its path.
+    # This comes first, as the path of this request names no repository.
     "the Hub does not answer who one is": Fault("GET", "/whoami", "close"),
     "500 twice for a file": Fault("PUT", "/lfs/{repo}/", 500, times=2),
     "500 twice before": Fault("POST", "{repo}/preupload/", 500, times=2),
@@ -123,13 +154,13 @@ FAULTS = {
     "the answer to the commit is lost": Fault("POST", "{repo}/commit/", "close", late=True),
     "someone else commits meanwhile": Fault("POST", "{repo}/commit/", "overtaken"),
 }
-# These end well without another call, as the client tries again by itself.
+# The client itself tries these again, so the first call succeeds.
 REPAIRED = ("500 twice for a file", "500 twice before")
 
 
 def push_again_and_again(folders):
-    """Client: two or three attempts to push each folder to a repository of its own; the outcomes."""
-    # The client waits up to 23 seconds between its attempts; the waiting itself is not what is tested.
+    """Client: try up to three times to push each folder to its own repository; return the outcomes."""
+    # Skip the client's waiting time between attempts, up to 23 seconds.
     huggingface_hub.utils._http.time.sleep = lambda seconds: None
     outcomes = []
     for number, folder in enumerate(folders):
@@ -161,7 +192,7 @@ def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, t
 
 
 def push_until_the_server_is_back(folder):
-    """Client: how the first attempt ends, and how the first one after a minute at most that does not fail."""
+    """Client: return the outcome of the first attempt and, after at most a minute, of the first that succeeds."""
     wait, huggingface_hub.utils._http.time.sleep = time.sleep, lambda seconds: None
     first = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
     for _ in range(120):
@@ -178,6 +209,54 @@ def test_a_server_that_dies_halfway_can_be_pushed_to_when_it_is_back(hub, base, 
     hub.restart_when_down(seconds=3)
     (kind, message), last = hub.call(push_until_the_server_is_back, str(adapter), home=tmp_path)
     assert kind == "HubError"
-    assert re.search(rf"user/survivor: {hub.url} cannot be reached .*Nothing is lost: all is in {adapter}", message)
+    assert re.search(rf"user/survivor: {hub.url} cannot be reached .*The adapter's folder is {adapter}", message)
     assert last[0] == "ok", last
     assert [commit.message for commit in hub.store.repos["user/survivor"].commits][1:] == ["Upload Houlsby adapter"]
+
+
+RETRIES = [
+    {},
+    {"private": True, "base_model": "org/mirror", "message": "Retrain"},
+    {"example": "A fine film.", "metadata": {"license": "mit", "language": "en", "tags": ["a b", "c"]}},
+    {"example": ["A fine film.", "- and it's cheap"]},
+    {"example": ("What?", "That.")},
+    {"example": [("What?", "That."), ("--who", "They.")]},
+    {"results": ["runs/1/results.json", {"seed": 2, "epochs": [{"epoch": 1.0, "accuracy": 0.5}]}]},
+]
+
+
+@pytest.mark.parametrize("options", RETRIES, ids=str)
+def test_the_command_to_try_again_pushes_the_same(options, tmp_path, monkeypatch):
+    with pytest.raises(AdapterError) as error:
+        houlsby_peft.push_to_hub(tmp_path / "no adapter", "user/name", **options)
+    program, *arguments = shlex.split(str(error.value).partition("To try again: ")[2])
+    assert program == "houlsby-peft"
+    calls = []
+    monkeypatch.setattr(houlsby_peft.hub.push, "push_to_hub", lambda *args, **options: calls.append((args, options)))
+    houlsby_peft.cli.main(arguments)
+    [(positional, found)] = calls
+    assert positional == (tmp_path / "no adapter", "user/name")
+    for path in found["results"] or []:
+        if path.startswith("/"):
+            assert json.loads(Path(path).read_text()) == options["results"][1]
+            Path(path).unlink()
+    found["results"] = options.get("results") and ["runs/1/results.json", options["results"][1]]
+    assert {name: value for name, value in found.items() if value} == options
+
+
+def push_twice(folder):
+    """Client: push a folder after its base model was downloaded, and once more."""
+    houlsby_peft.load(folder)
+    return [_attempt(houlsby_peft.push_to_hub, folder, "user/unchanged") for _ in range(2)]
+
+
+def test_a_push_records_the_revision_in_what_is_uploaded_and_not_in_the_folder(hub, base, adapter, tmp_path):
+    before = (adapter / "adapter_config.json").read_bytes()
+    assert json.loads(before)["revision"] is None
+    outcomes = hub.call(push_twice, str(adapter), home=tmp_path / "home")
+    assert [kind for kind, _ in outcomes] == ["ok", "ok"], outcomes
+    assert (adapter / "adapter_config.json").read_bytes() == before
+    pushed = hub.store.repos["user/unchanged"].head.files
+    revision = hub.store.repos[BASE].head.oid
+    assert json.loads(pushed["adapter_config.json"])["revision"] == revision
+    assert f"- **revision**: `{revision}`" in pushed["README.md"].decode()

@@ -1,0 +1,381 @@
+"""Model cards: describe a trained adapter, its base model and its results on one page."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+
+from ..checkpoints.untrusted import check_weights, read_config
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..heads.tasks import Task, task_of_config
+from ..serving.predictor import Input
+from .markdown import Markdown, block, cell, code, escape, link
+from .results import (
+    Results,
+    Rows,
+    TrainingRun,
+    collect_scores,
+    data_rows,
+    drop_empty,
+    environment_rows,
+    format_mean,
+    get_scores,
+    hyperparameter_tables,
+    log_table,
+    read_runs,
+    readable_name,
+    score_table,
+    select_method,
+    table_of_test_scores,
+)
+from .sections import is_template, mark, update
+
+
+_TEMPLATE = "adapter_card.md.jinja"
+_TAGS = ("adapter", "houlsby", "peft")
+# The Hub's names for what evaluate computes; other scores keep their own names.
+_METRICS = ("accuracy", "exact_match", "f1", "matthews_correlation", "pearson", "precision", "recall", "spearmanr")
+_MOST_ITEMS = 20
+
+
+def make_card(
+    folder: Path,
+    repo_id: str,
+    *,
+    base_model: str | None = None,
+    results: Results | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    example: Input | Sequence[Input] | None = None,
+    answer: Sequence[object] | None = None,
+    revision: str | None = None,
+) -> ModelCard:
+    """Generate the card of the adapter in a folder.
+
+    Args:
+        folder: Folder of the saved adapter. The card shows the PNG files in it.
+        repo_id: The adapter's name on the Hub.
+        base_model: The base model's name on the Hub. Default: the name that the adapter records.
+        results: `results.json` of a run, or of one run per seed, as files or mappings.
+        metadata: Further metadata, such as `license`, `language` and `tags`.
+        example: An input or a list of inputs for the snippet.
+        answer: The adapter's prediction for each input.
+        revision: The base model's commit. Default: the one that the adapter records.
+
+    Raises:
+        AdapterError: The folder does not contain a usable adapter, or the results cannot be read.
+        ValueError: The name or the metadata break a rule of the Hub; see `check_metadata`.
+    """
+    if not is_repo_id(repo_id):
+        raise ValueError(f"The adapter's name must be one that the Hub accepts, user/name; got {repo_id!r}.")
+    config = read_config(folder)
+    config.revision = revision or config.revision
+    sizes = check_weights(folder, config)
+    task, facts = task_of_config(config), read_facts(config)
+    base = base_model or str(config.base_model_name_or_path)
+    name = repo_id.rpartition("/")[2]
+    runs = read_runs(results)
+    own = select_method(runs, "houlsby")
+    run: TrainingRun = own[0] if own else {}
+    data = _make_metadata(name, base, task, own, metadata or {})
+    changed, unchanged = hyperparameter_tables(run)
+    file_bytes = (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size
+    body = _load_template().render(
+        name=name,
+        repo_id=repo_id,
+        base_model=base,
+        summary=_summarize(facts, sizes, own),
+        auto_class=task.auto_class,
+        num_labels=len(facts.labels),
+        example=None if example is None else Markdown(_format_example(example)),
+        answer=answer,
+        adapter=adapter_rows(config, sizes, file_bytes, run.get("total_parameters")),
+        base=base_rows(config, base),
+        split=run.get("dataset", {}).get("split"),
+        seeds=[item.get("seed", number) for number, item in enumerate(own, 1)],
+        scores=score_table(runs),
+        test=table_of_test_scores(run),
+        figures=sorted(path.name for path in folder.glob("*.png")),
+        data=data_rows(run),
+        changed=changed,
+        unchanged=unchanged,
+        log=log_table(run),
+        environment=environment_rows(run),
+        limits=_list_limits(facts, own),
+        command=run.get("command"),
+    )
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{mark(body)}")
+
+
+def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
+    """Insert the sections and metadata that people have written into older cards into a new card.
+
+    Args:
+        card: A card from `make_card`.
+        old: Files of older cards. If several contain a section that was written by hand, the last one's is kept.
+
+    Raises:
+        AdapterError: The metadata of an old card are not valid YAML.
+    """
+    data: CardData = card.data
+    body = card.text.lstrip("\n")
+    for path in old:
+        text = path.read_text(encoding="utf-8")
+        if is_template(text):
+            continue
+        try:
+            found = ModelCard(text, ignore_metadata_errors=True)
+        except Exception as error:  # the YAML parser's errors have no common public class
+            raise AdapterError(f"{path} begins with metadata that are not valid YAML; repair them: {error}") from error
+        body = update(body, found.text)
+        merged = data.to_dict()
+        for key, value in found.data.to_dict().items():
+            if key not in ("model-index", "metrics", "co2_eq_emissions"):  # these belong to the old weights
+                merged.setdefault(key, value)
+        merged["tags"] = sorted({*merged["tags"], *_as_list(found.data.get("tags"))})
+        data = ModelCardData(**merged)
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
+
+
+class Facts(NamedTuple):
+    """What an adapter's configuration records about its head and its base model."""
+
+    labels: list[str]
+    base_config: dict[str, Any]
+    base_weights: list[float]
+
+
+def read_facts(config: HoulsbyConfig) -> Facts:
+    """Read the recorded facts. No other function of this package knows where a configuration keeps them."""
+    fingerprint = (config.record.base if config.record else None) or {}
+    return Facts(
+        labels=list((config.labels or {}).values()),
+        base_config=fingerprint.get("config", {}),
+        base_weights=next(filter(None, fingerprint.get("weights", [])), []),
+    )
+
+
+def count_parameters(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Count the parameters of each kind in an adapter's file.
+
+    Args:
+        sizes: The number of parameters of each tensor in the file, by name.
+    """
+    counts = {"bottlenecks": 0, "layer norms": 0, "head": 0}
+    for key, size in sizes.items():
+        kind = "bottlenecks" if ".houlsby_adapter." in key else "layer norms" if ".houlsby_norm." in key else "head"
+        counts[kind] += size
+    return {kind: size for kind, size in counts.items() if size}
+
+
+def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: int, total: int | None) -> Rows:
+    """Describe an adapter, as pairs of a name and a text.
+
+    Args:
+        config: The adapter's configuration.
+        sizes: The number of parameters of each tensor in the adapter's file, by name.
+        file_bytes: Size of the file.
+        total: Number of parameters of the adapted model, if known.
+    """
+    counts, trained = count_parameters(sizes), sum(sizes.values())
+    bottlenecks = sum(key.endswith(".houlsby_adapter.down_proj.weight") for key in sizes)
+    sharing = {0: "one for each position", 1: "one for each layer"}
+    shared = sharing.get(config.share_layers, f"one for each {config.share_layers} consecutive layers")
+    exceptions = f", except {config.rank_pattern}" if config.rank_pattern else ""
+    norms = {True: "trained in the adapted layers", False: "frozen", "all": "trained in the whole model"}
+    return drop_empty(
+        [
+            (Markdown("bottleneck size `r`"), f"{config.r}{exceptions}"),
+            ("non-linearity", config.activation),
+            ("bottlenecks", f"{bottlenecks}: {shared}"),
+            ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
+            ("layers", "all" if config.layers_to_transform is None else _enumerate(config.layers_to_transform)),
+            ("layer norms", norms[config.train_layer_norm]),
+            ("trained parameters", f"{trained:,} ({', '.join(f'{kind} {size:,}' for kind, size in counts.items())})"),
+            ("share of the model", f"{trained / total:.2%} of {total:,} parameters" if total else ""),
+            ("file", f"{file_bytes / 1e6:.1f} MB"),
+            ("classes", _enumerate(read_facts(config).labels)),
+        ]
+    )
+
+
+def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
+    """Describe the base model and what identifies it, as pairs of a name and a text."""
+    facts = read_facts(config)
+    base_config = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.base_config.items())
+    return drop_empty(
+        [
+            ("name", link(base_model, f"https://huggingface.co/{base_model}")),
+            ("revision", code(config.revision) if config.revision else ""),
+            ("configuration", base_config),
+            ("first weights of the fingerprint", ", ".join(f"{value:g}" for value in facts.base_weights[:4])),
+        ]
+    )
+
+
+def check_metadata(data: Mapping[str, Any]) -> None:
+    """Check metadata for the mistakes that people make, without asking the Hub.
+
+    Raises:
+        ValueError: `base_model` or a dataset is not a name on the Hub (but a local path, for example), a language is
+            not a code, a license is not an identifier, or a tag or metric is not text.
+    """
+    language = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)*|code|multilingual")
+    rules: dict[str, tuple[Callable[[str], object], str]] = {
+        "base_model": (is_repo_id, "a name on the Hub: user/name"),
+        "datasets": (is_repo_id, "a name on the Hub: user/name"),
+        "language": (language.fullmatch, "an ISO 639 code such as en"),
+        "license": (re.compile(r"[a-z0-9][a-z0-9.+-]*").fullmatch, "an identifier such as apache-2.0"),
+        "tags": (bool, "a list of words"),
+        "metrics": (bool, "a list of words"),
+    }
+    for key, (is_valid, rule) in rules.items():
+        for value in _as_list(data.get(key)):
+            if not (isinstance(value, str) and is_valid(value)):
+                raise ValueError(f"The card's {key} must be {rule}; got {value!r}.")
+
+
+def is_repo_id(name: str) -> bool:
+    """Return whether a repository on the Hub could have this name: "user/name" or "name"."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return name == name.strip()  # validate_repo_id accepts a newline at the end
+
+
+def _make_metadata(
+    name: str, base_model: str, task: Task, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
+) -> ModelCardData:
+    """Return the metadata that follow from an adapter and its runs; those of the user take precedence.
+
+    Raises:
+        ValueError: The metadata break a rule of the Hub; see `check_metadata`.
+    """
+    dataset: Mapping[str, Any] = runs[0].get("dataset", {}) if runs else {}
+    data_name = dataset.get("name") or dataset.get("id")
+    scores = get_scores(runs[0]) if data_name else {}
+
+    def text(key: str) -> str | None:
+        return str(dataset[key]) if key in dataset else None  # the Hub accepts nothing but text
+
+    eval_results = [
+        EvalResult(
+            task_type=task.pipeline,
+            dataset_type=dataset.get("id") or re.sub(r"\W+", "-", str(data_name).lower()),
+            dataset_name=str(data_name),
+            dataset_config=text("config"),
+            dataset_split=text("split"),
+            dataset_revision=text("revision"),
+            metric_type=next(filter(score.endswith, _METRICS), score),
+            metric_name=readable_name(score),
+            metric_value=round(statistics.fmean(collect_scores(runs, score)), 4),  # the mean of the seeds
+        )
+        for score in scores
+    ]
+    emissions = next((run for run in runs if "emissions" in run), None)
+    data: dict[str, Any] = {
+        "eval_results": eval_results or None,
+        "model_name": name if eval_results else None,
+        "library_name": "peft",
+        "base_model": base_model,
+        "base_model_relation": "adapter",
+        "pipeline_tag": task.pipeline,
+        "language": dataset.get("language"),
+        "datasets": [dataset["id"]] if dataset.get("id") else None,
+        "metrics": sorted({result.metric_type for result in eval_results}) or None,
+        "co2_eq_emissions": emissions
+        and {
+            "emissions": round(1000 * float(emissions["emissions"]), 3),  # grams
+            "source": "codecarbon",
+            "training_type": "fine-tuning",
+            **({"hardware_used": emissions["hardware"]} if emissions.get("hardware") else {}),
+        },
+        **metadata,
+        "tags": [*_TAGS, *_as_list(metadata.get("tags"))],
+    }
+    check_metadata(data)
+    return ModelCardData(**{**data, "tags": sorted(set(data["tags"]))})
+
+
+def _summarize(facts: Facts, sizes: Mapping[str, int], runs: Sequence[TrainingRun]) -> str:
+    """Continue the sentence "an adapter for ...": the data, the classes, the size and the main score."""
+    run: TrainingRun = runs[0] if runs else {}
+    dataset, total, trained = run.get("dataset", {}), run.get("total_parameters"), sum(sizes.values())
+    labels, scores = facts.labels, get_scores(run)
+    parts = [
+        f"trained on {dataset['name']}" if "name" in dataset else "",
+        f"to tell {', '.join(labels[:-1])} and {labels[-1]} apart" if 1 < len(labels) <= 6 else "",
+        f"with {trained / total:.1%} of the model's parameters" if total else f"with {trained:,} parameters",
+    ]
+    text = " ".join(part for part in parts if part)
+    if not scores:
+        return text
+    main = run["chosen_by"] if run.get("chosen_by") in scores else next(iter(scores))
+    return f"{text}: {readable_name(main)} {format_mean(collect_scores(runs, main))}"
+
+
+def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
+    """State what the scores do not show, as far as it follows from how they were measured."""
+    if not runs:
+        return []
+    run = runs[0]
+    language, length = run.get("dataset", {}).get("language"), run.get("arguments", {}).get("max_length")
+    limits = []
+    if run.get("best_epoch") is not None:
+        score = readable_name(str(run.get("chosen_by", "score")))
+        limits.append(
+            f"The results above are for the epoch with the best {score} on the same data, so they are "
+            "slightly optimistic."
+        )
+    if len(runs) == 1 and get_scores(run):
+        limits.append("There is only one run, so it is unknown how much the scores vary with the seed.")
+    if language:
+        limits.append(f"The adapter was trained and evaluated on a single data set, in the language {language!r}.")
+    if length:
+        limits.append(f"Texts were truncated to {length} tokens in training and evaluation.")
+    if len(facts.labels) > 1:
+        limits.append("The adapter always chooses one of its classes, even for texts that belong to none of them.")
+    return limits
+
+
+def _load_template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        finalize=escape,  # every value that the template writes, unless it is Markdown
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"markdown": Markdown, "cell": cell, "code": code, "link": link, "block": block}
+    return environment.from_string((files("houlsby_peft.hub_cards") / _TEMPLATE).read_text(encoding="utf-8"))
+
+
+def _format_example(example: Input | Sequence[Input]) -> str:
+    """Write an example as Python, with each of several texts on its own line."""
+    if isinstance(example, str):
+        return json.dumps(example, ensure_ascii=False)
+    first, last = "()" if isinstance(example, tuple) else "[]"
+    items = (_format_example(item).replace("\n", "\n    ") for item in example)
+    return "\n".join([first, *(f"    {item}," for item in items), last])
+
+
+def _enumerate(value: Any) -> str:
+    items = _as_list(value)
+    more = f" and {len(items) - _MOST_ITEMS} more" if len(items) > _MOST_ITEMS else ""
+    return ", ".join(map(str, items[:_MOST_ITEMS])) + more
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple, set)) else [] if value is None else [value]
