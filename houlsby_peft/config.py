@@ -12,6 +12,7 @@ from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
+from .bottleneck import PAPER_INIT_STD
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import find_weights, refuse_pickle
 from .registration import houlsby_peft_type
@@ -74,44 +75,24 @@ class HoulsbyConfig(PeftConfig):
         ValueError: A field breaks its rule; the message names the rule, the value received and the remedy.
     """
 
-    r: int = field(default=64, metadata={"help": "Bottleneck size."})
-    activation: str = field(default="gelu", metadata={"help": "Non-linearity, a key of transformers' ACT2FN."})
-    dropout: float = field(default=0.0, metadata={"help": "Dropout probability on the bottleneck's branch."})
-    share_layers: int = field(
-        default=0, metadata={"help": "0: share nothing; k: share one bottleneck across k consecutive layers."}
-    )
-    init_std: float = field(
-        default=0.01, metadata={"help": "Standard deviation of the truncated normal initialization."}
-    )
-    train_layer_norm: bool | Literal["all"] = field(
-        default=True, metadata={"help": "Train the norms of the adapted layers (True), all norms ('all') or none."}
-    )
-    init_weights: bool = field(default=True, metadata={"help": "Whether to initialize as the paper does."})
-    positions: tuple[str, ...] = field(
-        default=("attention", "feed_forward"), metadata={"help": f"Which of {POSITIONS} get a bottleneck."}
-    )
-    target_modules: list[str] | str | None = field(
-        default=None, metadata={"help": "Modules whose output gets a bottleneck; None: the architecture's places."}
-    )
-    exclude_modules: list[str] | str | None = field(default=None, metadata={"help": "Modules to leave unchanged."})
-    layers_to_transform: list[int] | int | None = field(default=None, metadata={"help": "Layers to adapt."})
-    layers_pattern: list[str] | str | None = field(
-        default=None, metadata={"help": "Name of the list of layers that layers_to_transform refers to."}
-    )
-    rank_pattern: dict[str, int] = field(
-        default_factory=dict, metadata={"help": "Bottleneck sizes by name suffix or regular expression."}
-    )
-    modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "Further modules to train and save; a new task head is detected."}
-    )
-    trainable_token_indices: list[int] | dict[str, list[int]] | None = field(
-        default=None, metadata={"help": "Tokens whose embeddings are trained."}
-    )
-    id2label: dict[int, str] | None = field(
-        default=None, metadata={"help": "Names of the classes by number; gives the adapter a head of its own."}
-    )
-    problem_type: str | None = field(default=None, metadata={"help": f"Kind of task of the head: {PROBLEM_TYPES}."})
-    two_layer_head: bool = field(default=False, metadata={"help": "Whether the head has a hidden layer."})
+    r: int = 64
+    activation: str = "gelu"
+    dropout: float = 0.0
+    share_layers: int = 0
+    init_std: float = PAPER_INIT_STD
+    train_layer_norm: bool | Literal["all"] = True
+    init_weights: bool = True
+    positions: tuple[str, ...] = ("attention", "feed_forward")
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    id2label: dict[int, str] | None = None
+    problem_type: str | None = None
+    two_layer_head: bool = False
     recorded: InitVar[dict[str, Any] | None] = None
     base_fingerprint: InitVar[dict[str, Any] | None] = None
     record: AdapterRecord | None = field(default=None, init=False, repr=False, compare=False)

@@ -73,84 +73,107 @@ class Architecture:
     frozen_norms: tuple[str, ...] = ()
 
 
+# The layers of architectures, each as attention, feed-forward and, where there is one, cross-attention.
+_ALBERT = (Stack("albert_layers", SubLayer("attention.output_dropout", "attention.dense"), SubLayer("ffn_output")),)
 _BERT = (
     Stack(
         "encoder.layer",
-        attention=SubLayer("attention.output.dropout", "attention.output.dense"),
-        feed_forward=SubLayer("output.dropout", "output.dense"),
-        cross_attention=SubLayer("crossattention.output.dropout", "crossattention.output.dense"),
+        SubLayer("attention.output.dropout", "attention.output.dense"),
+        SubLayer("output.dropout", "output.dense"),
+        SubLayer("crossattention.output.dropout", "crossattention.output.dense"),
+    ),
+)
+_XLM_ROBERTA_XL = (replace(_BERT[0], feed_forward=SubLayer("output.dense")),)
+_DISTILBERT = (Stack("transformer.layer", SubLayer("attention.out_lin"), SubLayer("ffn.dropout", "ffn.lin2")),)
+# The attention's dropout follows its projection, the feed-forward's comes before its projection.
+_MODERNBERT = (Stack("layers", SubLayer("attn.out_drop", "attn.Wo"), SubLayer("mlp.Wo")),)
+_MPNET = (
+    Stack(
+        "encoder.layer", SubLayer("attention.dropout", "attention.attn.o"), SubLayer("output.dropout", "output.dense")
     ),
 )
 
+_T5_DECODER = Stack(
+    "decoder.block",
+    SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"),
+    SubLayer("layer.2.dropout", "layer.2.DenseReluDense.wo"),
+    SubLayer("layer.1.dropout", "layer.1.EncDecAttention.o"),
+)
+_T5_FEED_FORWARD = SubLayer("layer.1.dropout", "layer.1.DenseReluDense.wo")
 _T5 = (
-    Stack(
-        "encoder.block",
-        attention=SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"),
-        feed_forward=SubLayer("layer.1.dropout", "layer.1.DenseReluDense.wo"),
-    ),
-    Stack(
-        "decoder.block",
-        attention=SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"),
-        feed_forward=SubLayer("layer.2.dropout", "layer.2.DenseReluDense.wo"),
-        cross_attention=SubLayer("layer.1.dropout", "layer.1.EncDecAttention.o"),
-    ),
+    Stack("encoder.block", SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"), _T5_FEED_FORWARD),
+    _T5_DECODER,
 )
-
-_BART_DECODER = Stack(
-    "decoder.layers",
-    attention=SubLayer("self_attn.out_proj"),
-    feed_forward=SubLayer("fc2"),
-    cross_attention=SubLayer("encoder_attn.out_proj"),
+# The encoder's attention comes in two kinds, whose projections have different names.
+_LONGT5 = (
+    Stack("encoder.block", SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo"), _T5_FEED_FORWARD),
+    _T5_DECODER,
 )
+_OPT = (Stack("decoder.layers", SubLayer("self_attn.out_proj"), SubLayer("fc2")),)
 _BART = (
-    Stack("encoder.layers", attention=SubLayer("self_attn.out_proj"), feed_forward=SubLayer("fc2")),
-    _BART_DECODER,
+    Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("fc2")),
+    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj")),
 )
 
 _GPT2 = (
     Stack(
         "h",
-        attention=SubLayer("attn.resid_dropout", "attn.c_proj"),
-        feed_forward=SubLayer("mlp.dropout", "mlp.c_proj"),
-        cross_attention=SubLayer("crossattention.resid_dropout", "crossattention.c_proj"),
+        SubLayer("attn.resid_dropout", "attn.c_proj"),
+        SubLayer("mlp.dropout", "mlp.c_proj"),
+        SubLayer("crossattention.resid_dropout", "crossattention.c_proj"),
     ),
 )
-
-_BLOOM = (Stack("h", attention=SubLayer("self_attention.dense"), feed_forward=SubLayer("mlp.dense_4h_to_h")),)
-
-_LLAMA = (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp.down_proj")),)
-
+_GPT_NEO = (
+    Stack(
+        "h", SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj"), SubLayer("mlp.dropout", "mlp.c_proj")
+    ),
+)
+_GPT_NEOX = (
+    Stack(
+        "layers",
+        SubLayer("post_attention_dropout", "attention.dense"),
+        SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
+    ),
+)
+_GPTJ = (Stack("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out")),)
+_BLOOM = (Stack("h", SubLayer("self_attention.dense"), SubLayer("mlp.dense_4h_to_h")),)
+_LLAMA = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.down_proj")),)
 # The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
-_MIXTURE = (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp", "self_attn.o_proj")),)
+_MIXTURE = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp", "self_attn.o_proj")),)
+_PHI = (Stack("layers", SubLayer("self_attn.dense"), SubLayer("mlp.fc2")),)
+_PHI3 = (
+    Stack(
+        "layers",
+        SubLayer("resid_attn_dropout", "self_attn.o_proj"),
+        SubLayer("resid_mlp_dropout", "mlp.down_proj"),
+    ),
+)
+_STARCODER2 = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.c_proj")),)
 
-_CLIP = (Stack("encoder.layers", attention=SubLayer("self_attn.out_proj"), feed_forward=SubLayer("mlp.fc2")),)
-
+_CLIP = (Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("mlp.fc2")),)
+_DINOV2 = (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),)
 # One dropout of the layer serves both sub-layers.
-_VIT = (Stack("layers", attention=SubLayer("attention.o_proj"), feed_forward=SubLayer("mlp.fc2")),)
-
+_VIT = (Stack("layers", SubLayer("attention.o_proj"), SubLayer("mlp.fc2")),)
 _WAV2VEC2 = (
     Stack(
         "encoder.layers",
-        attention=SubLayer("dropout", "attention.out_proj"),
-        feed_forward=SubLayer("feed_forward.output_dropout", "feed_forward.output_dense"),
+        SubLayer("dropout", "attention.out_proj"),
+        SubLayer("feed_forward.output_dropout", "feed_forward.output_dense"),
     ),
 )
 
-_MIXTURE_NOTE = "the adapter follows the whole mixture of experts"
+_ONE_LAYER = "one physical layer; all layers share its bottlenecks and norms, as they share its weights"
+_EXPERTS = "the adapter follows the whole mixture of experts"
+_NORM_AFTER = "the adapter comes before the norm that follows each sub-layer"
+_PARALLEL = "attention and feed-forward are parallel, and each has its adapter"
+_MAYBE_PARALLEL = "attention and feed-forward may be parallel, and each has its adapter"
+_TOWERS = "both towers are adapted"
+# DeBERTa's encoder applies its norm to the table of relative positions.
+_DEBERTA_NORM = ("encoder.LayerNorm",)
 
 # Keys are the `model_type` of transformers' configurations.
 ARCHITECTURES: dict[str, Architecture] = {
-    "albert": Architecture(
-        "ALBERT",
-        (
-            Stack(
-                "albert_layers",
-                attention=SubLayer("attention.output_dropout", "attention.dense"),
-                feed_forward=SubLayer("ffn_output"),
-            ),
-        ),
-        "one physical layer; all layers share its bottlenecks and norms, as they share its weights",
-    ),
+    "albert": Architecture("ALBERT", _ALBERT, _ONE_LAYER),
     "bart": Architecture("BART", _BART),
     "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale"),
     "bert": Architecture("BERT", _BERT),
@@ -158,139 +181,56 @@ ARCHITECTURES: dict[str, Architecture] = {
     "big_bird": Architecture("BigBird", _BERT),
     "bloom": Architecture("BLOOM", _BLOOM),
     "camembert": Architecture("CamemBERT", _BERT),
-    "clip": Architecture("CLIP", _CLIP, "both towers are adapted"),
-    "clip_text_model": Architecture("CLIP", _CLIP, "both towers are adapted"),
-    "clip_vision_model": Architecture("CLIP", _CLIP, "both towers are adapted"),
-    "deberta": Architecture("DeBERTa", _BERT, frozen_norms=("encoder.LayerNorm",)),
-    # The encoder's norm is applied to the table of relative positions.
-    "deberta-v2": Architecture("DeBERTa-v2, DeBERTa-v3", _BERT, frozen_norms=("encoder.LayerNorm",)),
+    "clip": Architecture("CLIP", _CLIP, _TOWERS),
+    "clip_text_model": Architecture("CLIP", _CLIP, _TOWERS),
+    "clip_vision_model": Architecture("CLIP", _CLIP, _TOWERS),
+    "deberta": Architecture("DeBERTa", _BERT, frozen_norms=_DEBERTA_NORM),
+    "deberta-v2": Architecture("DeBERTa-v2, DeBERTa-v3", _BERT, frozen_norms=_DEBERTA_NORM),
     "deit": Architecture("DeiT", _VIT),
-    "dinov2": Architecture(
-        "DINOv2",
-        (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),),
-        "the adapter comes after the layer scale",
-    ),
-    "distilbert": Architecture(
-        "DistilBERT",
-        (
-            Stack(
-                "transformer.layer",
-                attention=SubLayer("attention.out_lin"),
-                feed_forward=SubLayer("ffn.dropout", "ffn.lin2"),
-            ),
-        ),
-    ),
+    "dinov2": Architecture("DINOv2", _DINOV2, "the adapter comes after the layer scale"),
+    "distilbert": Architecture("DistilBERT", _DISTILBERT),
     "electra": Architecture("ELECTRA", _BERT),
     "ernie": Architecture("ERNIE", _BERT),
     "esm": Architecture("ESM", _BERT),
-    "falcon": Architecture("Falcon", _BLOOM, "attention and feed-forward may be parallel, and each has its adapter"),
+    "falcon": Architecture("Falcon", _BLOOM, _MAYBE_PARALLEL),
     "gemma": Architecture("Gemma", _LLAMA),
-    "gemma2": Architecture("Gemma 2", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
-    "gemma3_text": Architecture("Gemma 3", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
+    "gemma2": Architecture("Gemma 2", _LLAMA, _NORM_AFTER),
+    "gemma3_text": Architecture("Gemma 3", _LLAMA, _NORM_AFTER),
     "gpt2": Architecture("GPT-2", _GPT2),
     "gpt_bigcode": Architecture("GPT-BigCode, StarCoder", _GPT2),
-    "gpt_neo": Architecture(
-        "GPT-Neo",
-        (
-            Stack(
-                "h",
-                attention=SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj"),
-                feed_forward=SubLayer("mlp.dropout", "mlp.c_proj"),
-            ),
-        ),
-    ),
-    "gpt_neox": Architecture(
-        "GPT-NeoX, Pythia",
-        (
-            Stack(
-                "layers",
-                attention=SubLayer("post_attention_dropout", "attention.dense"),
-                feed_forward=SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
-            ),
-        ),
-        "attention and feed-forward may be parallel, and each has its adapter",
-    ),
-    "gptj": Architecture(
-        "GPT-J",
-        (
-            Stack(
-                "h",
-                attention=SubLayer("attn.resid_dropout", "attn.out_proj"),
-                feed_forward=SubLayer("mlp.dropout", "mlp.fc_out"),
-            ),
-        ),
-        "attention and feed-forward are parallel, and each has its adapter",
-    ),
+    "gpt_neo": Architecture("GPT-Neo", _GPT_NEO),
+    "gpt_neox": Architecture("GPT-NeoX, Pythia", _GPT_NEOX, _MAYBE_PARALLEL),
+    "gptj": Architecture("GPT-J", _GPTJ, _PARALLEL),
     "hubert": Architecture("HuBERT", _WAV2VEC2),
     "llama": Architecture("Llama", _LLAMA),
     "longformer": Architecture("Longformer", _BERT),
-    "longt5": Architecture(
-        "LongT5",
-        # The encoder's attention comes in two kinds, whose projections have different names.
-        (
-            Stack(
-                "encoder.block",
-                attention=SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo"),
-                feed_forward=SubLayer("layer.1.dropout", "layer.1.DenseReluDense.wo"),
-            ),
-            *_T5[1:],
-        ),
-    ),
+    "longt5": Architecture("LongT5", _LONGT5),
     "m2m_100": Architecture("M2M100, NLLB", _BART),
     "marian": Architecture("Marian", _BART),
     "mbart": Architecture("mBART", _BART),
     "megatron-bert": Architecture("Megatron-BERT", _BERT),
     "mistral": Architecture("Mistral", _LLAMA),
-    "mixtral": Architecture("Mixtral", _MIXTURE, _MIXTURE_NOTE),
-    "modernbert": Architecture(
-        "ModernBERT",
-        # The attention's dropout follows its projection, the feed-forward's comes before its projection.
-        (Stack("layers", attention=SubLayer("attn.out_drop", "attn.Wo"), feed_forward=SubLayer("mlp.Wo")),),
-    ),
-    "mpnet": Architecture(
-        "MPNet",
-        (
-            Stack(
-                "encoder.layer",
-                attention=SubLayer("attention.dropout", "attention.attn.o"),
-                feed_forward=SubLayer("output.dropout", "output.dense"),
-            ),
-        ),
-    ),
+    "mixtral": Architecture("Mixtral", _MIXTURE, _EXPERTS),
+    "modernbert": Architecture("ModernBERT", _MODERNBERT),
+    "mpnet": Architecture("MPNet", _MPNET),
     "mt5": Architecture("mT5", _T5),
-    "olmo2": Architecture("OLMo 2", _LLAMA, "the adapter comes before the norm that follows each sub-layer"),
-    "opt": Architecture("OPT", (replace(_BART_DECODER, cross_attention=None),)),
+    "olmo2": Architecture("OLMo 2", _LLAMA, _NORM_AFTER),
+    "opt": Architecture("OPT", _OPT),
     "pegasus": Architecture("Pegasus", _BART),
-    "phi": Architecture(
-        "Phi",
-        (Stack("layers", attention=SubLayer("self_attn.dense"), feed_forward=SubLayer("mlp.fc2")),),
-        "attention and feed-forward are parallel, and each has its adapter",
-    ),
-    "phi3": Architecture(
-        "Phi-3",
-        (
-            Stack(
-                "layers",
-                attention=SubLayer("resid_attn_dropout", "self_attn.o_proj"),
-                feed_forward=SubLayer("resid_mlp_dropout", "mlp.down_proj"),
-            ),
-        ),
-    ),
+    "phi": Architecture("Phi", _PHI, _PARALLEL),
+    "phi3": Architecture("Phi-3", _PHI3),
     "plbart": Architecture("PLBART", _BART),
     "qwen2": Architecture("Qwen2, Qwen2.5", _LLAMA),
-    "qwen2_moe": Architecture("Qwen2-MoE", _MIXTURE, _MIXTURE_NOTE),
+    "qwen2_moe": Architecture("Qwen2-MoE", _MIXTURE, _EXPERTS),
     "qwen3": Architecture("Qwen3", _LLAMA),
-    "qwen3_moe": Architecture("Qwen3-MoE", _MIXTURE, _MIXTURE_NOTE),
+    "qwen3_moe": Architecture("Qwen3-MoE", _MIXTURE, _EXPERTS),
     "rembert": Architecture("RemBERT", _BERT),
     "roberta": Architecture("RoBERTa", _BERT),
     "roberta-prelayernorm": Architecture("RoBERTa-PreLayerNorm", _BERT),
-    "siglip": Architecture("SigLIP", _CLIP, "both towers are adapted"),
-    "siglip_text_model": Architecture("SigLIP", _CLIP, "both towers are adapted"),
-    "siglip_vision_model": Architecture("SigLIP", _CLIP, "both towers are adapted"),
-    "starcoder2": Architecture(
-        "StarCoder 2",
-        (Stack("layers", attention=SubLayer("self_attn.o_proj"), feed_forward=SubLayer("mlp.c_proj")),),
-    ),
+    "siglip": Architecture("SigLIP", _CLIP, _TOWERS),
+    "siglip_text_model": Architecture("SigLIP", _CLIP, _TOWERS),
+    "siglip_vision_model": Architecture("SigLIP", _CLIP, _TOWERS),
+    "starcoder2": Architecture("StarCoder 2", _STARCODER2),
     "t5": Architecture("T5, Flan-T5, ByT5", _T5),
     "umt5": Architecture("UMT5", _T5),
     "vit": Architecture("ViT", _VIT),
@@ -298,17 +238,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "wavlm": Architecture("WavLM", _WAV2VEC2),
     "whisper": Architecture("Whisper", _BART),
     "xlm-roberta": Architecture("XLM-RoBERTa", _BERT),
-    "xlm-roberta-xl": Architecture(
-        "XLM-RoBERTa-XL",
-        (
-            Stack(
-                "encoder.layer",
-                attention=SubLayer("attention.output.dropout", "attention.output.dense"),
-                feed_forward=SubLayer("output.dense"),
-                cross_attention=SubLayer("crossattention.output.dropout", "crossattention.output.dense"),
-            ),
-        ),
-    ),
+    "xlm-roberta-xl": Architecture("XLM-RoBERTa-XL", _XLM_ROBERTA_XL),
 }
 
 # Architectures without a module to wrap, and what to do instead.
