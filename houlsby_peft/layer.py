@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -14,10 +14,6 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .offloading import copy_of, device_of, dtype_of
-
-
-if TYPE_CHECKING:
-    from .batching import MixedBatch
 
 
 NO_MERGE = (
@@ -33,6 +29,22 @@ _SIZE_ATTRIBUTES = [
     ("nx", "nf"),
     ("embed_dim", "embed_dim"),
 ]
+
+
+class Batch(Protocol):
+    """A batch whose rows have different adapters, as layers and heads use it; `batching.MixedBatch` is one."""
+
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply to each row its adapter's bottleneck."""
+        ...
+
+    def normalize(self, layer: HoulsbyLayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+        """Apply to each row its adapter's norm."""
+        ...
+
+    def run_heads(self, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply to each row its adapter's head."""
+        ...
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -81,7 +93,7 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         self,
         base_layer: nn.Module,
         reference: nn.Module | None = None,
-        batches: dict[int, MixedBatch] | None = None,
+        batches: dict[int, Batch] | None = None,
     ) -> None:
         super().__init__()
         self.base_layer = base_layer
@@ -105,7 +117,7 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             return getattr(self.base_layer, name)
 
     @property
-    def mixed_batch(self) -> MixedBatch | None:
+    def mixed_batch(self) -> Batch | None:
         """The mixed batch that this thread runs through the model; None in an ordinary forward pass."""
         return self.batches.get(get_ident()) if self.batches else None
 
@@ -169,7 +181,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         self,
         base_layer: nn.Module,
         reference: nn.Module | None = None,
-        batches: dict[int, MixedBatch] | None = None,
+        batches: dict[int, Batch] | None = None,
         channel_dim: int = -1,
     ) -> None:
         super().__init__(base_layer, reference, batches)
@@ -229,7 +241,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     adapter_layer_names = ("houlsby_norm",)
 
-    def __init__(self, base_layer: nn.Module, batches: dict[int, MixedBatch] | None = None) -> None:
+    def __init__(self, base_layer: nn.Module, batches: dict[int, Batch] | None = None) -> None:
         super().__init__(base_layer, batches=batches)
         self.houlsby_norm = nn.ModuleDict()
 

@@ -15,13 +15,13 @@ from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
 from .averaging import average, check_alike
-from .batching import MixedBatch, forget_batches, hook_other_wrappers, run_mixed_batch
+from .batching import forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import wrong_base_message
 from .checkpoints.weights import check_shapes
 from .config import HoulsbyConfig
 from .heads.tasks import label_facts
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
-from .layer import NO_MERGE, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
 from .placement.plan import Plan, check_name
 from .registration import PREFIX
@@ -82,7 +82,7 @@ class HoulsbyModel(BaseTuner):
             two_layer_head = config.two_layer_head or loaded.two_layer_head
             record = replace(loaded, places=record.places, heads=record.heads, two_layer_head=two_layer_head)
         self._plan = plan
-        self._batches: dict[int, MixedBatch] = next((layer.batches for layer in _tuner_layers(model)), {})
+        self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
         forget_batches(model)
         active = [adapter_name] if adapter_name in self.active_adapters else []
         with _restore_model(model, adapter_name):

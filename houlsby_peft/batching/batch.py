@@ -7,18 +7,15 @@ inference only: PEFT refuses `adapter_names` in training mode, and no gradient r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..bottleneck import Bottleneck
-
-
-if TYPE_CHECKING:
-    from ..heads.wrapper import HoulsbyHead
-    from ..layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..heads.wrapper import HoulsbyHead
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm
 
 
 # PEFT's name for rows that use the base model alone.

@@ -14,7 +14,7 @@ from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from torch import nn
 
 from ..heads.wrapper import HoulsbyHead
-from ..layer import HoulsbyTunerLayer
+from ..layer import Batch, HoulsbyTunerLayer
 from .batch import BASE, MixedBatch, rows_of
 
 
@@ -74,7 +74,7 @@ def run_mixed_batch(
     model: nn.Module,
     names: Sequence[str],
     known: Collection[str],
-    batches: dict[int, MixedBatch],
+    batches: dict[int, Batch],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[None]:
@@ -129,7 +129,7 @@ def forget_batches(model: nn.Module) -> None:
     _LAST.pop(model, None)
 
 
-def hook_other_wrappers(model: nn.Module, batches: dict[int, MixedBatch]) -> None:
+def hook_other_wrappers(model: nn.Module, batches: dict[int, Batch]) -> None:
     """Let the wrappers that PEFT has added itself, for trained tokens and other methods, follow mixed batches."""
     for module in model.modules():
         if not isinstance(module, AuxiliaryTrainingWrapper) or isinstance(module, HoulsbyHead) or module in _HOOKED:
@@ -142,11 +142,11 @@ def hook_other_wrappers(model: nn.Module, batches: dict[int, MixedBatch]) -> Non
 
 
 def _embed_rows(
-    module: TrainableTokensWrapper, args: Any, output: torch.Tensor, batches: dict[int, MixedBatch]
+    module: TrainableTokensWrapper, args: Any, output: torch.Tensor, batches: dict[int, Batch]
 ) -> torch.Tensor:
     """Embed each row with its own adapter. PEFT's mixed batch wants all adapters to train tokens."""
     batch = batches.get(get_ident())
-    if batch is None or module.disable_adapters:
+    if not isinstance(batch, MixedBatch) or module.disable_adapters:
         return output
     names = batch.names_of_rows(args[0].shape[0])
     result: torch.Tensor = module.original_module(*args)
@@ -156,9 +156,9 @@ def _embed_rows(
     return result
 
 
-def _pass_names(module: nn.Module, args: Any, kwargs: dict[str, Any], batches: dict[int, MixedBatch]) -> Any:
+def _pass_names(module: nn.Module, args: Any, kwargs: dict[str, Any], batches: dict[int, Batch]) -> Any:
     batch = batches.get(get_ident())
-    if batch is None:
+    if not isinstance(batch, MixedBatch):
         return args, kwargs
     # PEFT's wrappers want a name for each row of their input, which beam search has repeated.
     names = batch.names_of_rows(args[0].shape[0]) if args else batch.names

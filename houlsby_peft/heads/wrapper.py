@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
+from ..layer import Batch
 from ..offloading import copy_of, device_of, dtype_of
-
-
-if TYPE_CHECKING:
-    from ..batching import MixedBatch
 
 
 class HoulsbyHead(ModulesToSaveWrapper):
@@ -25,7 +22,7 @@ class HoulsbyHead(ModulesToSaveWrapper):
     """
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
-    batches: Mapping[int, MixedBatch] = {}
+    batches: Mapping[int, Batch] = {}
 
     def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
         if adapter_name not in self.modules_to_save and tied_module is None:
@@ -69,7 +66,7 @@ def add_heads(
     heads: Mapping[str, nn.Module | None],
     adapter_name: str,
     active_adapters: list[str],
-    batches: Mapping[int, MixedBatch],
+    batches: Mapping[int, Batch],
 ) -> None:
     """Give an adapter its heads; modules that are not wrapped yet are wrapped.
 
