@@ -13,7 +13,7 @@ import houlsby_peft
 PACKAGE = Path(houlsby_peft.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # Modules that the figure leaves out, as the page says, or that another box stands for.
-OMITTED = {"errors", "hub_errors", "hub_cards"}
+OMITTED = {"errors", "hub_cards"}
 BOXES = {"__init__": "init", "prefix_cache": "prefix", "frozen_prefix": "prefix"}
 
 
