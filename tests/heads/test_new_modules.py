@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from common.methods import MethodArguments, apply_method
 from peft import PeftModel, get_peft_model
 from tiny_models import perturb, tiny_bert
+from training.methods import MethodArguments, apply_method
 from transformers import AutoModelForSequenceClassification, BertModel, ViTConfig, ViTForImageClassification
 
 import houlsby_peft

@@ -23,11 +23,11 @@ from houlsby_peft import HoulsbyConfig, ablate
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import ablation
 import glue
-from analysis import ablation
 from analysis.runs import load_run
 from analysis.spans import RESTARTABLE, SpanModel
-from common.errors import RecipeError
+from training.errors import RecipeError
 
 
 SIZES = {

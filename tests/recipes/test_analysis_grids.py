@@ -23,12 +23,14 @@ from houlsby_peft import HoulsbyConfig
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
-from analysis import init_scale, stability, tradeoff
-from analysis.gradient_norms import FILE, GradientNorms, layer_of
-from analysis.grid import GridParser, complete, make_grids
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
-from common.errors import RecipeError
-from glue_arguments import parse_arguments
+import init_scale
+import stability
+import tradeoff
+from analysis.gradients import FILE, GradientNorms, layer_of
+from analysis.grid import GridParser, make_grids, run_missing
+from study.presets import parse_arguments
+from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
+from training.errors import RecipeError
 
 
 ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
@@ -372,7 +374,7 @@ class TestGrid:
         recipe.write_text("raise SystemExit('error: no such thing')")
         runs = make_grids(tmp_path, ["cola"], [{"seed": ["0"]}], [], recipe)
         with pytest.raises(RecipeError, match="1 of 1 runs have failed"):
-            complete(runs, jobs=1)
+            run_missing(runs, jobs=1)
         printed = capsys.readouterr().err
         assert "no such thing" in printed
         assert str(runs[0].folder / "log.txt") in printed

@@ -13,11 +13,11 @@ from recipe_runs import run, save_tiny_encoder
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import glue
-from analysis import robustness
+import robustness
 from analysis.pwws import FUNCTION_WORDS, pwws
 from analysis.runs import load_run
 from analysis.wordnet import WordNet, find_wordnet
-from common.errors import RecipeError
+from training.errors import RecipeError
 
 
 DEBIAN = Path("/usr/share/wordnet")
@@ -80,7 +80,7 @@ class TestWordNet:
     @pytest.mark.parametrize("broken", ["index.adv", "cntlist.rev"])
     def test_incomplete(self, tmp_path, broken):
         (write_wordnet(tmp_path) / broken).unlink()
-        with pytest.raises(RecipeError, match="no complete database"):
+        with pytest.raises(RecipeError, match="must hold a complete WordNet database"):
             WordNet(tmp_path)
 
 

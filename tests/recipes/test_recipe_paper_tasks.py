@@ -8,10 +8,10 @@ from statistics import mean
 import pandas as pd
 import paper_tasks
 import pytest
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
 from paper_tasks import PAPER, format_table
 from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]

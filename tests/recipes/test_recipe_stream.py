@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 import stream
 import torch
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
 from peft import PeftModel
 from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 

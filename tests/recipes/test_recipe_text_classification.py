@@ -11,15 +11,15 @@ import pandas as pd
 import pytest
 import text_classification
 import torch
-from common.errors import RecipeError
-from common.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
-from common.scores import classification_scores
 from datasets import ClassLabel, Dataset, Features, List, Value
-from minimal_pairs import minimal_pairs
 from peft import PeftModel
 from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
+from tasks.classification import classification_scores
+from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
 
@@ -54,7 +54,7 @@ class TestRuns:
         results = classify(encoder, tmp_path / "reviews.csv", tmp_path / "run", "--label_columns", "topic")
         output = capsys.readouterr().out
         assert re.search(r"2 classes: good \d+ \(6\d\.\d%\), bad \d+ \(3\d\.\d%\)\n", output)
-        assert "no validation split: 12 of the 120 training examples are taken for it" in output
+        assert "no validation split: 12 of the 120 training examples are used instead" in output
         assert results["labels"] == ["bad", "good"]
         assert results["test"] is None
         assert results["task"] == "reviews"

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import token_classification
 import torch
-from common.data import load_splits, read_file
-from common.errors import RecipeError
 from datasets import ClassLabel, Dataset, Features, List, Value
 from peft import PeftModel
 from recipe_runs import run, save_tiny_encoder
-from tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
+from tasks.tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
+from training.data import load_splits, read_file
+from training.errors import RecipeError
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 
@@ -110,7 +110,7 @@ class TestData:
         [
             (b"Ada B-PER\nvisits\n", "cannot be read as conll: line 2 must have a word and a tag, got 'visits'"),
             ("Zo\u00eb B-PER\n".encode("latin-1"), "must be UTF-8 text"),
-            (b"\n\n-DOCSTART- -X- O\n", "holds no row"),
+            (b"\n\n-DOCSTART- -X- O\n", "has no rows"),
         ],
     )
     def test_a_broken_conll_file(self, tmp_path, content, message):

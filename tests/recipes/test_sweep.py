@@ -17,12 +17,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
 from recipe_runs import save_tiny_encoder
-from sweep import Sweep, parse_arguments
-from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
-from sweep_runs import best_point, choose, make_runs
+from sweep import parse_arguments
+from sweeping.processes import LocalExecutor, execute, find_slots, is_locked, launch_command
+from sweeping.runs import best_point, choose, make_runs
+from sweeping.search import Sweep
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 ROOT = Path(__file__).parents[2]
@@ -317,17 +318,17 @@ class TestPlaces:
     def test_with_gpus(self, tmp_path, jobs, processes, places):
         config = tmp_path / "config.yaml"
         config.write_text(f"num_processes: {processes}\n")
-        assert find_places(jobs, str(config) if processes else None) == places
+        assert find_slots(jobs, str(config) if processes else None) == places
 
     @pytest.mark.usefixtures("four")
     def test_only_the_visible_ones(self, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
-        assert find_places(None) == ["GPU-8a", "3"]
+        assert find_slots(None) == ["GPU-8a", "3"]
 
     def test_without_a_gpu(self, monkeypatch):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert find_places(None) == [None]
-        assert find_places(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
+        assert find_slots(None) == [None]
+        assert find_slots(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
 
     @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
     def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from minimal_pairs import minimal_pairs
 from safetensors.torch import load_file
+from tasks.minimal_pairs import minimal_pairs
 from tiny_models import tiny_bert
 from transformers import BertTokenizer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
-from minimal_pairs import minimal_pairs
+from tasks.minimal_pairs import minimal_pairs
 from tiny_models import tiny_bert
 from transformers import BertTokenizer
 
