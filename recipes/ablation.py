@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def score_spans(run: FinishedRun, spans: SpanModel, arguments: AblationArguments) -> list[dict[str, Any]]:
-    """The scores with all adapters, then without those of each span, with the change relative to the former."""
+    """Return the scores with all adapters, then without those of each span, with the relative change."""
     score = run.task.scorer()
     labels, logits = [], []
     for batch in run.batches(arguments.batch_size, arguments.max_eval_samples):

@@ -29,61 +29,29 @@ _LARGE, _BASE = "google-bert/bert-large-uncased", "google-bert/bert-base-uncased
 BATCH = 32
 # Common to all four, which also keep BERT's own dropout, as the recipe does by default.
 _ALL = {
-    "r": 64,
-    "dropout": 0.0,
-    "lr_scheduler_type": "linear",
-    "max_grad_norm": 1.0,
-    "train_sampling_strategy": "random",
-}
+    "r": 64, "dropout": 0.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "train_sampling_strategy": "random",
+}  # fmt: skip
 _HOULSBY_CODE = {
-    "activation": "gelu",
-    "train_layer_norm": "all",
-    "head": "linear",
-    "max_length": 128,
-    "warmup_steps": 0.1,
-    "weight_decay": 0.01,
-    "adam_epsilon": 1e-6,
-}
+    "activation": "gelu", "train_layer_norm": "all", "head": "linear", "max_length": 128, "warmup_steps": 0.1,
+    "weight_decay": 0.01, "adam_epsilon": 1e-6,
+}  # fmt: skip
 _PRESETS: dict[str, dict[str, Any]] = {
     "houlsby2019": {
-        **_HOULSBY_CODE,
-        "model_name": _LARGE,
-        "init_std": 1e-2,
-        "learning_rate": 3e-4,
-        "num_train_epochs": 20,
+        **_HOULSBY_CODE, "model_name": _LARGE, "init_std": 1e-2, "learning_rate": 3e-4, "num_train_epochs": 20,
     },
     "mohebbi2020": {
-        "model_name": _BASE,
-        "activation": "gelu",
-        "init_std": 1e-3,
-        "train_layer_norm": "true",
-        "head": "two_layer",
-        "warmup_steps": 0.1,
-        "learning_rate": 3e-4,
-        "num_train_epochs": 10,
+        "model_name": _BASE, "activation": "gelu", "init_std": 1e-3, "train_layer_norm": "true", "head": "two_layer",
+        "warmup_steps": 0.1, "learning_rate": 3e-4, "num_train_epochs": 10,
     },
     "uva2019": {
-        **_HOULSBY_CODE,
-        "model_name": _BASE,
-        "init_std": 1e-3,
-        "learning_rate": 2e-5,
-        "num_train_epochs": 15,
+        **_HOULSBY_CODE, "model_name": _BASE, "init_std": 1e-3, "learning_rate": 2e-5, "num_train_epochs": 15,
     },
     "han2021": {
-        "model_name": _BASE,
-        "r": 48,
-        "activation": "swish",
-        "init_std": 0.02,
-        "train_layer_norm": "false",
-        "head": "linear",
-        "max_length": 256,
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
-        "adam_epsilon": 1e-8,
-        "learning_rate": 1e-4,
-        "num_train_epochs": 20,
+        "model_name": _BASE, "r": 48, "activation": "swish", "init_std": 0.02, "train_layer_norm": "false",
+        "head": "linear", "max_length": 256, "warmup_steps": 0, "weight_decay": 0.0, "adam_epsilon": 1e-8,
+        "learning_rate": 1e-4, "num_train_epochs": 20,
     },
-}
+}  # fmt: skip
 _WHEN_SHARED = {"mohebbi2020": {"train_layer_norm": "false", "head": "linear"}}
 _WITHOUT_ADAPTERS = {"mohebbi2020": {"head": "linear"}}
 # Neither paper gives these for fine-tuning on GLUE; they are from the first one's grid for fine-tuning on SQuAD.

@@ -183,9 +183,9 @@ class TestInitScale:
     def test_a_run_for_each_learning_rate(self, tmp_path):
         rates = ("--learning_rate", "3e-4", "1e-3")
         grid = ("--task", "cola", "--seed", 0, "--r", 8, "--init_std", "1e-4", "--output_dir", tmp_path)
-        with patch.object(init_scale, "complete") as complete, pytest.raises(RecipeError, match="no run with a"):
+        with patch.object(init_scale, "run_missing") as run_missing, pytest.raises(RecipeError, match="no run with a"):
             run(init_scale, *grid, *rates, "--data_dir", "glue")
-        ((runs, _),) = (call.args for call in complete.call_args_list)
+        ((runs, _),) = (call.args for call in run_missing.call_args_list)
         assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
         assert all(run.flags == ("--data_dir", "glue") for run in runs)
 
@@ -227,7 +227,7 @@ class TestStability:
             output_dir=tmp_path, task=["minimal_pairs"], seed=["0", "1"], learning_rate=["1e-3"], jobs=1,
             full_learning_rate=["1e-4"], model_name="tiny", data_dir=None, pretraining_steps=[20, 30],
         )  # fmt: skip
-        with patch.object(stability, "complete") as done:
+        with patch.object(stability, "run_missing") as done:
             runs = list(stability.make_all(arguments, []))
         ((pretraining,),), _ = done.call_args
         flags = pretraining.arguments
@@ -293,7 +293,7 @@ class TestStability:
             output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
         )  # fmt: skip
-        with patch.object(stability, "complete") as done:
+        with patch.object(stability, "run_missing") as done:
             *_, last = stability.make_all(arguments, flags)
         ((pretraining,),), _ = done.call_args
         with patch.object(sys, "argv", last.arguments):

@@ -185,5 +185,5 @@ class TestCommand:
         np.testing.assert_allclose(robustness.predictor(one, 4)(texts), alone, atol=1e-5)
 
     def test_a_name_for_each_run(self, finished_run):
-        with pytest.raises(RecipeError, match="got 2 names of 1 runs"):
+        with pytest.raises(RecipeError, match="got 2 names for 1 runs"):
             run(robustness, "--run", finished_run, "--name", "a", "b")

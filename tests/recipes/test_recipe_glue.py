@@ -111,7 +111,7 @@ class TestCommandLine:
         [
             (["--task", "mrcp"], "--task must be one of"),
             (["--task", "mrpc", "--data_dir", "/no/such/folder"], "no folder /no/such/folder/mrpc"),
-            (["--model_name", "/no/such/model"], "not the folder of a model"),
+            (["--model_name", "/no/such/model"], "must name a folder with a model"),
         ],
     )
     def test_likely_mistakes(self, monkeypatch, tmp_path, flags, message):

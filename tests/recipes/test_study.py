@@ -337,7 +337,7 @@ class TestFiles:
 
     def test_without_matplotlib_there_is_a_table(self, folder, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        monkeypatch.delitem(sys.modules, "study_chart", raising=False)
+        monkeypatch.delitem(sys.modules, "study.chart", raising=False)
         print_study(folder, CHOSEN)
         assert "No chart: " in capsys.readouterr().out
         assert (folder / "study.md").exists()

@@ -179,7 +179,7 @@ class TestExecution:
         runs = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "3", *flags])
         sweep = Sweep(runs, ["learning_rate"], axes["seed"][:search_seeds])
         executor = LocalExecutor([sys.executable], places)
-        failures = sweep.complete(executor)
+        failures = sweep.execute(executor)
         executor.cancel()
         return failures
 

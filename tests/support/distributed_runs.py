@@ -22,7 +22,7 @@ from transformers import BertTokenizer
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "accelerate"
-WORKER = ROOT / "tests" / "distributed_worker.py"
+WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 STEPS = 20
 # Labels that are hard to learn, and validation splits that divide neither by two processes nor by the batch size.
 ROWS = {"train": 160, "validation_matched": 31, "validation_mismatched": 23}

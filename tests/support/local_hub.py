@@ -28,7 +28,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 
-TESTS = Path(__file__).parent
 CALL = """
 import importlib, json, sys
 module, function, arguments = json.load(sys.stdin)
@@ -115,9 +114,10 @@ class LocalHub:
         return {**inherited, **own, **quiet, **({"HF_TOKEN": token} if token else {}), **changes}
 
     def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
-        """Call a function of a module in this folder in a client process; arguments and result travel as JSON.
+        """Call a function in a client process, whose working folder is `home`, with its own cache there.
 
-        Its working folder is the cache's.
+        The client imports what this process can import, so the function may stand in any test file. Its arguments and
+        its result travel as JSON.
         """
         Path(environment["home"]).mkdir(parents=True, exist_ok=True)
         run = subprocess.run(
@@ -126,7 +126,7 @@ class LocalHub:
             capture_output=True,
             text=True,
             cwd=environment["home"],
-            env={**self.environment(**environment), "PYTHONPATH": str(TESTS)},
+            env={**self.environment(**environment), "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert run.returncode == 0, run.stdout + run.stderr
         return json.loads(run.stdout.splitlines()[-1])
