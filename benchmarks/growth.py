@@ -18,8 +18,7 @@ from steps import measure
 from timing import compared, interleaved, resident
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from houlsby_peft import HoulsbyConfig, TaskBank
-from houlsby_peft.frozen_prefix import FrozenPrefix
+from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
 
 
 Rows = list[dict[str, Any]]

@@ -58,7 +58,13 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     Raises:
         RecipeError: If the folder does not hold a finished run, or the task's data are missing.
     """
-    results = read_results(Path(folder))
+    try:
+        results: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"{folder} must be the output folder of a finished run: {error}. Make one: accelerate launch "
+            f"recipes/glue.py --output_dir {folder}"
+        ) from error
     if results.get("task") not in TASKS:
         raise RecipeError(f"{folder} must be a run of recipes/glue.py; its task is {results.get('task')!r}.")
     arguments, task = results["arguments"], TASKS[results["task"]]
@@ -74,22 +80,6 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
         validation=tokenize(split, tokenizer, task.text_columns, arguments["max_length"]),
         results=results,
     )
-
-
-def read_results(folder: Path) -> dict[str, Any]:
-    """Read the results.json of a finished run.
-
-    Raises:
-        RecipeError: If it is missing or broken.
-    """
-    try:
-        results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RecipeError(
-            f"{folder} must be the output folder of a finished run: {error}. Make one: accelerate launch "
-            f"recipes/glue.py --output_dir {folder}"
-        ) from error
-    return results
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -208,7 +208,7 @@ class TestHeadAndPooler:
         ("flags", "message"),
         [
             (["--head", "two_layer", "--method", "full"], "--head two_layer needs --method houlsby, got full"),
-            (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must have \{task\} in it"),
+            (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must contain \{task\}"),
             (["--push_to_hub", "--method", "lora"], "--push_to_hub needs --method houlsby, got lora"),
             (["--base_dtype", "bfloat16", "--method", "full"], "is for frozen weights .*; full trains some"),
             (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for frozen weights"),

@@ -116,7 +116,7 @@ class TestPretraining:
         AutoModelForMaskedLM.from_pretrained(encoder).save_pretrained(tmp_path)
         tokenizer.mask_token = None
         tokenizer.save_pretrained(tmp_path)
-        with pytest.raises(RecipeError, match="needs a token for masks"):
+        with pytest.raises(RecipeError, match="needs a mask token"):
             run(mlm, "--data", data, "--model_name", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run")
 
 

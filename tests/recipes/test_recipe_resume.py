@@ -212,7 +212,7 @@ def test_a_full_disk_is_one_line(flags, tmp_path, kilobytes):
         ["unshare", "-rm", "sh", "-c", f"{mount} && {command}"], capture_output=True, text=True, check=False
     )
     assert process.returncode == 1
-    assert re.match(r"error: The disk is full: .+; the same command then goes on", process.stderr.splitlines()[-1])
+    assert re.match(r"error: The disk is full: .+; the same command then resumes", process.stderr.splitlines()[-1])
     assert "Traceback" not in process.stderr
 
 

@@ -142,12 +142,12 @@ class TestRuns:
         ("train", "validation", "message"),
         [
             ({"text": ["a", "b"]}, {}, r"no column with one of the names label, .*, only text"),
-            ({"text": ["a", "b"], "label": ["x", "x"]}, {}, "two classes, the column 'label' has x only"),
+            ({"text": ["a", "b"], "label": ["x", "x"]}, {}, "two classes; the column 'label' has only x"),
             ({"text": ["a", "b"], "label": ["x", "y"]}, {"text": ["c"]}, "validation lacks the column 'label'"),
             (
                 {"text": ["a", "b"], "label": ["x", "y"]},
                 {"text": ["c"], "label": ["z"]},
-                "validation: row 0 has the label 'z', which is none of the 2 classes of the training examples: x, y",
+                "validation: row 0 has the label 'z', which is not one of the 2 classes of the training examples: x, y",
             ),
             ({"text": ["a", "b", "c"], "label": ["x", "", "y"]}, {}, "train: row 1 has the label ''"),
             ({"text": ["a", "b"], "label": ["0.5", "?"]}, {}, None),

@@ -163,7 +163,7 @@ class TestAlignment:
     def test_blank_words_and_empty_sentences(self, tokenizer):
         rows = tokenize_words([([], []), (["Ada", " ", "Oslo"], [0, 1, 2])], tokenizer, 16)
         assert [tag for tag in rows[0]["labels"] if tag != IGNORED] == [0, 2]
-        with pytest.raises(RecipeError, match="all of a split's are empty"):
+        with pytest.raises(RecipeError, match="all sentences of a split are empty"):
             tokenize_words([([], [])], tokenizer, 16)
 
     def test_ten_megabytes_of_words(self, tokenizer):

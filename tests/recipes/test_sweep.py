@@ -416,7 +416,7 @@ class TestAccidents:
         assert len(processes) >= 4, "two launchers and two runs"
         sweep.send_signal(number)
         _, errors = finish(sweep, code=130)
-        assert "goes on from here" in errors
+        assert "resumes from here" in errors
         assert "Traceback" not in errors
         assert not any(process.is_running() and process.status() != "zombie" for process in processes)
 
