@@ -147,7 +147,8 @@ class TestRuns:
             (
                 {"text": ["a", "b"], "label": ["x", "y"]},
                 {"text": ["c"], "label": ["z"]},
-                "validation: row 0 has the label 'z', which is not one of the 2 classes of the training .*: x, y",
+                "validation: row 0 has the label 'z', which is not one of the 2 classes of the training "
+                "examples: x, y",
             ),
             ({"text": ["a", "b", "c"], "label": ["x", "", "y"]}, {}, "train: row 1 has the label ''"),
             ({"text": ["a", "b"], "label": ["0.5", "?"]}, {}, None),
