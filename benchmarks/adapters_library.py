@@ -20,6 +20,7 @@ from typing import Any
 import adapters
 import torch
 import transformers
+
 from models import floor, frozen
 from steps import measure
 from timing import keep_freed_memory, machine

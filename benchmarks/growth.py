@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from methods import FLOOR, LINEAR, houlsby, lora
-from models import SHAPES, Method, floor
 from peft import PeftModel, get_peft_model
-from steps import measure
-from timing import compared, interleaved, resident
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
+from methods import FLOOR, LINEAR, houlsby, lora
+from models import SHAPES, Method, floor
+from steps import measure
+from timing import compared, interleaved, resident
 
 
 Rows = list[dict[str, Any]]

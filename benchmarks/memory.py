@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from models import SHAPES, saved_bytes
 from peft import get_peft_model
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
+from models import SHAPES, saved_bytes
 
 
 FLOAT = 4

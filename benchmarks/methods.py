@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from models import Method, floor, frozen
 from peft import LoraConfig, get_peft_model
 
 from houlsby_peft import HoulsbyConfig
+from models import Method, floor, frozen
 
 
 LINEAR = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]

@@ -20,9 +20,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import growth
 import starting
-import torch
 from methods import EVALUATED, FLOOR, METHODS, QUICK
 from steps import measure, peak_memory
 from timing import keep_freed_memory, machine

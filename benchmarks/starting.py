@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
+
 from methods import FULL, METHODS
 from models import build
-from peft import PeftModel
 from timing import compared, interleaved
 
 

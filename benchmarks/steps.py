@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+
 from models import Method, build, flops, inputs, saved_bytes
 from timing import compared, interleaved, resident
-from torch import nn
 
 
 def training_step(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Trains a Houlsby adapter, or what it is compared with, on a task of GLUE, or on all nine.
+"""Train a Houlsby adapter, or a method it is compared with, on a task of GLUE or on all nine.
 
     accelerate launch recipes/glue.py                        # no data, no network: generated minimal pairs, MiniLM
     accelerate launch recipes/glue.py --task mrpc            # BERT-base and MRPC from the Hub
@@ -9,41 +9,34 @@
 
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
 validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
-.csv, .tsv (no quoting) and .jsonl do as well, with the columns of the Hub's nyu-mll/glue. The same command again goes
-on where a run was interrupted, and trains nothing that is finished. {task} in --output_dir, --evaluate,
---init_adapter and --hub_model_id stands for the task's name.
+.csv, .tsv (no quoting) and .jsonl also work, with the columns of the Hub's nyu-mll/glue. The same command again
+resumes an interrupted run and does not repeat a finished one. {task} in --output_dir, --evaluate, --init_adapter and
+--hub_model_id stands for the task's name.
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import demo
-import glue_reports
-from common.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
-from common.data import describe_data, tokenize
-from common.ending import end_with_one_line
-from common.errors import RecipeError
-from common.methods import MethodArguments, apply_method
-from common.model import describe_head, load_classifier
-from common.prefix import keep_prefix
-from common.push import plan_push
-from common.results import without_times
-from common.runs import Run
-from common.saved import load_saved
-from common.scores import check_finite
-from common.split import draw
-from common.trainer import RecipeTrainer
 from datasets import Dataset
-from glue_arguments import GlueArguments, parse_arguments
-from glue_metric import GlueMetric
-from glue_tasks import HUB_DATASET, MINIMAL_PAIRS, Task, find_tasks, load_splits, load_test_sets
-from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+
+from study import reports as glue_reports
+from study.presets import GlueArguments, parse_arguments
+from tasks import demo
+from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_splits, load_test_sets
+from training.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
+from training.data import describe_data, sample, tokenize
+from training.errors import RecipeError, end_with_one_line
+from training.methods import MethodArguments, apply_method, keep_prefix
+from training.model import describe_head, load_classifier, load_saved
+from training.results import without_times
+from training.runs import Run, plan_push
+from training.trainer import RecipeTrainer
 
 
 def main() -> None:
-    """Reads the command line and runs the task, or one after the other."""
+    """Read the command line and run the tasks, one after the other."""
     arguments, method, adapter, training = parse_arguments()
     tasks = find_tasks(arguments.task)
     method.check(training.push_to_hub)
@@ -51,7 +44,9 @@ def main() -> None:
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
     if len(tasks) > 1 and "{task}" not in (training.hub_model_id or "{task}"):
-        raise RecipeError(f"--hub_model_id must have {{task}} in it, for each task's own: {training.hub_model_id}.")
+        raise RecipeError(
+            f"--hub_model_id must contain {{task}}, as each task needs its own, got {training.hub_model_id}."
+        )
     folder = training.output_dir
     scores = {}
     for task in tasks:
@@ -68,28 +63,28 @@ def main() -> None:
 
 
 def train(
-    task: Task,
+    task: GlueTask,
     arguments: GlueArguments,
     method: MethodArguments,
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
-    """One run: trains, keeps the best epoch, saves what was trained and results.json, and returns what is in it."""
+    """Train, keep the best epoch, save the trained weights and results.json, and return the content of the latter."""
     push = plan_push(training, arguments.model_name)
     if adapter.init_adapter is not None:
         adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
         if arguments.predict:
-            saved = "adapter" if method.method in ("houlsby", "lora") else "model"
+            saved = "adapter" if method.adds_weights else "model"
             evaluate(task, f"{training.output_dir}/{saved}", arguments, method, training)
         push(training.output_dir)
         return run.results
 
-    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = load_splits(task, arguments.data_dir)
-    splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
     head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
     config = adapter.config(task_type="SEQ_CLS", **head)
@@ -102,7 +97,7 @@ def train(
     trainer = make_trainer(task, model, tokenizer, splits, training)
     trainer.train(run.checkpoint)
 
-    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
+    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
     if arguments.predict:
         predict(task, trainer, arguments)
     is_demo = task.name == MINIMAL_PAIRS
@@ -124,11 +119,11 @@ def train(
 
 
 def evaluate(
-    task: Task, saved: str, arguments: GlueArguments, method: MethodArguments, training: RecipeTrainingArguments
+    task: GlueTask, saved: str, arguments: GlueArguments, method: MethodArguments, training: RecipeTrainingArguments
 ) -> dict[str, float]:
-    """Scores a saved adapter or model on the validation split, and predicts if asked; returns the scores."""
+    """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
     saved = saved.replace("{task}", task.name)
-    base = None if arguments.model_name == BERT else arguments.model_name  # an adapter names its own
+    base = None if arguments.model_name == BERT else arguments.model_name  # an adapter names its base model
     model, tokenizer = load_saved(saved, task.labels, base, method.base_dtype)
     splits = tokenized(load_splits(task, arguments.data_dir, evaluated_only=True), task, tokenizer, arguments)
     trainer = make_trainer(task, model, tokenizer, splits, training)
@@ -141,22 +136,22 @@ def evaluate(
 
 
 def tokenized(
-    splits: dict[str, Dataset], task: Task, tokenizer: PreTrainedTokenizerBase, arguments: GlueArguments
+    splits: dict[str, Dataset], task: GlueTask, tokenizer: PreTrainedTokenizerBase, arguments: GlueArguments
 ) -> dict[str, Dataset]:
-    """The splits with the tokens of their texts."""
+    """Return the splits with the tokens of their texts."""
     return {
         name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
     }
 
 
 def make_trainer(
-    task: Task,
+    task: GlueTask,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     splits: dict[str, Dataset],
     training: RecipeTrainingArguments,
 ) -> RecipeTrainer:
-    """The trainer, with all of the task's validation splits."""
+    """Return the trainer, with all of the task's validation splits."""
     validation = {name.removeprefix("validation_"): splits[name] for name in task.validation_splits}
     return RecipeTrainer(
         model=model,
@@ -165,25 +160,12 @@ def make_trainer(
         eval_dataset=validation if len(validation) > 1 else validation["validation"],
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=scorer(task),
+        compute_metrics=task.scorer(),
     )
 
 
-def scorer(task: Task) -> Callable[[EvalPrediction], dict[str, float]]:
-    """The task's metric as the Trainer calls it: from logits or, in a regression, from the scores themselves."""
-    metric = GlueMetric(task.name, keep_in_memory=True)
-
-    def score(evaluation: EvalPrediction) -> dict[str, float]:
-        outputs = evaluation.predictions
-        check_finite(outputs)
-        predictions = outputs.argmax(-1) if len(task.labels) > 1 else outputs.squeeze(-1)
-        return metric.compute(predictions=predictions, references=evaluation.label_ids)
-
-    return score
-
-
-def predict(task: Task, trainer: RecipeTrainer, arguments: GlueArguments) -> None:
-    """Writes the predictions of all test sets of the task into the folder "submission" of the run."""
+def predict(task: GlueTask, trainer: RecipeTrainer, arguments: GlueArguments) -> None:
+    """Write the predictions of the task's test sets into the run's folder "submission"."""
     sets = tokenized(load_test_sets(task, arguments.data_dir), task, trainer.processing_class, arguments)
     outputs = {name: trainer.predict(data).predictions for name, data in sets.items()}
     if trainer.is_world_process_zero():

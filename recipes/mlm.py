@@ -1,27 +1,17 @@
-"""Trains an adapter on a task's own text before it sees a label: masked language modelling (Han et al. 2021).
+"""Train an adapter on a task's own text before it sees a label: masked language modeling (Han et al. 2021).
 
     accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir runs/rte-text
     accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
 
-The data are those of any other recipe, whose labels are not read, or a .txt file with a text per line. The encoder is
-frozen, and so is its head for masked words if its checkpoint has one. Where there is none, as in MiniLM's, the head's
-output weights are the input embeddings (tied) and the rest of it is trained, saved beside the adapter, not in it.
+The data are those of any other recipe, without their labels, or a .txt file with a text per line. The encoder is
+frozen, and so is its head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the output weights of
+the head are tied to the input embeddings and the rest of it is trained; it is saved beside the adapter, not in it.
 """
 
 import math
 from pathlib import Path
 from typing import Any
 
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
-from common.columns import find_text_columns, leave_out_empty
-from common.data import check_columns, describe_data, load_splits, tokenize
-from common.ending import end_with_one_line
-from common.errors import RecipeError
-from common.model import add_adapter, load_model
-from common.push import plan_push
-from common.runs import Run
-from common.split import draw, with_validation
-from common.trainer import RecipeTrainer
 from datasets import Dataset
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
@@ -29,31 +19,47 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
 
+from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
+from training.data import (
+    check_columns,
+    describe_data,
+    find_text_columns,
+    leave_out_empty,
+    load_splits,
+    sample,
+    tokenize,
+    with_validation,
+)
+from training.errors import RecipeError, end_with_one_line
+from training.model import add_adapter, load_model
+from training.runs import Run, plan_push
+from training.trainer import RecipeTrainer
+
 
 HEAD_FILE = "mlm_head.safetensors"
 
 
 def main() -> None:
-    """Reads the command line, trains, keeps the epoch of the lowest validation loss, saves the adapter and results."""
+    """Read the command line, train, keep the epoch with the lowest loss, save the adapter and results.json."""
     groups = (TextArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
     config = adapter.config()
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by("loss")
-    training.prediction_loss_only = True  # a whole vocabulary of logits per token is too much to keep
+    training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, adapter)
     if run.results is not None:
         return push(training.output_dir)
 
-    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = with_validation(load_splits(arguments.data, arguments.data_config))
-    splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
     model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name)
     if tokenizer.mask_token is None:
-        raise RecipeError(f"Masked language modelling needs a token for masks; {arguments.model_name} has none.")
-    # "all" norms are those of the encoder: a norm of the head would have no place in the models of other recipes.
+        raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
+    # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
     config.exclude_modules = rf"(?!{model.base_model_prefix}\.).*"
     model = add_adapter(model, config, adapter.init_adapter)
     head = train_missing_head(model, missing)
@@ -89,7 +95,7 @@ def main() -> None:
 
 
 def train_missing_head(model: PeftModel, missing: set[str]) -> dict[str, nn.Parameter]:
-    """Makes those weights trainable that the checkpoint lacks, and returns them by name.
+    """Make the weights trainable that the checkpoint lacks, and return them by name.
 
     The output weights are never among them: they are tied to the input embeddings, which every checkpoint has.
     """
@@ -100,7 +106,7 @@ def train_missing_head(model: PeftModel, missing: set[str]) -> dict[str, nn.Para
 
 
 def describe(head: dict[str, nn.Parameter]) -> str:
-    """What is done about the head, for the log."""
+    """Return what becomes of the head, for the log."""
     if not head:
         return "head for masked words: the checkpoint's, frozen"
     size = sum(weight.numel() for weight in head.values())
@@ -110,7 +116,7 @@ def describe(head: dict[str, nn.Parameter]) -> str:
 
 
 def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Dataset:
-    """The tokens of the texts, pairs as one, and nothing else."""
+    """Return the tokens of the texts, with pairs as one text, and nothing else."""
     text_columns = find_text_columns(data, arguments.text_columns)
     check_columns(data, name, text_columns, label_columns=())
     texts = leave_out_empty(data, name, text_columns).select_columns(list(text_columns))
@@ -118,10 +124,10 @@ def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, argumen
 
 
 class MlmTrainer(RecipeTrainer):
-    """A trainer that computes logits for the masked tokens only, and keeps the trained head in its checkpoints.
+    """A trainer that computes logits only for masked tokens, and saves the trained head with its checkpoints.
 
     Args:
-        head: What is trained of the head, by name; saved in a file beside the adapter's.
+        head: The trained weights of the head, by name; saved in a file beside the adapter's.
         kwargs: As for a Trainer.
     """
 
@@ -130,9 +136,9 @@ class MlmTrainer(RecipeTrainer):
         self.head = head
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        """The mean cross-entropy of the masked tokens; 0 where a batch has none.
+        """Return the mean cross-entropy of the masked tokens; 0 if a batch has none.
 
-        The head is as large as the encoder's layers together, and six tokens of seven are not masked.
+        The head costs as much as all of the encoder's layers, and six of seven tokens are not masked.
         """
         labels = inputs.pop("labels")
         masked = labels != -100

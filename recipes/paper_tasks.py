@@ -1,18 +1,18 @@
-"""Runs the 17 further classification tasks of Houlsby et al. 2019 and prints test accuracies beside both papers'.
+"""Run the 17 further classification tasks of Houlsby et al. 2019 and print test accuracies beside both papers'.
 
     accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
     accelerate launch recipes/paper_tasks.py --data additional --num_train_epochs 20 \
         --sweep_r 2 4 8 16 32 64 --sweep_learning_rate 1e-5 3e-5 1e-4 3e-3
     accelerate launch recipes/paper_tasks.py --data additional --learning_rate 1e-4 --num_train_epochs 50
 
-The second command is the grid of Houlsby et al., who choose among 20, 50 and 100 epochs by hand from the curves on
-validation; here each number is a command, with an --output_dir of its own. The third has the rate and the epochs of
-Mohebbi and Rajaei 2020. The defaults are the recipes', and neither paper's.
+The second command is the grid of Houlsby et al., who choose among 20, 50 and 100 epochs by hand from the validation
+curves; here each number of epochs is a separate command with its own --output_dir. The third has the learning rate and
+the epochs of Mohebbi and Rajaei 2020. The defaults are the recipes', not those of either paper.
 
---data is a folder with a folder per task, named as in PAPER below, with train, validation and test files, columns as
-for text_classification.py. The papers do not give their splits, so that scores can be compared within a point or two
-at best, and not at all where the table says that rows or classes are others than the paper's. With --push_to_hub
---hub_model_id user/name, the best adapter of each task goes to a repository of its own, user/name-task.
+--data is a folder with a folder per task, named as in PAPER below, with train, validation and test files and columns
+as for text_classification.py. The papers do not give their splits, so scores can be compared within a point or two at
+best, and not at all where the table says that rows or classes differ from the paper's. With --push_to_hub
+--hub_model_id user/name, the best adapter of each task is pushed to its own repository, user/name-task.
 """
 
 import copy
@@ -22,13 +22,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from common.classification import ClassificationArguments
-from common.data import load_splits
-from common.ending import end_with_one_line
-from common.errors import RecipeError
-from text_classification import SweepArguments, run
 from transformers.hf_argparser import HfArg
+
+from tasks.classification import ClassificationArguments, SweepArguments, search
+from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
+from training.data import load_splits
+from training.errors import RecipeError, end_with_one_line
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class PaperTask:
     mohebbi: tuple[float, float] | tuple[None, None] = (None, None)
 
     def difference(self, rows: int, classes: int) -> str:
-        """What tells the data at hand from the paper's."""
+        """Return how the data differ from the paper's."""
         if (rows, classes) == (self.rows, self.classes):
             return "as in the paper"
         return f"{rows:,} rows, {classes} classes; paper: {self.rows:,}, {self.classes}"
@@ -77,7 +76,7 @@ PAPER = {
 
 @dataclass
 class PaperArguments:
-    """Which of the tasks to run."""
+    """The tasks to run."""
 
     _argument_group_name = "tasks"
 
@@ -85,7 +84,7 @@ class PaperArguments:
 
 
 def main() -> None:
-    """Reads the command line, runs the tasks one after the other, prints the table and writes it as table.md."""
+    """Read the command line, run the tasks one after the other, print the table and write it to table.md."""
     groups = (ClassificationArguments, PaperArguments, SweepArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     parser.set_defaults(output_dir="runs/paper_tasks")
@@ -96,7 +95,7 @@ def main() -> None:
         raise RecipeError(f"--tasks must be of {', '.join(PAPER)}, got {unknown[0]!r}.")
     missing = [name for name in tasks if not Path(arguments.data, name).is_dir()]
     if missing:
-        raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks at hand with --tasks.")
+        raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks that are there with --tasks.")
 
     rows = []
     for name in tasks:
@@ -104,7 +103,7 @@ def main() -> None:
         own = copy.copy(training)
         own.output_dir = f"{training.output_dir}/{name}"
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-        results = run(replace(arguments, data=folder), sweep, adapter, own)
+        results = search(replace(arguments, data=folder), sweep, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
         size = sum(len(split) for split in load_splits(folder).values())
@@ -116,9 +115,9 @@ def main() -> None:
 
 
 def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
-    """The accuracies of the tasks (name, ours, what tells the data from the paper's) beside the papers', in Markdown.
+    """Return a Markdown table of our accuracies beside the papers', from rows of (task, ours, difference of the data).
 
-    The last row has the means over these tasks, of each column where all of them have a number.
+    The last row has the mean of each column in which all of these tasks have a number.
     """
     lines = [
         "| task | no BERT | fine-tuned | top n | adapters | fine-tuned (2020) | not shared (2020) | this run | data |",

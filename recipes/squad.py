@@ -1,12 +1,12 @@
-"""Trains a Houlsby adapter to find the answer to a question in a text: SQuAD 1.1 and 2.0.
+"""Train a Houlsby adapter to find the answer to a question in a text: SQuAD 1.1 and 2.0.
 
     accelerate launch recipes/squad.py                                          # SQuAD 1.1 and BERT-base from the Hub
     accelerate launch recipes/squad.py --data rajpurkar/squad_v2                # with questions that have no answer
     accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3  # train.parquet, validation.parquet
 
-Houlsby et al. 2019 take sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs. The columns
-are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that overlap. The answers of the
-best epoch go to predictions.json, in the form of the official scripts, whose scores are computed here too.
+Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs. The columns
+are those of the Hub's rajpurkar/squad. Contexts of any length are read in overlapping windows. The answers of the best
+epoch are written to predictions.json, in the format of the official scripts, with the same scores.
 """
 
 import json
@@ -14,20 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from common.data import describe_data, load_splits
-from common.ending import end_with_one_line
-from common.errors import RecipeError
-from common.model import add_adapter, load_model
-from common.push import plan_push
-from common.runs import Run
-from common.split import draw
-from common.trainer import RecipeTrainer
 from datasets import Dataset
-from squad_metric import squad_scores
-from squad_windows import Windows, check_questions
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, set_seed
 from transformers.hf_argparser import HfArg
+
+from tasks.squad import Windows, check_questions, squad_scores
+from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from training.data import describe_data, load_splits, sample
+from training.errors import RecipeError, end_with_one_line
+from training.model import add_adapter, load_model
+from training.runs import Run, plan_push
+from training.trainer import RecipeTrainer
 
 
 @dataclass(kw_only=True)
@@ -37,18 +34,18 @@ class SquadArguments(DataArguments):
     _argument_group_name = "task"
 
     data: str = HfArg(default="rajpurkar/squad", help="A folder with train and validation, or a name on the Hub.")
-    max_length: int = HfArg(default=384, help="Tokens of a window with its question.")
-    stride: int = HfArg(default=128, help="Tokens that two windows share.")
+    max_length: int = HfArg(default=384, help="Tokens of a window, including its question.")
+    stride: int = HfArg(default=128, help="Tokens that consecutive windows share.")
     n_best: int = HfArg(default=20, help="Starts and ends that are tried in each window.")
-    max_answer_length: int = HfArg(default=30, help="Tokens of an answer.")
+    max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
     null_threshold: float = HfArg(
-        default=0.0, help="Give no answer if that scores higher than the best answer by more than this."
+        default=0.0, help="Give no answer if 'no answer' scores higher than the best answer by more than this."
     )
-    max_eval_samples: int | None = HfArg(default=None, help="Score this many questions only, drawn at random.")
+    max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
 
 
 def main() -> None:
-    """Reads the command line, trains, keeps the best epoch, saves the adapter, the answers and results.json."""
+    """Read the command line, train, keep the best epoch, save the adapter, the answers and results.json."""
     groups = (SquadArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]").parse()
     config = adapter.config(task_type="QUESTION_ANS")
@@ -59,16 +56,18 @@ def main() -> None:
     if run.results is not None:
         return push(training.output_dir)
 
-    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = load_splits(arguments.data, arguments.data_config)
     if "validation" not in splits:
-        raise RecipeError(f"{arguments.data} must have a split 'validation'; questions on one text would be in both.")
+        raise RecipeError(
+            f"{arguments.data} must have a split 'validation'; a part of train would share its texts with the rest."
+        )
     for name in ("train", "validation"):
         check_questions(splits[name], name)
-    questions = draw(splits["validation"], arguments.max_eval_samples, 0)
+    questions = sample(splits["validation"], arguments.max_eval_samples, 0)
     model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
-    tokenizer.padding_side = "right"  # so that a window's tokens are the first of its logits
+    tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
     model = add_adapter(model, config, adapter.init_adapter)
     windows = Windows(
         tokenizer,
@@ -78,7 +77,7 @@ def main() -> None:
         arguments.max_answer_length,
         arguments.null_threshold,
     )
-    train = windows.training(draw(splits["train"], arguments.max_train_samples, training.seed))
+    train = windows.training(sample(splits["train"], arguments.max_train_samples, training.seed))
     trainer = SquadTrainer(
         windows,
         questions,
@@ -92,7 +91,7 @@ def main() -> None:
     if training.should_log:
         print(f"{len(train):,} training windows; {len(questions):,} questions to score")
     trainer.train(run.checkpoint)
-    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
+    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
     answers = trainer.answers()
     if training.should_save:
         Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
@@ -102,11 +101,11 @@ def main() -> None:
 
 
 class SquadTrainer(RecipeTrainer):
-    """A trainer that scores answers, which take all windows of a question together.
+    """A trainer that scores answers, each found in all windows of its question.
 
     Args:
-        windows: How the questions were cut.
-        questions: What eval_dataset was made of.
+        windows: How the questions were split into windows.
+        questions: The questions of which eval_dataset was made.
         kwargs: As for a Trainer.
     """
 
@@ -115,12 +114,12 @@ class SquadTrainer(RecipeTrainer):
         self.windows, self.questions = windows, questions
 
     def answers(self) -> dict[str, str]:
-        """The answer to each question, by its id."""
+        """Return the answer to each question, by its id."""
         start, end = self.predict(self.eval_dataset).predictions
         return self.windows.answers(self.questions, self.eval_dataset, start, end)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """SQuAD's scores of the questions."""
+        """Return SQuAD's scores of the questions."""
         golds = dict(
             zip(self.questions["id"], (answers["text"] for answers in self.questions["answers"]), strict=True)
         )

@@ -1,27 +1,26 @@
-"""Trains a Houlsby adapter to tag words: named entities, parts of speech.
+"""Train a Houlsby adapter to tag words: named entities, parts of speech.
 
     accelerate launch recipes/token_classification.py --data conll_folder             # train.conll, validation.conll
     accelerate launch recipes/token_classification.py --data tner/wnut2017 --learning_rate 1e-3
 
-Data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the first
-and the last of its columns), an empty line after each sentence. Tags such as B-PER are scored by entities, others by
-words. Each word's tag is on its first word piece; a sentence longer than --max_length is read in several parts.
+The data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the
+first and the last column), an empty line after each sentence. Tags such as B-PER are scored by entity, others by word.
+Each word's tag is on its first word piece; a sentence longer than --max_length is read in several parts.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from common.data import describe_data, load_splits
-from common.ending import end_with_one_line
-from common.model import add_adapter, load_model
-from common.push import plan_push
-from common.runs import Run
-from common.split import draw, with_validation
-from common.trainer import RecipeTrainer
-from tagging import find_tags, tokenize_words
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, EvalPrediction, set_seed
 from transformers.hf_argparser import HfArg
+
+from tasks.tagging import find_tags, tokenize_words
+from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
+from training.data import describe_data, load_splits, sample, with_validation
+from training.errors import end_with_one_line
+from training.model import add_adapter, load_model
+from training.runs import Run, plan_push
+from training.trainer import RecipeTrainer
 
 
 @dataclass(kw_only=True)
@@ -35,7 +34,7 @@ class TaggingArguments(DataArguments):
 
 
 def main() -> None:
-    """Reads the command line, trains, keeps the best epoch, saves the adapter and results.json."""
+    """Read the command line, train, keep the best epoch, save the adapter and results.json."""
     groups = (TaggingArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
     arguments, adapter, training = parser.parse()
@@ -46,13 +45,13 @@ def main() -> None:
     if run.results is not None:
         return push(training.output_dir)
 
-    set_seed(training.seed)  # before the head and the adapter draw their first weights
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = load_splits(arguments.data, arguments.data_config)
     tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
     splits = with_validation(splits)
     training.choose_by(tags.main_score)
-    splits["train"] = draw(splits["train"], arguments.max_train_samples, training.seed)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
     sentences = {name: tags.read(split, name) for name, split in splits.items()}
     id2label = dict(enumerate(tags.names))
     model, tokenizer, _ = load_model(
@@ -79,7 +78,7 @@ def main() -> None:
         compute_metrics=score,
     )
     trainer.train(run.checkpoint)
-    trainer.save_trained()  # the best epoch's: load_best_model_at_end has put it back
+    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
     test = score(trainer.predict(data["test"])) if "test" in data else None
     dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
     run.finish(trainer, task="tagging", model=arguments.model_name, dataset=dataset, tags=tags.names, test=test)

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+
 from methods import FLOOR, METHODS, OURS
 from models import SHAPES, build, flops, inputs, saved_bytes
 from padding import padding
 from timing import compared
-from torch import nn
 
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"

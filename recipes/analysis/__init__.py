@@ -1,1 +1,1 @@
-"""The papers' analyses, one command each; they import what the recipes beside this folder share."""
+"""What the papers' analyses share; the scripts beside this folder are launched."""

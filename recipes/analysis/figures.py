@@ -1,4 +1,4 @@
-"""How all figures look: sizes that fit a paper's column, colours that colour-blind readers tell apart, two files."""
+"""The style of all figures: sizes that fit a paper's column, colors for color-blind readers, two file formats."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 
-COLUMN, PAGE = 3.3, 6.8  # inches: one column and both columns of a paper
+COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
 
-# The palette of Okabe and Ito 2008, without its black and its yellow, which is faint on white.
+# The palette of Okabe and Ito 2008, without black, and without yellow, which is faint on white.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
-MARKERS = ("o", "s", "^", "D", "v", "P")  # colours alone do not print in grey
+MARKERS = ("o", "s", "^", "D", "v", "P")  # for prints in gray
 
 matplotlib.use("Agg")
 plt.rcParams.update(
@@ -35,7 +35,7 @@ plt.rcParams.update(
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as `path`.png (300 dots per inch) and `path`.svg, and prints where."""
+    """Write a figure to `path`.png (300 dots per inch) and `path`.svg, and print the paths."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_suffix(".png"), dpi=300)
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})

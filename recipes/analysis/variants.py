@@ -1,32 +1,17 @@
-"""Trains a variant of the adapter that Houlsby et al. 2019 tried without gain (section 3.6), with recipes/glue.py.
+"""The variants of the adapter that Houlsby et al. 2019 tried without gain (section 3.6)."""
 
-    accelerate launch recipes/analysis/variants.py --variant layer_norm --task cola --output_dir runs/cola-norm
-
-The flags are those of recipes/glue.py, and --variant. Variants whose bottleneck is a class of this file are not known
-to the library: their adapters are saved, but cannot be loaded, so give --save_strategy no --load_best_model_at_end
-false. The score in results.json is the best epoch's all the same.
-"""
-
-import argparse
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-import glue
 import torch
-from common.ending import end_with_one_line
-from common.errors import RecipeError
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
 
 from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+from training.errors import RecipeError
 
 
 class InnerBottleneck(Bottleneck):
@@ -37,7 +22,7 @@ class InnerBottleneck(Bottleneck):
         self.inner = self.make_inner(self.down_proj.out_features)
 
     def make_inner(self, r: int) -> nn.Module:
-        """The modules between the projections, from and to (..., r)."""
+        """Return the modules between the projections, from and to (..., r)."""
         raise NotImplementedError
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -53,7 +38,7 @@ class LayerNormBottleneck(InnerBottleneck):
 
 
 class BatchNormBottleneck(InnerBottleneck):
-    """A batch norm before the activation, over all tokens of a batch, padding among them."""
+    """A batch norm before the activation, over all tokens of a batch, including padding."""
 
     def make_inner(self, r: int) -> nn.Module:
         return nn.Sequential(_TokenBatchNorm(r), self.activation)
@@ -65,10 +50,10 @@ class _TokenBatchNorm(nn.BatchNorm1d):
 
 
 class TwoLayerBottleneck(InnerBottleneck):
-    """A second layer of the bottleneck's size, with its own activation."""
+    """A second layer of the bottleneck's width, with its own activation."""
 
     def make_inner(self, r: int) -> nn.Module:
-        hidden_layer = nn.Linear(r, r)  # PyTorch's initialization: the branch is small as its outer projections are
+        hidden_layer = nn.Linear(r, r)  # PyTorch's initialization: the outer projections keep the branch small
         return nn.Sequential(self.activation, hidden_layer, self.activation)
 
 
@@ -76,7 +61,7 @@ class ParallelBottleneck(Bottleneck):
     """A bottleneck on the input x of the sub-layer, not on its output h: `h + up_proj(act(down_proj(x)))`.
 
     Attributes:
-        skip: x, which the skip connection also takes; set before each call.
+        skip: The input x of the skip connection; set before each call.
     """
 
     skip: torch.Tensor
@@ -87,7 +72,7 @@ class ParallelBottleneck(Bottleneck):
         return self.combine(hidden, branch.to(hidden.dtype))
 
     def combine(self, hidden: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        """The output of the sub-layer with what the adapter makes of its input."""
+        """Combine the output of the sub-layer with the branch."""
         return hidden + branch
 
 
@@ -120,18 +105,8 @@ VARIANTS = {
 }
 
 
-def main() -> None:
-    """Takes --variant from the command line, and leaves the rest to recipes/glue.py."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--variant", choices=VARIANTS, required=True)
-    arguments, flags = parser.parse_known_args()
-    sys.argv = [sys.argv[0], *flags]
-    glue.apply_method = with_variant(VARIANTS[arguments.variant], glue.apply_method)
-    glue.main()
-
-
 def with_variant(variant: Variant, apply_method: Callable[..., PeftModel]) -> Callable[..., PeftModel]:
-    """The recipe's apply_method, which then has the variant's configuration and bottlenecks."""
+    """Return apply_method with the variant's configuration and bottlenecks."""
 
     def apply(model: PreTrainedModel, method: Any, config: HoulsbyConfig, *args: Any) -> PeftModel:
         adapted = apply_method(model, method, replace(config, **variant.config), *args)
@@ -143,10 +118,10 @@ def with_variant(variant: Variant, apply_method: Callable[..., PeftModel]) -> Ca
 
 
 def replace_bottlenecks(model: PeftModel, bottleneck: type[Bottleneck], adapter_name: str = "default") -> None:
-    """Gives an adapter new bottlenecks of another class, with the sizes and the initialization that it is to have.
+    """Replace an adapter's bottlenecks by new ones of another class, with the same sizes and initialization.
 
     Raises:
-        RecipeError: If the bottlenecks are parallel and the model's sub-layers do not hand over their input.
+        RecipeError: If the bottlenecks are parallel and the model's sub-layers do not pass on their input.
     """
     config = model.peft_config[adapter_name]
     for name, layer in model.named_modules():
@@ -160,19 +135,15 @@ def replace_bottlenecks(model: PeftModel, bottleneck: type[Bottleneck], adapter_
             )  # fmt: skip
             layer.update_layer(adapter_name, new.to(old.down_proj.weight))
         if issubclass(bottleneck, ParallelBottleneck):
-            _hand_over_input(model.get_submodule(name.rpartition(".")[0]), layer.bottleneck(adapter_name))
+            _pass_input(model.get_submodule(name.rpartition(".")[0]), layer.bottleneck(adapter_name))
 
 
-def _hand_over_input(end: nn.Module, bottleneck: ParallelBottleneck) -> None:
-    """Gives a bottleneck the input of its sub-layer, which BERT's sub-layers end in adding to their output."""
+def _pass_input(end: nn.Module, bottleneck: ParallelBottleneck) -> None:
+    """Give a bottleneck the input of its sub-layer, which BERT adds to the output at the sub-layer's end."""
     if list(inspect.signature(end.forward).parameters) != ["hidden_states", "input_tensor"]:
         raise RecipeError(f"Parallel adapters are for encoders built as BERT, RoBERTa and ELECTRA; got {type(end)}.")
 
-    def hand_over(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    def pass_input(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         bottleneck.skip = inputs[1]
 
-    end.register_forward_pre_hook(hand_over)
-
-
-if __name__ == "__main__":
-    end_with_one_line(main)
+    end.register_forward_pre_hook(pass_input)

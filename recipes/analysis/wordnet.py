@@ -1,6 +1,7 @@
-"""Synonyms from the files of WordNet's database, wherever they are: Debian's wordnet-base, NLTK's data, or a folder.
+"""Synonyms from the files of WordNet's database: Debian's wordnet-base, NLTK's data, or a folder.
 
-The format of the files is described in WordNet's manual pages wndb(5WN) and cntlist(5WN).
+WordNet's manual pages wndb(5WN) and cntlist(5WN) describe the format of the files. NLTK's own reader would need its
+copy of the data, a download that Debian's package makes unnecessary.
 """
 
 import os
@@ -8,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.errors import RecipeError
+from training.errors import RecipeError
 
 
 PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
-# As the numbers that begin a sense's key have it; 5 are the adjectives that cluster around others.
+# By the number after % in a sense's key; 5 are the adjectives that cluster around others.
 _NUMBERS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 _FOLDERS = (
     Path("/usr/share/wordnet"),  # Debian's wordnet-base
@@ -22,7 +23,7 @@ _FOLDERS = (
 
 
 def find_wordnet(folder: str | None) -> Path:
-    """The folder of the database: the given one, or the first of the usual ones.
+    """Return the folder of the database: the given one, or the first of the usual ones.
 
     Raises:
         RecipeError: If there is none.
@@ -40,14 +41,14 @@ def find_wordnet(folder: str | None) -> Path:
 class WordNet:
     """The synonyms of words in their most frequent part of speech.
 
-    Words are looked up as they are, not by their base form: a synonym of "film" can take its place, one of "films"
-    would first have to be inflected.
+    Words are not reduced to their base form: a synonym can replace "film", but would have to be inflected to replace
+    "films".
 
     Args:
         folder: Folder of the database.
 
     Raises:
-        RecipeError: If it is no database of WordNet.
+        RecipeError: If it is not a complete database of WordNet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,17 +62,17 @@ class WordNet:
                     self._senses[lemma][part] = [int(offset) for offset in rest[-int(count) :]]
             self._frequency = _frequencies(folder / "cntlist.rev")
         except (OSError, ValueError, KeyError) as error:
-            raise RecipeError(f"{folder} is no complete database of WordNet: {error}") from error
+            raise RecipeError(f"{folder} must hold a complete WordNet database: {error}") from error
 
     def part_of_speech(self, word: str) -> str | None:
-        """The part of speech that the word most often is in the texts that WordNet's makers tagged; where they have
-        not met it, the one with the most senses. None for a word that WordNet does not have in this form."""
+        """Return the word's most frequent part of speech in WordNet's tagged texts or, if it does not occur there, the
+        one with the most senses; None if WordNet does not have the word in this form."""
         senses = self._senses.get(word.lower(), {})
         frequency = self._frequency.get(word.lower(), {})
         return max(senses, key=lambda part: (frequency.get(part, 0), len(senses[part])), default=None)
 
     def synonyms(self, word: str) -> list[str]:
-        """The single words that share a sense with the word, in its part of speech, in the order of its senses."""
+        """Return the single words that share a sense with the word, in its part of speech, by its senses' order."""
         part = self.part_of_speech(word)
         if part is None:
             return []
@@ -94,7 +95,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _frequencies(path: Path) -> dict[str, dict[str, int]]:
-    """By lemma and part of speech, how often its senses are tagged."""
+    """Return how often the senses of each lemma and part of speech are tagged."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for line in _lines(path):
         key, _, count = line.split()

@@ -12,15 +12,15 @@ from threading import get_ident
 
 import pytest
 import torch
-from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
 from peft import get_peft_model
-from tiny_models import perturb, tiny_bert
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
+from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.batching import MixedBatch
+from tiny_models import perturb, tiny_bert
 
 
 BASE = "__base__"

@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from tiny_models import tiny_bert
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.checkpoints.fingerprint import compare_fingerprints, fingerprint
+from tiny_models import tiny_bert
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from peft import (
 )
 from peft.utils.hotswap import hotswap_adapter
 from safetensors.torch import load_file, save_file
-from tiny_models import perturb, tiny_bert
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 WEIGHTS = "adapter_model.safetensors"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_models import BASE, make_adapter, make_base
 from safetensors.torch import load, save
 
 import houlsby_peft
+from hub_models import BASE, make_adapter, make_base
 
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -6,14 +6,14 @@ import re
 
 import pytest
 import torch
-from contract_models import ROWS, Row, output
 from peft import PeftModel, get_peft_model, inject_adapter_in_model
 from safetensors.torch import load_file
-from tiny_models import perturb, tiny_bert
 from torch import nn
 
 import houlsby_peft
+from contract_models import ROWS, Row, output
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from tiny_models import perturb, tiny_bert
 
 
 TRANSFORMERS = [row for row in ROWS if row.name.startswith(("bert", "roberta", "gpt2", "llama", "t5"))]

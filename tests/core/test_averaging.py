@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
-from tiny_models import perturb, tiny_bert
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 def two_adapters(one=None, two=None, dtype=torch.float32, autocast=True):

@@ -6,10 +6,10 @@ import json
 
 import pytest
 from peft import PeftConfig, PeftType, TaskType, get_peft_config, get_peft_model
-from tiny_models import tiny_bert
 from transformers import BertForQuestionAnswering, BertForSequenceClassification, BertForTokenClassification
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import tiny_bert
 
 
 @pytest.mark.parametrize(

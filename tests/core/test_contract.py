@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from contract_models import FILE_PREFIX, ROWS, Row, output, output_with_gradient, reference
 from peft import (
     PeftModel,
     get_peft_model,
@@ -23,6 +22,7 @@ from peft import (
 )
 from safetensors.torch import load_file
 
+from contract_models import FILE_PREFIX, ROWS, Row, output, output_with_gradient, reference
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.wrapper import HoulsbyHead
 

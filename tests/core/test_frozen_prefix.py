@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from accelerate import cpu_offload
-from contract_models import gpt2, llama
 from peft import get_peft_model, get_peft_model_state_dict
-from tiny_models import perturb, tiny_bert
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Trainer, TrainingArguments
 
 import houlsby_peft.frozen_prefix
+from accelerate import cpu_offload
+from contract_models import gpt2, llama
 from houlsby_peft import FrozenPrefix, HoulsbyConfig
 from houlsby_peft.prefix_cache import FolderStore, MemoryStore
+from tiny_models import perturb, tiny_bert
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from home_made import HomeMade
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file
-from tiny_models import perturb, tiny_bert
 from torch import nn
 
 import houlsby_peft
+from home_made import HomeMade
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden_adapter"

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from tiny_models import perturb, tiny_bert
 from torch.nn import functional as F
 from transformers import (
     BertConfig,
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from tiny_models import perturb, tiny_bert
 
 
 def count(model, part=""):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from packaging.version import Version
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb, tiny_bert
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from tiny_models import perturb, tiny_bert
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from accelerate import cpu_offload
 from accelerate.hooks import AlignDevicesHook
 from peft import PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
-from tiny_models import perturb, tiny_bert
 from torch import nn
 from transformers import BertForSequenceClassification
 
+from accelerate import cpu_offload
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.bottleneck import Bottleneck
 from houlsby_peft.offloading import copy_of, device_of
+from tiny_models import perturb, tiny_bert
 
 
 CPU = torch.device("cpu")

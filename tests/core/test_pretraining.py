@@ -6,10 +6,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tiny_models import perturb, tiny_bert
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 # What PEFT puts before the names of modules in a file.

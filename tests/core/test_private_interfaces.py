@@ -6,9 +6,9 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
-from tiny_models import perturb, tiny_bert
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 def test_layers_that_share_a_bottleneck_report_the_adapter():

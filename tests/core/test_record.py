@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+
 import record
 import record_cases
-import torch
 from record_cases import CASES
 
 

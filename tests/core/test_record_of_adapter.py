@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from tiny_models import perturb, tiny_bert
 from transformers import BartConfig, BartForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.placement import places
 from houlsby_peft.placement.architectures import ARCHITECTURES, Architecture, Stack, SubLayer
 from houlsby_peft.placement.places import find_places, fold_places, unfold_places
+from tiny_models import perturb, tiny_bert
 
 
 COPIES = {

@@ -15,11 +15,11 @@ import pytest
 import torch
 from peft import PeftType, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
-from tiny_models import tiny_bert
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, HoulsbyModel
 from houlsby_peft.registration import houlsby_peft_type, register
+from tiny_models import tiny_bert
 
 
 def test_the_type_is_a_full_member_of_the_enum():

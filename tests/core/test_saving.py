@@ -6,10 +6,10 @@ import pytest
 import torch
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tiny_models import perturb, tiny_bert
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
 
 
 VARIANTS = [

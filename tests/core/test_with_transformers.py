@@ -7,7 +7,6 @@ import shutil
 import pytest
 import torch
 import transformers
-from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, gpt2, t5
 from peft import (
     AutoPeftModelForCausalLM,
     AutoPeftModelForFeatureExtraction,
@@ -21,7 +20,6 @@ from peft import (
     get_peft_model_state_dict,
 )
 from safetensors.torch import load_file, save_file
-from tiny_models import TINY_BERT, perturb, tiny_bert
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
@@ -32,7 +30,9 @@ from transformers import (
     pipeline,
 )
 
+from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, gpt2, t5
 from houlsby_peft import HoulsbyConfig
+from tiny_models import TINY_BERT, perturb, tiny_bert
 
 
 # PEFT says this whenever a model gets a second adapter by way of transformers.

@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
-from common.checkpoints import last_checkpoint
-from distributed_checks import CHECKS
-from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
 from filelock import FileLock
 from transformers import AutoModelForSequenceClassification
+
+from distributed_checks import CHECKS
+from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
+from training.runs import last_checkpoint
 
 
 SHARED = ("--share_layers", "3")
@@ -163,7 +164,7 @@ def test_a_process_is_killed_while_it_saves(inputs, ddp, tmp_path):
     resumed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
     log = (tmp_path / "log.txt").read_text()
     assert "exitcode: -9" in log
-    assert "checkpoint-15, which was not written to its end" in log
+    assert "checkpoint-15, which is incomplete" in log
     assert_same_end(resumed, ddp)
 
 
@@ -199,4 +200,4 @@ class TestLastCheckpoint:
         whole = self.checkpoint(tmp_path, 5, json.dumps({"global_step": 5}))
         half = self.checkpoint(tmp_path, 10, content)
         assert last_checkpoint(str(tmp_path)) == whole
-        assert capsys.readouterr().out == f"Skipping {half}, which was not written to its end.\n"
+        assert capsys.readouterr().out == f"Skipping {half}, which is incomplete.\n"

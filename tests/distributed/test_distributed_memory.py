@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from memory import STRATEGIES, Sizes, activations, build, sizes
 from torch.profiler import ProfilerActivity, profile
 
 from houlsby_peft import HoulsbyConfig
+from memory import STRATEGIES, Sizes, activations, build, sizes
 
 
 METHODS = {

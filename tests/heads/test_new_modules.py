@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from common.methods import MethodArguments, apply_method
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb, tiny_bert
 from transformers import AutoModelForSequenceClassification, BertModel, ViTConfig, ViTForImageClassification
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.heads.find import find_new
+from tiny_models import perturb, tiny_bert
+from training.methods import MethodArguments, apply_method
 
 
 def load(path, **kwargs):

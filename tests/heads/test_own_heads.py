@@ -6,10 +6,10 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
-from tiny_models import perturb, tiny_bert
 from transformers import BertModel, RobertaConfig, RobertaForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, TwoLayerHead
+from tiny_models import perturb, tiny_bert
 
 
 def labels(number: int) -> dict[int, str]:

@@ -6,9 +6,7 @@ import shutil
 
 import pytest
 import torch
-from hub_models import LABELS, make_adapter, make_base
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb, tiny_bert
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -21,6 +19,8 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.heads.new import has_two_layer_head, put_two_layer_head
+from hub_models import LABELS, make_adapter, make_base
+from tiny_models import perturb, tiny_bert
 
 
 TEXTS = ["The soup was late and cold.", "Is the menu in town?"]

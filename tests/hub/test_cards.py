@@ -10,7 +10,6 @@ import statistics
 from pathlib import Path
 
 import pytest
-from hub_models import LABELS, make_adapter, make_base
 from huggingface_hub import ModelCard
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
@@ -20,6 +19,7 @@ from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 from houlsby_peft.hub.card import check_metadata, count_parameters, make_card, merge_cards
 from houlsby_peft.hub.results import format_mean
 from houlsby_peft.hub.sections import mark, split, update
+from hub_models import LABELS, make_adapter, make_base
 
 
 ROOT = Path(__file__).parents[2]

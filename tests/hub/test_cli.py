@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 from huggingface_hub import ModelCard
 
 import houlsby_peft
 from houlsby_peft.cli import main
+from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hub_models import BASE, LABELS, TEXTS, make_base
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load
 from test_docs import ROOT, SNIPPET
@@ -18,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trai
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, plan_push
+from hub_models import BASE, LABELS, TEXTS, make_base
 
 
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]

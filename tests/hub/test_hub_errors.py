@@ -11,13 +11,13 @@ from pathlib import Path
 
 import huggingface_hub.utils._http
 import pytest
-from hub_models import BASE, make_adapter, make_base
-from local_hub import Fault
 
 import houlsby_peft
 import houlsby_peft.cli
 import houlsby_peft.hub.push
 from houlsby_peft import AdapterError, HubError
+from hub_models import BASE, make_adapter, make_base
+from local_hub import Fault
 
 
 def _attempt(function, *arguments, **options):

@@ -7,13 +7,13 @@ from collections import Counter
 import pytest
 import torch
 import transformers
-from architecture_rows import ROWS
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb
 from transformers.models.auto import modeling_auto
 
+from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.placement.architectures import ARCHITECTURES
+from tiny_models import perturb
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")

@@ -6,16 +6,16 @@ import logging
 
 import pytest
 import torch
-from architecture_rows import ROWS
-from home_made import HomeMade, Layer
 from peft import get_peft_model
-from tiny_models import perturb
 from torch import nn
 
+from architecture_rows import ROWS
+from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.inference import fold_indices, infer_layers
 from houlsby_peft.placement.places import find_places
+from tiny_models import perturb
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")

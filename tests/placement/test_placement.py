@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import transformers
-from architecture_rows import ROWS
 from peft import get_peft_model
 
+from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.placement.architectures import ARCHITECTURES
 from houlsby_peft.placement.map import architectures_list, main, placement_map

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from architecture_rows import LAYERS, ROWS
 from peft import get_peft_model
-from tiny_models import perturb
 from torch import nn
 from transformers import (
     BertConfig,
@@ -24,8 +22,10 @@ from transformers import (
     XLNetModel,
 )
 
+from architecture_rows import LAYERS, ROWS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.placement.places import find_places
+from tiny_models import perturb
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")

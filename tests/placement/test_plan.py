@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import get_peft_model
-from tiny_models import perturb, tiny_bert
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.wrapper import HoulsbyHead
+from tiny_models import perturb, tiny_bert
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import time
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from recipe_runs import run, save_tiny_encoder
-from tiny_models import perturb, tiny_bert
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -20,14 +18,16 @@ from transformers import (
 )
 
 from houlsby_peft import HoulsbyConfig, ablate
+from recipe_runs import run, save_tiny_encoder
+from tiny_models import perturb, tiny_bert
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import ablation
 import glue
-from analysis import ablation
 from analysis.runs import load_run
 from analysis.spans import RESTARTABLE, SpanModel
-from common.errors import RecipeError
+from training.errors import RecipeError
 
 
 SIZES = {

@@ -15,20 +15,22 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import get_peft_model
-from recipe_runs import run
-from tiny_models import tiny_bert
 from transformers import Trainer, TrainingArguments
 
 from houlsby_peft import HoulsbyConfig
+from recipe_runs import run
+from tiny_models import tiny_bert
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
-from analysis import init_scale, stability, tradeoff
-from analysis.gradient_norms import FILE, GradientNorms, layer_of
-from analysis.grid import GridParser, complete, make_grids
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
-from common.errors import RecipeError
-from glue_arguments import parse_arguments
+import init_scale
+import stability
+import tradeoff
+from analysis.gradients import FILE, GradientNorms, layer_of
+from analysis.grid import GridParser, make_grids, run_missing
+from study.presets import parse_arguments
+from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
+from training.errors import RecipeError
 
 
 ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
@@ -181,9 +183,9 @@ class TestInitScale:
     def test_a_run_for_each_learning_rate(self, tmp_path):
         rates = ("--learning_rate", "3e-4", "1e-3")
         grid = ("--task", "cola", "--seed", 0, "--r", 8, "--init_std", "1e-4", "--output_dir", tmp_path)
-        with patch.object(init_scale, "complete") as complete, pytest.raises(RecipeError, match="no run with a"):
+        with patch.object(init_scale, "run_missing") as run_missing, pytest.raises(RecipeError, match="no run with a"):
             run(init_scale, *grid, *rates, "--data_dir", "glue")
-        ((runs, _),) = (call.args for call in complete.call_args_list)
+        ((runs, _),) = (call.args for call in run_missing.call_args_list)
         assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
         assert all(run.flags == ("--data_dir", "glue") for run in runs)
 
@@ -225,7 +227,7 @@ class TestStability:
             output_dir=tmp_path, task=["minimal_pairs"], seed=["0", "1"], learning_rate=["1e-3"], jobs=1,
             full_learning_rate=["1e-4"], model_name="tiny", data_dir=None, pretraining_steps=[20, 30],
         )  # fmt: skip
-        with patch.object(stability, "complete") as done:
+        with patch.object(stability, "run_missing") as done:
             runs = list(stability.make_all(arguments, []))
         ((pretraining,),), _ = done.call_args
         flags = pretraining.arguments
@@ -291,7 +293,7 @@ class TestStability:
             output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
         )  # fmt: skip
-        with patch.object(stability, "complete") as done:
+        with patch.object(stability, "run_missing") as done:
             *_, last = stability.make_all(arguments, flags)
         ((pretraining,),), _ = done.call_args
         with patch.object(sys, "argv", last.arguments):
@@ -372,7 +374,7 @@ class TestGrid:
         recipe.write_text("raise SystemExit('error: no such thing')")
         runs = make_grids(tmp_path, ["cola"], [{"seed": ["0"]}], [], recipe)
         with pytest.raises(RecipeError, match="1 of 1 runs have failed"):
-            complete(runs, jobs=1)
+            run_missing(runs, jobs=1)
         printed = capsys.readouterr().err
         assert "no such thing" in printed
         assert str(runs[0].folder / "log.txt") in printed

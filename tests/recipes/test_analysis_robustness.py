@@ -8,16 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from recipe_runs import run, save_tiny_encoder
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import glue
-from analysis import robustness
+import robustness
 from analysis.pwws import FUNCTION_WORDS, pwws
 from analysis.runs import load_run
 from analysis.wordnet import WordNet, find_wordnet
-from common.errors import RecipeError
+from training.errors import RecipeError
 
 
 DEBIAN = Path("/usr/share/wordnet")
@@ -80,7 +81,7 @@ class TestWordNet:
     @pytest.mark.parametrize("broken", ["index.adv", "cntlist.rev"])
     def test_incomplete(self, tmp_path, broken):
         (write_wordnet(tmp_path) / broken).unlink()
-        with pytest.raises(RecipeError, match="no complete database"):
+        with pytest.raises(RecipeError, match="must hold a complete WordNet database"):
             WordNet(tmp_path)
 
 
@@ -185,5 +186,5 @@ class TestCommand:
         np.testing.assert_allclose(robustness.predictor(one, 4)(texts), alone, atol=1e-5)
 
     def test_a_name_for_each_run(self, finished_run):
-        with pytest.raises(RecipeError, match="got 2 names of 1 runs"):
+        with pytest.raises(RecipeError, match="got 2 names for 1 runs"):
             run(robustness, "--run", finished_run, "--name", "a", "b")

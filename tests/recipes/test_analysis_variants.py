@@ -9,20 +9,21 @@ from unittest.mock import patch
 import pytest
 import torch
 from peft import get_peft_model
-from recipe_runs import run, save_tiny_encoder
-from tiny_models import perturb, tiny_bert
 from torch.nn import functional as F
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+from recipe_runs import run, save_tiny_encoder
+from tiny_models import perturb, tiny_bert
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
-import glue
-from analysis import extensions, variants
+import extensions
+import variants
 from analysis.variants import VARIANTS, replace_bottlenecks
-from common.errors import RecipeError
-from sweep_runs import make_runs
+from sweeping.runs import make_runs
+from training import methods
+from training.errors import RecipeError
 
 
 NO_CHECKPOINTS = extensions.NO_CHECKPOINTS
@@ -126,7 +127,7 @@ def encoder(tmp_path_factory):
 
 class TestRuns:
     @pytest.mark.parametrize("variant", ["batch_norm", "attention_only", "parallel_gated"])
-    def test_a_run_of_the_recipe(self, variant, encoder, tmp_path):
+    def test_a_run_of_the_recipe(self, variant, encoder, tmp_path, monkeypatch):
         trained = []
 
         def remember(variant_, apply_method):
@@ -137,7 +138,10 @@ class TestRuns:
             return apply
 
         with_variant = variants.with_variant
-        with patch.object(glue, "apply_method", glue.apply_method), patch.object(variants, "with_variant", remember):
+        with (
+            patch.object(methods, "apply_method", methods.apply_method),
+            patch.object(variants, "with_variant", remember),
+        ):
             run(variants, "--variant", variant, "--model_name", encoder, "--output_dir", tmp_path, "--r", 4,
                 "--max_steps", 2, "--eval_strategy", "steps", "--eval_steps", 2, "--report_to", "none",
                 *NO_CHECKPOINTS)  # fmt: skip

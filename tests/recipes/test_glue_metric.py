@@ -4,9 +4,10 @@ import warnings
 
 import numpy as np
 import pytest
-from glue_metric import TASK_SCORES, GlueMetric
 from scipy import stats
 from sklearn import metrics
+
+from tasks.glue import TASK_SCORES, GlueMetric
 
 
 def compute(task, predictions, references):

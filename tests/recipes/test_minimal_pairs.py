@@ -4,8 +4,17 @@ import random
 from collections import Counter
 
 import pytest
-from minimal_pairs import PAIRS_PER_PHENOMENON, PHENOMENA, minimal_pairs
-from vocabulary import WORDS, add_ed, add_ing, add_s, split_words
+
+from tasks.minimal_pairs import (
+    PAIRS_PER_PHENOMENON,
+    PHENOMENA,
+    WORDS,
+    add_ed,
+    add_ing,
+    add_s,
+    minimal_pairs,
+    split_words,
+)
 
 
 SPLITS = ("train", "validation", "test")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from common.data import check_columns, numeric_labels, read_split
-from common.errors import RecipeError
 from datasets import Dataset
-from glue_tasks import TASKS, find_tasks, load_splits
+
+from tasks.glue import TASKS, find_tasks, load_splits, numeric_labels
+from training.data import check_columns, read_split
+from training.errors import RecipeError
 
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "glue"
@@ -40,14 +41,14 @@ class TestReading:
         write(tmp_path, "train", ending, frame)
         data = read_split(tmp_path, "train")
         check_columns(data, "it", ["sentence"])
-        data = numeric_labels(data, "it", 2, (0, 1))
+        data = numeric_labels(data, "it", 2)
         assert data["sentence"] == TRICKY_TEXTS
         assert data["label"] == [0, 1] * 4
 
     @pytest.mark.parametrize("ending", [".parquet", ".csv", ".tsv", ".jsonl"])
     def test_scores_stay_real(self, tmp_path, ending):
         write(tmp_path, "train", ending, pd.DataFrame({"sentence": ["a", "b", "c"], "label": [0.0, 2.75, 5.0]}))
-        data = numeric_labels(read_split(tmp_path, "train"), "it", 1, (0.0, 5.0))
+        data = numeric_labels(read_split(tmp_path, "train"), "it", 1)
         assert data["label"] == [0.0, 2.75, 5.0]
         assert data.features["label"].dtype == "float32"
 
@@ -75,7 +76,7 @@ class TestReading:
 
     def test_no_rows(self, tmp_path):
         write(tmp_path, "train", ".csv", pd.DataFrame({"sentence": [], "label": []}))
-        with pytest.raises(RecipeError, match="holds no row"):
+        with pytest.raises(RecipeError, match="has no rows"):
             read_split(tmp_path, "train")
 
     def test_missing_column_names_what_is_there(self):
@@ -107,7 +108,7 @@ class TestReading:
     )
     def test_labels_out_of_range(self, labels, num_labels, message):
         with pytest.raises(RecipeError, match=message):
-            numeric_labels(Dataset.from_dict({"label": labels}), "it", num_labels, (0.0, 5.0))
+            numeric_labels(Dataset.from_dict({"label": labels}), "it", num_labels)
 
 
 class TestTasks:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from common.environment import command, emissions, hardware
+
+from training.results import command, emissions, hardware
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")

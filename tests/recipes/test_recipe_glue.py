@@ -9,22 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import demo
-import glue
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from common.arguments import RecipeTrainingArguments
-from common.data import tokenize
-from common.errors import RecipeError
-from common.model import add_adapter, find_model, load_classifier
-from common.results import scores_per_epoch
-from common.trainer import RecipeTrainer
 from datasets import Dataset
-from minimal_pairs import minimal_pairs
 from peft import PeftModel
-from tiny_models import tiny_bert
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -32,7 +22,17 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
+import glue
 from houlsby_peft import HoulsbyConfig
+from tasks import demo
+from tasks.minimal_pairs import minimal_pairs
+from tiny_models import tiny_bert
+from training.arguments import RecipeTrainingArguments
+from training.data import tokenize
+from training.errors import RecipeError
+from training.model import add_adapter, find_model, load_classifier
+from training.results import scores_per_epoch
+from training.trainer import RecipeTrainer
 
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +66,7 @@ class TestModel:
 
     @pytest.mark.parametrize("name", ["/no/such/model", "./model", "~/model", "a/b/c"])
     def test_a_path_without_a_model(self, name):
-        with pytest.raises(RecipeError, match="is not the folder of a model"):
+        with pytest.raises(RecipeError, match="must name a folder with a model"):
             find_model(name)
 
     def test_a_name_on_the_hub_is_left_alone(self):
@@ -111,7 +111,7 @@ class TestCommandLine:
         [
             (["--task", "mrcp"], "--task must be one of"),
             (["--task", "mrpc", "--data_dir", "/no/such/folder"], "no folder /no/such/folder/mrpc"),
-            (["--model_name", "/no/such/model"], "not the folder of a model"),
+            (["--model_name", "/no/such/model"], "must name a folder with a model"),
         ],
     )
     def test_likely_mistakes(self, monkeypatch, tmp_path, flags, message):

@@ -8,24 +8,24 @@ import zipfile
 from contextlib import closing
 from statistics import mean
 
-import glue
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from common.errors import RecipeError
-from common.methods import MethodArguments, apply_method
-from glue_tasks import TASKS
-from minimal_pairs import minimal_pairs
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
-from submission import TEST_SETS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tiny_models import tiny_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+import glue
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder
+from tasks.glue import TASKS
+from tasks.minimal_pairs import minimal_pairs
+from tasks.submission import TEST_SETS
+from tiny_models import tiny_bert
+from training.errors import RecipeError
+from training.methods import MethodArguments, apply_method
 
 
 ROWS = 24
@@ -208,10 +208,10 @@ class TestHeadAndPooler:
         ("flags", "message"),
         [
             (["--head", "two_layer", "--method", "full"], "--head two_layer needs --method houlsby, got full"),
-            (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must have \{task\} in it"),
+            (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must contain \{task\}"),
             (["--push_to_hub", "--method", "lora"], "--push_to_hub needs --method houlsby, got lora"),
-            (["--base_dtype", "bfloat16", "--method", "full"], "is for weights that stay frozen .*; full trains some"),
-            (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for weights that stay frozen"),
+            (["--base_dtype", "bfloat16", "--method", "full"], "is for frozen weights .*; full trains some"),
+            (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for frozen weights"),
         ],
     )
     def test_what_does_not_go_together(self, flags, message):
@@ -303,7 +303,7 @@ class TestMistakes:
         [
             (lambda rows: rows.rename(columns={"sentence1": "text"}), "rte train lacks the column 'sentence1'"),
             (lambda rows: rows.assign(label=7), "rte train: label must be a whole number from 0 to 1, row 0 has 7"),
-            (lambda rows: rows[:0], r"train.parquet holds no row"),
+            (lambda rows: rows[:0], r"train.parquet has no rows"),
         ],
         ids=["column", "label", "empty split"],
     )

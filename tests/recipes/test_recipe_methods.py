@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 
-import glue
 import numpy as np
 import pytest
 import torch
-from common.errors import RecipeError
-from common.methods import MethodArguments, apply_method
-from minimal_pairs import minimal_pairs
 from peft import AutoPeftModelForSequenceClassification, PeftModel
-from recipe_runs import run, save_tiny_encoder
-from tiny_models import tiny_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
 
+import glue
 from houlsby_peft import HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from tiny_models import tiny_bert
+from training.errors import RecipeError
+from training.methods import MethodArguments, apply_method
 
 
 # Of BERT-base by its dimensions: width d, feed-forward width, vocabulary, positions, layers.
@@ -59,7 +59,7 @@ def test_trained_parameters_of_bert_base(method, expected):
         ({"method": "full", "top_k": 2}, "no other method has it"),
         ({"method": "top_k", "top_k": 5}, "--top_k must be from 1 to 4, the layers of one encoder, got 5"),
         ({"method": "top_k", "top_k": 0}, "--top_k must be from 1 to 4"),
-        ({"method": "lora", "lora_targets": ["no_such_layer"]}, "LoRA finds no place .* --lora_targets"),
+        ({"method": "lora", "lora_targets": ["no_such_layer"]}, "LoRA finds no layers .* --lora_targets"),
     ],
 )
 def test_what_cannot_be_trained(method, message):

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 
-import glue
-import mlm
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from common.arguments import RecipeTrainingArguments
-from common.columns import find_text_columns, leave_out_empty
-from common.data import load_splits, read_file, tokenize
-from common.errors import RecipeError
-from common.model import add_adapter, load_model
-from common.split import draw, with_validation
 from datasets import Dataset
-from minimal_pairs import minimal_pairs
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
+import glue
+import mlm
 from houlsby_peft import HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from training.arguments import RecipeTrainingArguments
+from training.data import find_text_columns, leave_out_empty, load_splits, read_file, sample, tokenize, with_validation
+from training.errors import RecipeError
+from training.model import add_adapter, load_model
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +116,7 @@ class TestPretraining:
         AutoModelForMaskedLM.from_pretrained(encoder).save_pretrained(tmp_path)
         tokenizer.mask_token = None
         tokenizer.save_pretrained(tmp_path)
-        with pytest.raises(RecipeError, match="needs a token for masks"):
+        with pytest.raises(RecipeError, match="needs a mask token"):
             run(mlm, "--data", data, "--model_name", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run")
 
 
@@ -163,7 +161,7 @@ class TestInitAdapter:
 
     def test_another_encoder(self, data, pretrained, tmp_path):
         other = save_tiny_encoder(tmp_path / "other", seed=1)
-        with pytest.raises(RecipeError, match=r"needs an adapter of the same encoder.*other weights"):
+        with pytest.raises(RecipeError, match=r"initialized from one of the same base model.*other weights"):
             self.glue(other, data, tmp_path, "--init_adapter", pretrained / "adapter")
 
     def test_no_adapter(self, encoder, data, tmp_path):
@@ -245,7 +243,7 @@ class TestSplit:
 
     def test_draw(self):
         data = Dataset.from_dict({"row": range(20)})
-        assert draw(data, None, 0) is data
-        rows = draw(data, 5, 0)["row"]
-        assert rows == sorted(rows) == draw(data, 5, 0)["row"] != draw(data, 5, 1)["row"]
+        assert sample(data, None, 0) is data
+        rows = sample(data, 5, 0)["row"]
+        assert rows == sorted(rows) == sample(data, 5, 0)["row"] != sample(data, 5, 1)["row"]
         assert len(np.unique(rows)) == 5

@@ -6,12 +6,13 @@ import json
 from statistics import mean
 
 import pandas as pd
-import paper_tasks
 import pytest
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
+
+import paper_tasks
 from paper_tasks import PAPER, format_table
 from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]

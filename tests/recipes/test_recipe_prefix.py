@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
-import glue
 import pytest
 import torch
-from common.errors import RecipeError
-from common.prefix import keep_prefix
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
 from transformers import TrainingArguments
 from transformers.models.bert.modeling_bert import BertLayer
 
+import glue
 from houlsby_peft import HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder
+from training.errors import RecipeError
+from training.methods import keep_prefix
 
 
 EPOCHS, BATCH = 3, 32
@@ -63,7 +63,7 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
         assert found[1].keys() == weights.keys()
         for key, weight in weights.items():
             torch.testing.assert_close(found[1][key], weight, atol=1e-4, rtol=1e-3)
-    said = f"kept in {tmp_path / 'kept'}: what the embeddings and the 2 layers below it give the first adapter"
+    said = f"kept in {tmp_path / 'kept'}: the outputs of the embeddings and the 2 layers below the first adapter"
     assert said in capsys.readouterr().out
     # Half of the layers' rows are the prefix's; the second run has none of them. Each run tries the first adapted
     # layer on its first batch twice, to see what can be kept of it.

@@ -12,18 +12,17 @@ from dataclasses import fields
 from pathlib import Path
 from unittest.mock import patch
 
-import glue
-import glue_arguments
 import pytest
-from common.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
-from common.errors import RecipeError
-from common.methods import MethodArguments, apply_method
-from common.trainer import RecipeTrainer
-from distributed_runs import ENVIRONMENT
-from glue_presets import NAMES, preset
-from tiny_models import tiny_bert
 
+import glue
+from distributed_runs import ENVIRONMENT
 from houlsby_peft import HoulsbyConfig
+from study.presets import NAMES, parse_arguments, preset
+from tiny_models import tiny_bert
+from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
+from training.errors import RecipeError
+from training.methods import MethodArguments, apply_method
+from training.trainer import RecipeTrainer
 
 
 DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
@@ -32,7 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "recipes.md"
 def parsed(*flags):
     """All arguments that the command line gives, in one."""
     with patch.object(sys, "argv", ["glue.py", "--output_dir", "runs", *map(str, flags)]):
-        return {name: value for group in glue_arguments.parse_arguments() for name, value in vars(group).items()}
+        return {name: value for group in parse_arguments() for name, value in vars(group).items()}
 
 
 # What the papers and their code say, and nothing else.
@@ -172,7 +171,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, {str(Path(__file__).parents[2] / "recipes")!r})
-from glue_arguments import parse_arguments
+from study.presets import parse_arguments
 
 asked, folder = json.loads(sys.argv[1]), sys.argv[2]
 found = []

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from hub_models import BASE, LABELS, TEXTS, make_base
 from transformers import AutoTokenizer
 
 import houlsby_peft
+from hub_models import BASE, LABELS, TEXTS, make_base
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -158,7 +158,7 @@ def test_the_other_recipes(hub, inputs, tmp_path):
 def refusals(flags):
     """Client: how each recipe ends, with its flags."""
     sys.path.insert(0, str(RECIPES))
-    endings = importlib.import_module("common.ending")
+    endings = importlib.import_module("training.errors")
     found = {}
     for recipe, own in flags.items():
         sys.argv = [f"{recipe}.py", *SHORT, "--push_to_hub", *own]

@@ -14,15 +14,15 @@ import sys
 import time
 from pathlib import Path
 
-import glue
 import pytest
 import torch
-from common.ending import is_full_disk
-from common.errors import RecipeError
-from common.runs import differences
-from minimal_pairs import minimal_pairs
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
+
+import glue
+from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError, is_full_disk
+from training.runs import changed_arguments
 
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "glue.py"
@@ -155,7 +155,7 @@ class TestTheFolderOfARun:
 
     def test_a_folder_of_an_unknown_run(self, flags, tmp_path):
         (tmp_path / "results.json").write_text("{}")
-        with pytest.raises(RecipeError, match="holds a run whose arguments are not known"):
+        with pytest.raises(RecipeError, match="holds a run with unknown arguments"):
             run(glue, *flags, "--output_dir", tmp_path)
 
     def test_last_goes_on_with_other_arguments(self, flags, tmp_path):
@@ -175,7 +175,7 @@ class TestTheFolderOfARun:
     def test_what_counts_as_other_arguments(self):
         now = {"learning_rate": 1.0, "r": 8, "logging_steps": 5, "hub_model_id": "a", "seed": 1}
         before = {"learning_rate": 1.0, "r": 4, "logging_steps": 50, "hub_model_id": None, "gone": 2}
-        assert differences(before, now) == ["gone was 2, is None", "r was 4, is 8", "seed was None, is 1"]
+        assert changed_arguments(before, now) == ["gone was 2, is None", "r was 4, is 8", "seed was None, is 1"]
 
 
 def test_early_stopping_counts_on_after_a_crash(flags, tmp_path):
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_line(flags, tmp_path, kilobytes):
         ["unshare", "-rm", "sh", "-c", f"{mount} && {command}"], capture_output=True, text=True, check=False
     )
     assert process.returncode == 1
-    assert re.match(r"error: The disk is full: .+; the same command then goes on", process.stderr.splitlines()[-1])
+    assert re.match(r"error: The disk is full: .+; the same command then resumes", process.stderr.splitlines()[-1])
     assert "Traceback" not in process.stderr
 
 

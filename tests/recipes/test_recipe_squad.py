@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import squad
 import torch
-from common.data import load_splits
-from common.errors import RecipeError
 from datasets import Dataset
 from peft import PeftModel
-from recipe_runs import run, save_tiny_encoder
-from squad_metric import normalize, squad_scores
-from squad_windows import QUESTION_TOKENS, Windows, check_questions
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+import squad
+from recipe_runs import run, save_tiny_encoder
+from tasks.squad import QUESTION_TOKENS, Windows, check_questions, normalize, squad_scores
+from training.data import load_splits
+from training.errors import RecipeError
 
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "squad"

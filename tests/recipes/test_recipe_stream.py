@@ -9,14 +9,15 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-import stream
 import torch
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
 from peft import PeftModel
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import stream
+from recipe_runs import run, save_tiny_encoder
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:96]
@@ -155,7 +156,7 @@ def test_likely_mistakes(encoder, data, tmp_path, files, flags, message):
 def test_sharding_is_refused_before_anything_is_loaded(monkeypatch, variable):
     """By what `accelerate launch` tells the processes; the data are not even there."""
     monkeypatch.setenv(variable, "true")
-    with pytest.raises(RecipeError, match=r"neither DeepSpeed nor FSDP allows: .*ddp.yaml"):
+    with pytest.raises(RecipeError, match=r"neither DeepSpeed nor FSDP supports: .*ddp.yaml"):
         run(stream, "--data", "none.csv")
 
 
@@ -164,10 +165,10 @@ def test_results_are_not_lost_unasked(encoder, data, tmp_path):
     run(stream, "--data", data / "three.jsonl", *flags)
     before = (tmp_path / "three" / "adapter_model.safetensors").read_bytes()
     again = ["--data", data / "two.classes.jsonl", data / "three.jsonl", *flags, "--learning_rate", 1e-2]
-    with pytest.raises(RecipeError, match=r"results already, in .*stream.json.* or --overwrite_output_dir"):
+    with pytest.raises(RecipeError, match=r"already results in .*stream.json.* or --overwrite_output_dir"):
         run(stream, *again)
     (tmp_path / "stream.json").unlink()  # as if it had been killed before the end
-    with pytest.raises(RecipeError, match=r"results already, in .*three.results.json"):
+    with pytest.raises(RecipeError, match=r"already results in .*three.results.json"):
         run(stream, *again)
     assert (tmp_path / "three" / "adapter_model.safetensors").read_bytes() == before
     run(stream, *again, "--overwrite_output_dir")

@@ -9,11 +9,12 @@ import sys
 import zipfile
 from pathlib import Path
 
-import glue_reports
 import numpy as np
 import pytest
-from glue_tasks import TASKS
-from submission import FILES, TEST_SETS, pack, problems
+
+from study import reports as glue_reports
+from tasks.glue import TASKS
+from tasks.submission import FILES, TEST_SETS, pack, problems
 
 
 SCRIPT = Path(__file__).parents[2] / "recipes" / "submission.py"
@@ -169,7 +170,7 @@ def test_what_is_no_zip_and_no_text(submission, tmp_path):
 
 def test_from_the_command_line(submission, tmp_path):
     files = [submission[0].parent / "submission" / file for file in FILES]
-    for chosen, code, said in ((files, 0, "is a complete submission"), (files[1:], 1, "CoLA.tsv is missing")):
+    for chosen, code, said in ((files, 0, "is a valid submission"), (files[1:], 1, "CoLA.tsv is missing")):
         command = [sys.executable, SCRIPT, tmp_path / "made.zip", *chosen]
         process = subprocess.run(command, capture_output=True, text=True, check=False)
         assert process.returncode == code

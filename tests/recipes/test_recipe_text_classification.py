@@ -9,18 +9,19 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import text_classification
 import torch
-from common.errors import RecipeError
-from common.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
-from common.scores import classification_scores
 from datasets import ClassLabel, Dataset, Features, List, Value
-from minimal_pairs import minimal_pairs
 from peft import PeftModel
-from recipe_runs import run, save_tiny_encoder
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
+
+import text_classification
+from recipe_runs import run, save_tiny_encoder
+from tasks.classification import classification_scores
+from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "additional"
@@ -54,7 +55,7 @@ class TestRuns:
         results = classify(encoder, tmp_path / "reviews.csv", tmp_path / "run", "--label_columns", "topic")
         output = capsys.readouterr().out
         assert re.search(r"2 classes: good \d+ \(6\d\.\d%\), bad \d+ \(3\d\.\d%\)\n", output)
-        assert "no validation split: 12 of the 120 training examples are taken for it" in output
+        assert "no validation split: 12 of the 120 training examples are used instead" in output
         assert results["labels"] == ["bad", "good"]
         assert results["test"] is None
         assert results["task"] == "reviews"
@@ -142,12 +143,13 @@ class TestRuns:
         ("train", "validation", "message"),
         [
             ({"text": ["a", "b"]}, {}, r"no column with one of the names label, .*, only text"),
-            ({"text": ["a", "b"], "label": ["x", "x"]}, {}, "two classes, the column 'label' has x only"),
+            ({"text": ["a", "b"], "label": ["x", "x"]}, {}, "two classes; the column 'label' has only x"),
             ({"text": ["a", "b"], "label": ["x", "y"]}, {"text": ["c"]}, "validation lacks the column 'label'"),
             (
                 {"text": ["a", "b"], "label": ["x", "y"]},
                 {"text": ["c"], "label": ["z"]},
-                "validation: row 0 has the label 'z', which is none of the 2 classes of the training examples: x, y",
+                "validation: row 0 has the label 'z', which is not one of the 2 classes of the training "
+                "examples: x, y",
             ),
             ({"text": ["a", "b", "c"], "label": ["x", "", "y"]}, {}, "train: row 1 has the label ''"),
             ({"text": ["a", "b"], "label": ["0.5", "?"]}, {}, None),

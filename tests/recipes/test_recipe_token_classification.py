@@ -8,15 +8,16 @@ import random
 import numpy as np
 import pandas as pd
 import pytest
-import token_classification
 import torch
-from common.data import load_splits, read_file
-from common.errors import RecipeError
 from datasets import ClassLabel, Dataset, Features, List, Value
 from peft import PeftModel
-from recipe_runs import run, save_tiny_encoder
-from tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
 from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+import token_classification
+from recipe_runs import run, save_tiny_encoder
+from tasks.tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
+from training.data import load_splits, read_file
+from training.errors import RecipeError
 
 
 NAMES = ["Ada", "Grace", "Alan", "Mary Ann", "Kurt"]
@@ -110,7 +111,7 @@ class TestData:
         [
             (b"Ada B-PER\nvisits\n", "cannot be read as conll: line 2 must have a word and a tag, got 'visits'"),
             ("Zo\u00eb B-PER\n".encode("latin-1"), "must be UTF-8 text"),
-            (b"\n\n-DOCSTART- -X- O\n", "holds no row"),
+            (b"\n\n-DOCSTART- -X- O\n", "has no rows"),
         ],
     )
     def test_a_broken_conll_file(self, tmp_path, content, message):
@@ -163,7 +164,7 @@ class TestAlignment:
     def test_blank_words_and_empty_sentences(self, tokenizer):
         rows = tokenize_words([([], []), (["Ada", " ", "Oslo"], [0, 1, 2])], tokenizer, 16)
         assert [tag for tag in rows[0]["labels"] if tag != IGNORED] == [0, 2]
-        with pytest.raises(RecipeError, match="all of a split's are empty"):
+        with pytest.raises(RecipeError, match="all sentences of a split are empty"):
             tokenize_words([([], [])], tokenizer, 16)
 
     def test_ten_megabytes_of_words(self, tokenizer):

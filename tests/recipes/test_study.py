@@ -10,10 +10,11 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
-from glue_tasks import TASKS
-from study_papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
-from study_results import arrange, collect, columns, mean_and_error
-from study_table import print_study, study
+
+from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
+from study.results import arrange, collect, columns, mean_and_error
+from study.table import print_study, study
+from tasks.glue import TASKS
 
 
 ROOT = Path(__file__).parents[2]
@@ -287,7 +288,7 @@ def matplotlib():
 @pytest.mark.usefixtures("matplotlib")
 class TestChart:
     def test_bars_and_errors_are_the_tables(self):
-        from study_chart import draw
+        from study.chart import draw
 
         runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full"), result("rte", {"accuracy": 0.7})]
         (axes,) = draw(arrange(runs, CHOSEN)).axes
@@ -300,14 +301,14 @@ class TestChart:
         assert [tuple(end[1] for end in segment) for segment in segments] == [pytest.approx((50, 54)), (70, 70)]
 
     def test_labels_do_not_overlap(self):
-        from study_chart import COLOURS, draw
+        from study.chart import COLORS, draw
 
         runs = [result(task, scores, r=r) for task, scores in SCORES.items() for r in (4, 8, 64, 256)]
         figure = draw(arrange(runs, CHOSEN))
         figure.draw_without_rendering()
         boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
         assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
-        assert len(set(COLOURS)) == len(COLOURS)
+        assert len(set(COLORS)) == len(COLORS)
 
 
 @pytest.fixture
@@ -337,7 +338,7 @@ class TestFiles:
 
     def test_without_matplotlib_there_is_a_table(self, folder, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        monkeypatch.delitem(sys.modules, "study_chart", raising=False)
+        monkeypatch.delitem(sys.modules, "study.chart", raising=False)
         print_study(folder, CHOSEN)
         assert "No chart: " in capsys.readouterr().out
         assert (folder / "study.md").exists()

@@ -17,12 +17,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from common.errors import RecipeError
-from minimal_pairs import minimal_pairs
+
 from recipe_runs import save_tiny_encoder
-from sweep import Sweep, parse_arguments
-from sweep_processes import LocalExecutor, execute, find_places, is_locked, launch_command
-from sweep_runs import best_point, choose, make_runs
+from sweep import parse_arguments
+from sweeping.processes import LocalExecutor, execute, find_slots, is_locked, launch_command
+from sweeping.runs import best_point, choose, make_runs
+from sweeping.search import Sweep
+from tasks.minimal_pairs import minimal_pairs
+from training.errors import RecipeError
 
 
 ROOT = Path(__file__).parents[2]
@@ -178,7 +180,7 @@ class TestExecution:
         runs = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "3", *flags])
         sweep = Sweep(runs, ["learning_rate"], axes["seed"][:search_seeds])
         executor = LocalExecutor([sys.executable], places)
-        failures = sweep.complete(executor)
+        failures = sweep.execute(executor)
         executor.cancel()
         return failures
 
@@ -317,17 +319,17 @@ class TestPlaces:
     def test_with_gpus(self, tmp_path, jobs, processes, places):
         config = tmp_path / "config.yaml"
         config.write_text(f"num_processes: {processes}\n")
-        assert find_places(jobs, str(config) if processes else None) == places
+        assert find_slots(jobs, str(config) if processes else None) == places
 
     @pytest.mark.usefixtures("four")
     def test_only_the_visible_ones(self, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
-        assert find_places(None) == ["GPU-8a", "3"]
+        assert find_slots(None) == ["GPU-8a", "3"]
 
     def test_without_a_gpu(self, monkeypatch):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert find_places(None) == [None]
-        assert find_places(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
+        assert find_slots(None) == [None]
+        assert find_slots(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
 
     @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
     def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):
@@ -415,7 +417,7 @@ class TestAccidents:
         assert len(processes) >= 4, "two launchers and two runs"
         sweep.send_signal(number)
         _, errors = finish(sweep, code=130)
-        assert "goes on from here" in errors
+        assert "resumes from here" in errors
         assert "Traceback" not in errors
         assert not any(process.is_running() and process.status() != "zombie" for process in processes)
 

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from common.errors import RecipeError
 from test_sweep import ROOT, finish, recipe, results, start, starts, wait_for
+
+from training.errors import RecipeError
 
 
 __all__ = ["recipe"]  # the fixture
 
 pytest.importorskip("submitit", reason="needs submitit, of the extra 'recipes', which is not installed")
 
-from sweep_cluster import ClusterExecutor, read_options
-from sweep_runs import make_runs
+from sweeping.cluster import ClusterExecutor, read_options
+from sweeping.runs import make_runs
 
 
 FLAGS = ("--learning_rate", "1e-3", "--seed", "0", "1")

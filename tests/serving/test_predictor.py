@@ -6,10 +6,7 @@ import json
 
 import pytest
 import torch
-from accelerate import dispatch_model
-from hub_models import TEXTS, make_adapter, make_base
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb
 from transformers import (
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
@@ -22,9 +19,12 @@ from transformers import (
 )
 
 import houlsby_peft
+from accelerate import dispatch_model
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.heads.tasks import task_of_class, task_of_config
 from houlsby_peft.serving.question_answering import QuestionAnswering
+from hub_models import TEXTS, make_adapter, make_base
+from tiny_models import perturb
 
 
 WORDS = [text for text, _ in TEXTS]

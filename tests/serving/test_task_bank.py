@@ -10,10 +10,8 @@ import weakref
 
 import pytest
 import torch
-from hub_models import TEXTS, make_adapter, make_base
 from peft import get_peft_model
 from safetensors.torch import load_file
-from tiny_models import perturb
 from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -22,6 +20,8 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
+from hub_models import TEXTS, make_adapter, make_base
+from tiny_models import perturb
 
 
 WORDS = [text for text, _ in TEXTS]

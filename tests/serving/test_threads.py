@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from hub_models import TEXTS, make_adapter, make_base
 from peft import get_peft_model
-from tiny_models import perturb, tiny_bert
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
+from hub_models import TEXTS, make_adapter, make_base
+from tiny_models import perturb, tiny_bert
 
 
 WORDS = [text for text, _ in TEXTS]

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from distributed_runs import ROWS, STEPS, Run, Strategy
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from distributed_runs import ROWS, STEPS, Run, Strategy
 
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from memory import STRATEGIES, Sizes
-
 import houlsby_peft  # noqa: F401  (makes the method known to PEFT)
+from memory import STRATEGIES, Sizes
 
 
 TOLERANCE = 1e-4

@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import pytest
+
 from distributed_checks import CHECKS, TOLERANCE
 from distributed_runs import STEPS, STRATEGIES, Run, Strategy, make_inputs, run
 

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from minimal_pairs import minimal_pairs
 from safetensors.torch import load_file
-from tiny_models import tiny_bert
 from transformers import BertTokenizer
+
+from tasks.minimal_pairs import minimal_pairs
+from tiny_models import tiny_bert
 
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "accelerate"
-WORKER = ROOT / "tests" / "distributed_worker.py"
+WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 STEPS = 20
 # Labels that are hard to learn, and validation splits that divide neither by two processes nor by the batch size.
 ROWS = {"train": 160, "validation_matched": 31, "validation_mismatched": 23}

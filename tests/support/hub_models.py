@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model
-from tiny_models import perturb
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizer
 
 from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb
 
 
 BASE = "org/tiny-bert"

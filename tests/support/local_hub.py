@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
-from hub_protocol import Repo, Store, application
 from starlette.requests import Request
 from starlette.responses import Response
+
+from hub_protocol import Repo, Store, application
 
 
 CALL = """

@@ -7,9 +7,10 @@ from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
-from minimal_pairs import minimal_pairs
-from tiny_models import tiny_bert
 from transformers import BertTokenizer
+
+from tasks.minimal_pairs import minimal_pairs
+from tiny_models import tiny_bert
 
 
 def save_tiny_encoder(folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object) -> Path:

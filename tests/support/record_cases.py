@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from architecture_rows import INPUTS, ROWS, build
-from home_made import HomeMade
-from hub_models import LABELS, TEXTS, make_base
 from peft import (
     PeftModel,
     get_peft_model,
@@ -39,7 +36,10 @@ from transformers import (
 )
 
 import houlsby_peft
+from architecture_rows import INPUTS, ROWS, build
+from home_made import HomeMade
 from houlsby_peft import HoulsbyConfig, TaskBank, ablate, load, prune
+from hub_models import LABELS, TEXTS, make_base
 
 
 if TYPE_CHECKING:

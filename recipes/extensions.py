@@ -1,0 +1,90 @@
+"""Compare the variants of the adapter that Houlsby et al. 2019 found no better (section 3.6).
+
+    python recipes/extensions.py                                           # generated sentences, no data
+    python recipes/extensions.py --task cola mrpc --data_dir glue --model_name minilm
+
+Layer or batch norm inside the adapter, two layers, other activations, attention only, and parallel to the sub-layer
+with and without a multiplicative gate; see variants.py. Writes extensions.jsonl, .png and .svg: differences to the
+paper's adapter, as means over the seeds with one standard deviation.
+"""
+
+from collections.abc import Sequence
+from statistics import mean, pstdev
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
+from analysis.grid import RECIPES, GridParser, best_score_percent, make_grids, run_missing
+from analysis.runs import write_lines
+from analysis.variants import VARIANTS
+from sweeping.runs import PlannedRun
+from training.errors import RecipeError, end_with_one_line
+
+
+PAPER = "paper"
+# The library cannot load these variants again; the best epoch's score counts nevertheless.
+NO_CHECKPOINTS = ("--save_strategy", "no", "--load_best_model_at_end", "false")
+
+
+def main() -> None:
+    """Read the command line, execute missing runs, write the numbers and the figure."""
+    parser = GridParser("runs/extensions", __doc__, {"seed": [0]})
+    parser.add_values("variant", VARIANTS, help="Variants.")
+    arguments, flags = parser.parse()
+    axes = {"variant": arguments.variant, "seed": arguments.seed}
+    recipe = RECIPES / "variants.py"
+    runs = make_grids(arguments.output_dir, arguments.task, [axes], [*flags, *NO_CHECKPOINTS], recipe)
+    if not arguments.draw_only:
+        run_missing(runs, arguments.jobs)
+    rows = summarize(runs)
+    write_lines(arguments.output_dir / "extensions.jsonl", rows)
+    save(draw(rows), arguments.output_dir / "extensions")
+
+
+def summarize(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
+    """Return a row per task and variant: scores in percent, and their mean minus that of the paper's adapter.
+
+    Raises:
+        RecipeError: If a task has no run of the paper's adapter.
+    """
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for run in runs:
+        if results := run.results:
+            variants = found.setdefault(results["task"], {})
+            variants.setdefault(run.point["variant"], {})[results["seed"]] = best_score_percent(results)
+    missing = [task for task, variants in found.items() if PAPER not in variants]
+    if missing or not found:
+        raise RecipeError(
+            f"Variants are compared with --variant {PAPER}, which has no run on {missing or 'any task'}."
+        )
+    return [
+        {
+            "task": task, "variant": variant, "mean": mean(scores.values()), "std": pstdev(scores.values()),
+            "change": mean(scores.values()) - mean(variants[PAPER].values()), "scores": scores,
+        }
+        for task, variants in found.items()
+        for variant, scores in variants.items()
+    ]  # fmt: skip
+
+
+def draw(rows: Sequence[dict[str, Any]]) -> Figure:
+    """Draw a row per variant, with a marker per task."""
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.22 * len(variants)))
+    axes.axvline(0, color="black", linewidth=0.8, linestyle="--")
+    for number, (task, color, marker) in enumerate(zip(tasks, COLORS, MARKERS, strict=False)):
+        own = [row for row in rows if row["task"] == task]
+        heights = [variants.index(row["variant"]) + 0.15 * (number - (len(tasks) - 1) / 2) for row in own]
+        changes, errors = [row["change"] for row in own], [row["std"] for row in own]
+        axes.errorbar(changes, heights, xerr=errors, fmt=marker, color=color, label=task, linewidth=1)
+    axes.set_yticks(range(len(variants)), [variant.replace("_", " ") for variant in variants])
+    axes.invert_yaxis()
+    axes.set(xlabel="score - the paper's adapter's (points)", title="Variants of the adapter")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(tasks)))
+    return figure
+
+
+if __name__ == "__main__":
+    end_with_one_line(main)

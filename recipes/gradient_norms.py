@@ -1,0 +1,29 @@
+"""Run a recipe and record the norm of the gradient of each layer, step by step.
+
+    accelerate launch recipes/gradient_norms.py recipes/glue.py --task rte --output_dir runs/rte
+
+runs the recipe (glue.py if none is named) and writes gradient_norms.jsonl into its output folder.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+from transformers import trainer
+
+from analysis.gradients import GradientNorms
+
+
+def main() -> None:
+    """Run the recipe that the command line names first, or glue.py, with the callback."""
+    named = len(sys.argv) > 1 and sys.argv[1].endswith(".py")
+    recipe = Path(sys.argv.pop(1) if named else Path(__file__).with_name("glue.py")).resolve()
+    if not recipe.is_file():
+        sys.exit(f"error: there is no recipe {recipe}")
+    trainer.DEFAULT_CALLBACKS.append(GradientNorms)
+    sys.argv[0] = str(recipe)
+    runpy.run_path(str(recipe), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Score against the scale of the adapter's first weights, and the stability of the mean over adapter sizes.
+
+    python recipes/init_scale.py                                           # generated sentences, no data
+    python recipes/init_scale.py --task cola mrpc --data_dir glue --model_name minilm
+
+Houlsby et al. 2019, section 3.6 and figure 6 (right): standard deviations from 1e-7 to 1 of the truncated normal that
+both projections are drawn from, and sizes 8, 64 and 256, by accuracy; --score main shows the scores of GLUE's table.
+With several learning rates, validation chooses one for each task, size and standard deviation. Lines are means over
+the seeds, bands one standard deviation. Writes init_scale.jsonl, .png and .svg.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import cycle
+from statistics import mean, pstdev
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.figures import COLORS, MARKERS, PAGE, plt, save
+from analysis.grid import GridParser, finished, make_grids, run_missing
+from analysis.runs import write_lines
+from study.results import Results, best_cell, score_percent
+from sweeping.runs import CHOSEN
+from training.errors import RecipeError, end_with_one_line
+
+
+PAPER_R, PAPER_STD = "64", "1e-2"  # the size of the runs that vary the standard deviation, and the other way round
+STDS = ("1e-7", "1e-6", "1e-5", "1e-4", "1e-3", "1e-2", "1e-1", "1")
+DEMO_STDS = ("1e-7", "1e-4", "1e-2", "1e-1", "1")
+
+
+def main() -> None:
+    """Read the command line, execute missing runs, write the numbers and the figure."""
+    parser = GridParser("runs/init_scale", __doc__, {"init_std": DEMO_STDS, "seed": [0]})
+    parser.add_values("init_std", STDS, help="Standard deviations.")
+    parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.")
+    parser.add_argument("--learning_rate", nargs="+", help="Learning rates; default: the recipe's.")
+    parser.add_argument(
+        "--score", choices=("accuracy", "main"), default="accuracy", help="What is shown, as in the paper or in GLUE."
+    )
+    arguments, flags = parser.parse()
+    if not arguments.draw_only:
+        others = [r for r in arguments.r if r != PAPER_R]
+        same = {"seed": arguments.seed}
+        if arguments.learning_rate:
+            same["learning_rate"] = arguments.learning_rate
+        grids = [
+            {"init_std": arguments.init_std, "r": [PAPER_R], **same},
+            {"init_std": [PAPER_STD], "r": others, **same},
+        ]
+        run_missing(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments.jobs)
+    points = summarize(finished(arguments.output_dir), arguments.score)
+    write_lines(arguments.output_dir / "init_scale.jsonl", points)
+    save(draw(points), arguments.output_dir / "init_scale")
+
+
+def summarize(results: Iterable[Results], score: str) -> list[dict[str, Any]]:
+    """Return a row per task, size and standard deviation: the scores of all seeds in percent, at the learning rate and
+    the epochs that validation has chosen by the task's main score. Each of MNLI's validation splits has a row."""
+    runs: dict[tuple[str, int, float], list[Results]] = defaultdict(list)
+    for one in results:
+        runs[one["task"], one["arguments"]["r"], one["arguments"]["init_std"]].append(one)
+    lines = []
+    for (_, r, std), same in sorted(runs.items()):
+        seeds = best_cell(same, CHOSEN).seeds
+        chosen = {axis: next(iter(seeds.values()))["arguments"].get(axis) for axis in CHOSEN}
+        for name, shown in _shown(same[0], score):
+            scores = {seed: score_percent(run, shown) for seed, run in seeds.items()}
+            middle, spread = mean(scores.values()), pstdev(scores.values())
+            found = {"score": shown, "mean": middle, "std": spread, "scores": scores}
+            lines.append({"task": name, "r": r, "init_std": std, **chosen, **found})
+    return lines
+
+
+def _shown(one: Results, score: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of the rows of runs like this one, and the scores that they show."""
+    if score == "main":
+        yield one["task"], one["chosen_by"]
+        return
+    accuracies = [name for name in one["best_scores"] if name.endswith("accuracy")]
+    if not accuracies:
+        raise RecipeError(f"{one['task']} has no accuracy, only {', '.join(one['best_scores'])}: give --score main.")
+    for name in accuracies:
+        yield f"{one['task']} {name.removesuffix('accuracy').strip('_')}".strip(), name
+
+
+def draw(points: Sequence[dict[str, Any]]) -> Figure:
+    """Draw the score by standard deviation, at the size of most runs (left), and by size, with the mean (right)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 0.4 * PAGE), sharey=True)
+    scales, sizes = ({point[name] for point in points} for name in ("init_std", "r"))
+    r = max(sizes, key=lambda size: sum(point["r"] == size for point in points))
+    std = max(scales, key=lambda scale: sum(point["init_std"] == scale for point in points))
+    tasks = sorted({point["task"] for point in points})
+    for task, color, marker in zip(tasks, cycle(COLORS), cycle(MARKERS), strict=False):
+        own = [point for point in points if point["task"] == task]
+        _line(left, "init_std", [point for point in own if point["r"] == r], task, color, marker)
+        _line(right, "r", [point for point in own if point["init_std"] == std], task, color, marker)
+    at_std = [point for point in points if point["init_std"] == std]
+    over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
+    if len(tasks) > 1:
+        right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
+    kind = "accuracy" if all(point["score"].endswith("accuracy") for point in points) else "score"
+    left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel=f"validation {kind} (%)",
+             title=f"Initialization, size {r}")  # fmt: skip
+    right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
+    right.set_xticks(sorted(sizes), [str(size) for size in sorted(sizes)], minor=False)
+    right.minorticks_off()
+    right.legend()
+    return figure
+
+
+def _line(axes: Axes, x: str, points: Sequence[dict[str, Any]], label: str, color: str, marker: str) -> None:
+    xs, middle = [point[x] for point in points], [point["mean"] for point in points]
+    low, high = ([point["mean"] + sign * point["std"] for point in points] for sign in (-1, 1))
+    axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.plot(xs, middle, color=color, marker=marker, label=label)
+
+
+if __name__ == "__main__":
+    end_with_one_line(main)

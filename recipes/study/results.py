@@ -1,0 +1,157 @@
+"""The results of a study's runs, arranged as rows (a method and its options) of cells (a task)."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from study.papers import COLUMNS, GLUE_TASKS, WNLI
+from sweeping.runs import MEANT_FOR, choose
+
+
+Results = dict[str, Any]
+
+# Methods that freeze the encoder and add weights; the others train weights of its own.
+ADDING = ("houlsby", "lora")
+
+# Arguments that do not change what is learned.
+IGNORED = {
+    *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
+    *("report_to", "disable_tqdm", "use_cpu"),
+}
+IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
+
+
+def collect(folder: Path) -> list[Results]:
+    """Return the results of all finished runs below the folder, and write them to its results.jsonl."""
+    results = [json.loads(path.read_text()) for path in sorted(folder.rglob("results.json"))]
+    part = folder / f"results.jsonl.{os.getpid()}"
+    part.write_text("".join(json.dumps(one) + "\n" for one in results))
+    part.replace(folder / "results.jsonl")
+    return results
+
+
+def score_percent(results: Results, score: str) -> float:
+    """Return the score of a run's best epoch in percent, which SQuAD's scores already are; a loss unchanged."""
+    value = results["best_scores"][score]
+    return float(value if results["task"] == "squad" or score.endswith("loss") else 100 * value)
+
+
+@dataclass
+class Cell:
+    """A row's runs of one task.
+
+    Attributes:
+        seeds: The runs by seed, at the point that validation has chosen by its mean over the seeds.
+        best: The best run over all points and seeds.
+    """
+
+    seeds: dict[int, Results]
+    best: Results
+
+    def mean(self, score: str) -> tuple[float, float | None] | None:
+        """Return a score's mean over the seeds and its standard error, in percent; no error for a single seed."""
+        if not all(score in results["best_scores"] for results in self.seeds.values()):
+            return None
+        return mean_and_error([score_percent(results, score) for results in self.seeds.values()])
+
+
+@dataclass
+class Row:
+    """A method with its options, and its runs by task."""
+
+    label: str
+    method: str
+    cells: dict[str, Cell]
+
+    @property
+    def trained(self) -> float:
+        """Trained parameters per task; their mean over the tasks, whose heads differ."""
+        return mean(cell.best["trainable_parameters"] for cell in self.cells.values())
+
+    @property
+    def share(self) -> float:
+        """Trained parameters per task, as a share of the encoder."""
+        return mean(_share(self.method, cell.best) for cell in self.cells.values())
+
+    @property
+    def total(self) -> float:
+        """Parameters for all tasks, in multiples of the encoder: a copy each, or one and all added weights."""
+        shares = [_share(self.method, cell.best) for cell in self.cells.values()]
+        return sum(shares) if self.method == "full" else 1 + sum(shares)
+
+
+def _share(method: str, results: Results) -> float:
+    trained, total = results["trainable_parameters"], results["total_parameters"]
+    return trained / (total - trained if method in ADDING else total)
+
+
+def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
+    """Arrange results as rows of cells. Runs that differ in any argument except the seed and those in `chosen` are in
+    different rows, so that a mean is over seeds only. Runs without a validation score are left out."""
+    runs: dict[str, dict[str, list[Results]]] = {}
+    for one in (one for one in results if one["best_score"] is not None):
+        runs.setdefault(_key(one, chosen), {}).setdefault(one["task"], []).append(one)
+    labels = _labels([json.loads(key) for key in runs])
+    return [
+        Row(labels[number], json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
+        for number, (key, tasks) in enumerate(runs.items())
+    ]
+
+
+def _key(results: Results, chosen: Sequence[str]) -> str:
+    arguments = {
+        name: value
+        for name, value in results["arguments"].items()
+        if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
+    }
+    method = results.get("method", "houlsby")
+    if arguments.get("metric_for_best_model") == GLUE_TASKS.get(results["task"], ("",))[0]:
+        # The tasks have different scores, which alone would put them in different rows.
+        arguments["metric_for_best_model"] = "main"
+    if start := arguments.get("init_adapter"):  # often pretrained on the task's text, in a folder with its name
+        arguments["init_adapter"] = re.sub(rf"(?<![^\W_]){results['task']}(?![^\W_])", "{task}", start)
+    meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
+    return json.dumps(meant | {"method": method}, sort_keys=True)
+
+
+def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the labels: the method, an adapter's size and sharing, and what else distinguishes a method's rows."""
+    labels = []
+    for row in rows:
+        same_method = [other for other in rows if other["method"] == row["method"]]
+        telling = [name for name in row if any(other.get(name) != row[name] for other in same_method)]
+        shown = [name for name in row if name in MEANT_FOR or name in telling]
+        labels.append(", ".join([row["method"], *(f"{name} {row[name]}" for name in shown)]))
+    return labels
+
+
+def best_cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
+    """Return a cell of a task's runs that differ in the seed and in the arguments `chosen` by validation."""
+    points: dict[tuple[Any, ...], dict[int, Results]] = {}
+    for results in runs:
+        point = tuple(results["arguments"].get(name) for name in chosen)
+        points.setdefault(point, {})[results["seed"]] = results
+    lower = any(one["chosen_by"].endswith("loss") for seeds in points.values() for one in seeds.values())
+    scores = {point: [results["best_score"] for results in seeds.values()] for point, seeds in points.items()}
+    everything = [results for seeds in points.values() for results in seeds.values()]
+    best = (min if lower else max)(everything, key=lambda results: results["best_score"])
+    return Cell(points[choose(scores, lower)], best)
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean and its standard error (standard deviation / sqrt(n)); None for the error of one value."""
+    return mean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None
+
+
+def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
+    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores."""
+    cells = {task: cell for row in rows for task, cell in row.cells.items()}
+    glue = {name: column for name, column in (COLUMNS | WNLI).items() if column[0] in cells}
+    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in GLUE_TASKS}
+    return glue | others

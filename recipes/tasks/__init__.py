@@ -1,0 +1,1 @@
+"""What is learned: each task's data, labels and scores."""

@@ -1,0 +1,239 @@
+"""Classification of texts or pairs of texts with any labels: the task, its scores, and runs of one or several points.
+
+text_classification.py and paper_tasks.py train single tasks with `search`; stream.py trains several on one model.
+"""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.hf_argparser import HfArg
+
+from tasks.glue import SCORES
+from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels, label_texts
+from training.arguments import ClassifierArguments, RecipeTrainingArguments, TextArguments
+from training.data import (
+    check_columns,
+    describe_data,
+    find_text_columns,
+    leave_out_empty,
+    load_splits,
+    sample,
+    tokenize,
+    with_validation,
+)
+from training.errors import RecipeError
+from training.model import add_adapter, describe_head, load_classifier
+from training.runs import Run, plan_push
+from training.trainer import RecipeTrainer, check_finite
+
+
+# The score that chooses the best epoch.
+MAIN_SCORE = {SINGLE: "accuracy", MULTI: "macro_f1", REGRESSION: "spearmanr"}
+
+
+@dataclass(kw_only=True)
+class ClassificationArguments(TextArguments):
+    """What to learn, and from which columns."""
+
+    _argument_group_name = "task"
+
+    label_columns: list[str] | None = HfArg(  # noqa: RUF009
+        default=None, help="Column of the label, or one 0/1 column for each class; default: detected by name."
+    )
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = HfArg(
+        default=None, help="Kind of the labels; default: detected."
+    )
+
+
+@dataclass
+class SweepArguments:
+    """A run for each combination of the values; validation chooses the best."""
+
+    _argument_group_name = "sweep"
+
+    sweep_r: list[int] | None = HfArg(default=None, help="Widths of the bottleneck.")  # noqa: RUF009
+    sweep_learning_rate: list[float] | None = HfArg(default=None, help="Learning rates.")  # noqa: RUF009
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """A classification task: its splits, with the column `label` for the model, and what the labels mean."""
+
+    name: str
+    splits: dict[str, Dataset]
+    text_columns: tuple[str, ...]
+    labels: Labels
+
+    @property
+    def head(self) -> dict[str, object]:
+        """The fields that describe the head in the configurations of model and adapter."""
+        return describe_head(self.labels.names, self.labels.problem_type)
+
+    @property
+    def main_score(self) -> str:
+        """The score that chooses the best epoch."""
+        return MAIN_SCORE[self.labels.problem_type]
+
+    def tokenized(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> "ClassificationTask":
+        """Return the task with the tokens of its texts."""
+        splits = {
+            name: tokenize(split, tokenizer, self.text_columns, max_length) for name, split in self.splits.items()
+        }
+        return replace(self, splits=splits)
+
+    def trainer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, training: RecipeTrainingArguments
+    ) -> RecipeTrainer:
+        """Return a trainer of the tokenized task."""
+        return RecipeTrainer(
+            model=model,
+            args=training,
+            train_dataset=self.splits["train"],
+            eval_dataset=self.splits["validation"],
+            processing_class=tokenizer,
+            data_collator=DataCollatorWithPadding(tokenizer),
+            compute_metrics=self.score,
+        )
+
+    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
+        """Return the scores as the Trainer calls for them."""
+        return classification_scores(evaluation.predictions, evaluation.label_ids, self.labels.problem_type)
+
+
+def load_task(arguments: ClassificationArguments, training: RecipeTrainingArguments) -> ClassificationTask:
+    """Load a data set and detect its texts and labels; leave out training examples without text.
+
+    Raises:
+        RecipeError: If a column is missing, or holds no text or a label that the training examples do not have.
+    """
+    with training.main_process_first():
+        splits = load_splits(arguments.data, arguments.data_config)
+    text_columns = find_text_columns(splits["train"], arguments.text_columns)
+    labels = find_labels(splits["train"], arguments.label_columns, arguments.problem_type)
+    for name, split in splits.items():
+        check_columns(split, name, text_columns, labels.columns)
+    if "test" in splits and not any(label_texts(splits["test"], labels.columns)):
+        print("the test split has no labels and is left out")
+        del splits["test"]
+    splits["train"] = leave_out_empty(splits["train"], "train", text_columns)
+    classes = None if labels.problem_type == REGRESSION else label_texts(splits["train"], labels.columns)
+    splits = with_validation(splits, classes)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
+    name = Path(arguments.data).stem + (f"_{arguments.data_config}" if arguments.data_config else "")
+    if training.should_log:
+        print(f"{name}: {len(splits['train']):,} training examples; text: {', '.join(text_columns)}")
+        print(describe_balance(labels, splits["train"]))
+    return ClassificationTask(
+        name, {name: labels.encode(split, name) for name, split in splits.items()}, text_columns, labels
+    )
+
+
+def classification_scores(
+    outputs: NDArray[np.float32], labels: NDArray[np.generic], problem_type: str
+) -> dict[str, float]:
+    """Return accuracy and macro-F1; for several labels per row exact matches, micro- and macro-F1; for a regression
+    the correlations.
+
+    Macro-F1 is the mean over the classes among the labels or the predictions; a class that is never right counts 0.
+
+    Args:
+        outputs: (rows, classes), or (rows, 1) for a regression.
+        labels: The labels, as Labels.encode makes them.
+        problem_type: One of PROBLEM_TYPES.
+    """
+    check_finite(outputs)
+    if problem_type == REGRESSION:
+        return {name: float(SCORES[name](labels, outputs[:, 0])) for name in ("spearmanr", "pearson")}
+    several = problem_type == MULTI
+    predicted = (outputs > 0).astype(int) if several else outputs.argmax(-1)
+    averages = ("micro", "macro") if several else ("macro",)
+    f1 = {f"{kind}_f1": f1_score(labels, predicted, average=kind, zero_division=0.0) for kind in averages}
+    return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
+
+
+def search(
+    arguments: ClassificationArguments,
+    sweep: SweepArguments,
+    adapter: ClassifierArguments,
+    training: RecipeTrainingArguments,
+) -> dict[str, Any]:
+    """Train at each point of the sweep, keep the best epoch of each, push and return the results of the best point."""
+    adapter.config()  # checks the options before anything is loaded
+    task = load_task(arguments, training)
+    training.output_dir = training.output_dir.replace("{task}", task.name)
+    training.choose_by(task.main_score)
+    push = plan_push(training, arguments.model_name)
+    points = list(sweep_points(sweep, adapter, training))
+    if len(points) > 1 and training.eval_strategy == "no":
+        raise RecipeError("--sweep_r and --sweep_learning_rate choose on validation: leave out --eval_strategy no.")
+    results = [train(task, arguments, *point) for point in points]
+    best = results[0]
+    if len(results) > 1:
+        best = (max if training.greater_is_better else min)(results, key=lambda one: one["best_score"])
+        if training.should_log:
+            rows = [{name: one[name] for name in ("r", "learning_rate", "best_score", "test")} for one in results]
+            for row in rows:
+                rate = f"learning rate {row['learning_rate']:g}"
+                print(f"r {row['r']:>4}  {rate}  {best['chosen_by']} {row['best_score']}")
+            print(
+                f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}"
+            )
+            Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
+    push(best["arguments"]["output_dir"])
+    return best
+
+
+def sweep_points(
+    sweep: SweepArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
+) -> Iterator[tuple[ClassifierArguments, RecipeTrainingArguments]]:
+    """Yield the options of each run, with an output folder of its own if there are several runs."""
+    widths, rates = sweep.sweep_r or [adapter.r], sweep.sweep_learning_rate or [training.learning_rate]
+    for r, rate in itertools.product(widths, rates):
+        point = copy.copy(training)
+        point.learning_rate = rate
+        if len(widths) * len(rates) > 1:
+            point.output_dir = f"{training.output_dir}/r{r}-lr{rate:g}"
+        yield replace(adapter, r=r), point
+
+
+def train(
+    task: ClassificationTask,
+    arguments: ClassificationArguments,
+    adapter: ClassifierArguments,
+    training: RecipeTrainingArguments,
+) -> dict[str, Any]:
+    """Train, keep the best epoch, save the adapter and results.json, and score the test split.
+
+    A run that is already finished is left as it is. Returns the content of results.json.
+    """
+    run = Run(training, arguments, adapter)
+    if run.results is not None:
+        return run.results
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
+    model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
+    model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
+    task = task.tokenized(tokenizer, arguments.max_length)
+    trainer = task.trainer(model, tokenizer, training)
+    trainer.train(run.checkpoint)
+    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
+    test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
+    return run.finish(
+        trainer,
+        task=task.name,
+        model=arguments.model_name,
+        dataset=describe_data(task.name, arguments.data, arguments.data_config, task.splits),
+        labels=task.labels.names,
+        r=adapter.r,
+        learning_rate=training.learning_rate,
+        test=test,
+    )

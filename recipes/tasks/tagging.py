@@ -1,0 +1,159 @@
+"""Tags of words: from a data set to word pieces, and from a model's outputs to scores."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerBase
+
+from tasks.labels import MULTI, find_labels, label_texts
+from training.data import CHARACTERS_PER_TOKEN, find_column
+from training.errors import RecipeError
+from training.trainer import check_finite
+
+
+WORD_COLUMNS = ("tokens", "words")
+TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
+IGNORED = -100  # transformers' label for tokens that are neither trained nor scored
+Entity = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Tags:
+    """The columns of words and tags, and the names of the tags by number."""
+
+    word_column: str
+    tag_column: str
+    names: tuple[str, ...]
+
+    @property
+    def are_entities(self) -> bool:
+        """Whether the tags mark entities, such as B-PER, I-PER and O; otherwise each word's tag stands alone."""
+        return all(name == "O" or name[:2] in ("B-", "I-", "E-", "S-") for name in self.names)
+
+    @property
+    def main_score(self) -> str:
+        """The score that chooses the best epoch."""
+        return "f1" if self.are_entities else "accuracy"
+
+    def read(self, data: Dataset, name: str) -> list[tuple[list[str], list[int]]]:
+        """Return the words of each sentence and the numbers of their tags.
+
+        Raises:
+            RecipeError: If a row has no lists of equal length, or a tag is not among the names.
+        """
+        missing = [column for column in (self.word_column, self.tag_column) if column not in data.column_names]
+        if missing:
+            raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(data.column_names)}.")
+        number = {tag: index for index, tag in enumerate(self.names)}
+        sentences = []
+        for row, (words, tags) in enumerate(
+            zip(data[self.word_column], label_texts(data, [self.tag_column]), strict=True)
+        ):
+            if not isinstance(words, list) or not isinstance(tags, tuple) or len(words) != len(tags):
+                found = " and ".join(
+                    f"{len(x)} of them" if isinstance(x, (list, tuple)) else repr(x) for x in (words, tags)
+                )
+                raise RecipeError(f"{name}: row {row} must have a list of words and one of as many tags, got {found}.")
+            unknown = [tag for tag in tags if tag not in number]
+            if unknown:
+                raise RecipeError(
+                    f"{name}: row {row} has the tag {unknown[0]!r}, which no training example has: they have "
+                    f"{', '.join(self.names)}. Correct it, or leave the row out."
+                )
+            sentences.append(([str(word) for word in words], [number[tag] for tag in tags]))
+        return sentences
+
+    def score(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
+        """Return the accuracy of the tags and, for entities, precision, recall and F1.
+
+        Args:
+            outputs: (rows, tokens, tags).
+            labels: (rows, tokens), with IGNORED where no word begins.
+        """
+        check_finite(outputs[labels != IGNORED])
+        rows = list(zip(outputs.argmax(-1), labels, strict=True))
+        expected = [[self.names[tag] for tag in of_row[of_row != IGNORED]] for _, of_row in rows]
+        predicted = [[self.names[tag] for tag in found[of_row != IGNORED]] for found, of_row in rows]
+        right = sum(a == b for pair in zip(expected, predicted, strict=True) for a, b in zip(*pair, strict=True))
+        scores = {"accuracy": right / max(1, sum(map(len, expected)))}
+        return {**scores, **entity_scores(expected, predicted)} if self.are_entities else scores
+
+
+def find_tags(train: Dataset, word_column: str | None, tag_column: str | None) -> Tags:
+    """Find the columns, as named or by their usual names, and the tags that the data set declares or contains."""
+    word_column = find_column(train, word_column, WORD_COLUMNS, "--word_column")
+    tag_column = find_column(train, tag_column, TAG_COLUMNS, "--tag_column")
+    return Tags(word_column, tag_column, find_labels(train, [tag_column], MULTI).names)
+
+
+def tokenize_words(
+    sentences: Iterable[tuple[list[str], list[int]]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Dataset:
+    """Return word pieces, with each word's tag on its first piece, and their number as `length`.
+
+    A sentence longer than max_length becomes several rows, so that no word is lost. Words without a piece, such as a
+    blank, and sentences without words are left out.
+
+    Raises:
+        RecipeError: If no sentence has words.
+    """
+    max_length = min(max_length, tokenizer.model_max_length)
+    rows = []
+    for words, tags in sentences:
+        if not words:
+            continue
+        tokens = tokenizer(
+            [word[: max_length * CHARACTERS_PER_TOKEN] for word in words],
+            is_split_into_words=True,
+            truncation=True,
+            max_length=max_length,
+            return_overflowing_tokens=True,
+        )
+        previous = None
+        for row in range(len(tokens["input_ids"])):
+            labels = []
+            for word in tokens.word_ids(row):
+                labels.append(IGNORED if word is None or word == previous else tags[word])
+                previous = previous if word is None else word
+            inputs = {name: tokens[name][row] for name in tokenizer.model_input_names if name in tokens}
+            rows.append({**inputs, "labels": labels, "length": len(labels)})
+    if not rows:
+        raise RecipeError("There must be a sentence with words; all sentences of a split are empty.")
+    return Dataset.from_list(rows)
+
+
+def entities(tags: Sequence[str]) -> set[Entity]:
+    """Return the entities of a sentence as (kind, first word, last word), by the rules of CoNLL-2000's conlleval.
+
+    An entity begins at B or S, and at I or E after O, after an end, or after another kind. This reads IOB1, IOB2 and
+    IOBES.
+    """
+    found = set()
+    kind, begin, open_ = "", 0, False
+    for word, tag in enumerate([*tags, "O"]):
+        prefix, _, new = tag.partition("-")
+        begins = prefix in ("B", "S") or (prefix in ("I", "E") and not (open_ and new == kind))
+        if open_ and (begins or prefix == "O"):
+            found.add((kind, begin, word - 1))
+            open_ = False
+        if begins:
+            kind, begin, open_ = new, word, True
+        if prefix in ("E", "S") and open_:
+            found.add((kind, begin, word))
+            open_ = False
+    return found
+
+
+def entity_scores(expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return F1, precision and recall over all entities, which match in kind and both ends; 0 instead of 0/0."""
+    pairs = [(entities(a), entities(b)) for a, b in zip(expected, predicted, strict=True)]
+    right = sum(len(a & b) for a, b in pairs)
+    wanted, given = sum(len(a) for a, _ in pairs), sum(len(b) for _, b in pairs)
+    return {
+        "f1": 2 * right / max(1, wanted + given),
+        "precision": right / max(1, given),
+        "recall": right / max(1, wanted),
+    }

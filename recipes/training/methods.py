@@ -1,0 +1,202 @@
+"""What is trained: Houlsby adapters, or one of the methods they are compared with; and what stays frozen."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.hf_argparser import HfArg
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+from accelerate import PartialState
+from houlsby_peft import FrozenPrefix, HoulsbyConfig, Place, find_new_modules, find_places, put_two_layer_head
+from training.errors import RecipeError
+from training.model import POOLER, add_adapter, find_pooler
+
+
+IN_MEMORY = "memory"
+
+
+@dataclass
+class MethodArguments:
+    """The method, and the options of those that are not adapters."""
+
+    _argument_group_name = "method"
+
+    method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "linear"] = HfArg(
+        default="houlsby",
+        help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA, or only the head. Every "
+        "method trains the head.",
+    )
+    head: Literal["linear", "two_layer"] = HfArg(
+        default="linear",
+        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
+    )
+    base_dtype: Literal["float32", "bfloat16"] = HfArg(
+        default="float32", help="Data type of the frozen weights; adapters and LoRA are trained in float32."
+    )
+    keep_prefix: str | None = HfArg(
+        default=None,
+        help="Compute the frozen layers below the adapted --layers once for each text, without dropout, and keep the "
+        "result: in 'memory', or in a folder, where later runs find it.",
+    )
+    keep_prefix_gb: float = HfArg(default=4.0, help="Maximum size of what --keep_prefix keeps per process, in GB.")
+    top_k: int | None = HfArg(default=None, help="Number of layers that --method top_k trains, from the top.")
+    lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
+    lora_alpha: int = HfArg(default=16, help="LoRA's scale, which is divided by the rank.")
+    lora_targets: list[str] | None = HfArg(  # noqa: RUF009, which takes the type for a mutable default
+        default=None, help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's choice."
+    )
+
+    @property
+    def adds_weights(self) -> bool:
+        """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
+        return self.method in ("houlsby", "lora")
+
+    def check(self, pushed: bool = False) -> None:
+        """Raise RecipeError if an option does not fit the method, or the result could not be pushed to the Hub.
+
+        Args:
+            pushed: Whether the result is to be pushed.
+        """
+        if (self.head != "linear" or pushed) and self.method != "houlsby":
+            wanted = "--push_to_hub" if pushed else f"--head {self.head}"
+            raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
+        if self.base_dtype != "float32" and not self.adds_weights:
+            raise RecipeError(
+                f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
+                "trains some of them, which needs float32. For speed, give --bf16."
+            )
+        if self.keep_prefix and self.method != "houlsby":
+            raise RecipeError(f"--keep_prefix needs --method houlsby and --layers, got {self.method}.")
+        if (self.method == "top_k") != (self.top_k is not None):
+            raise RecipeError("--method top_k needs --top_k, the number of layers to train; no other method has it.")
+
+
+def apply_method(
+    model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, init_adapter: str | None = None
+) -> PreTrainedModel | PeftModel:
+    """Make trainable what the method trains, and freeze the rest.
+
+    Adapters and LoRA give a PeftModel, which saves only the trained weights. The other methods leave a transformers
+    model, which is saved whole: from_pretrained would load a file of the trained weights alone without complaint, with
+    random weights for the rest.
+
+    Args:
+        model: The model with its new head; changed in place.
+        method: What to train.
+        config: The configuration of the adapter, for `houlsby`; for all methods, whether its modules_to_save name the
+            pooler.
+        init_adapter: As for add_adapter.
+
+    Raises:
+        RecipeError: If the model does not have what the method trains.
+    """
+    if method.head == "two_layer":
+        try:
+            put_two_layer_head(model)
+        except ValueError as error:
+            raise RecipeError(str(error)) from error
+    heads = find_new_modules(model)
+    if POOLER in (config.modules_to_save or ()):
+        heads = list(dict.fromkeys([*heads, find_pooler(model)]))
+    if method.base_dtype != "float32":
+        for name in heads:
+            keep_in_float32(model.get_submodule(name))
+
+    if method.method == "houlsby":
+        return add_adapter(model, config, init_adapter)
+    if method.method == "lora":
+        return _add_lora(model, method, heads)
+    trained = [model.get_submodule(name) for name in heads]
+    if method.method == "full":
+        trained = [model]
+    elif method.method == "top_k":
+        trained += top_layers(model, method.top_k)
+    elif method.method == "layer_norm":
+        norms = (name for name, place in _find_places(model, "all").items() if place.position == "norm")
+        trained += [model.get_submodule(name) for name in norms]
+    train_only(model, trained)
+    return model
+
+
+def _add_lora(model: PreTrainedModel, method: MethodArguments, heads: list[str]) -> PeftModel:
+    config = LoraConfig(
+        task_type="SEQ_CLS",
+        r=method.lora_r,
+        lora_alpha=method.lora_alpha,
+        target_modules=method.lora_targets,
+        modules_to_save=heads,
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise RecipeError(f"LoRA finds no layers in this model: {error} Name some with --lora_targets.") from error
+
+
+def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
+    """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is above them.
+
+    Raises:
+        RecipeError: If the encoder has fewer layers, or they cannot be found.
+    """
+    stacks = {place.stack for place in _find_places(model, True).values() if place.layer is not None}
+    layers = model.get_submodule(stacks.pop())
+    if stacks or not 1 <= k <= len(layers):
+        raise RecipeError(f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}.")
+    pooler = getattr(model.base_model, "pooler", None)
+    return [*layers[-k:], *([] if pooler is None else [pooler])]
+
+
+def _find_places(model: PreTrainedModel, norms: bool | Literal["all"]) -> dict[str, Place]:
+    try:
+        return find_places(model, HoulsbyConfig(train_layer_norm=norms))
+    except ValueError as error:
+        raise RecipeError(f"The layers of {type(model).__name__} cannot be found: {error}") from error
+
+
+def keep_in_float32(module: nn.Module) -> None:
+    """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
+
+    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
+
+    module.float().register_forward_pre_hook(convert)
+
+
+def train_only(model: nn.Module, trained: Iterable[nn.Module]) -> None:
+    """Freeze the model except for some of its modules."""
+    model.requires_grad_(False)
+    for module in trained:
+        module.requires_grad_(True)
+
+
+def keep_prefix(model: PeftModel, where: str, gigabytes: float, training: TrainingArguments) -> None:
+    """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to compute them once.
+
+    Args:
+        model: A model with adapters in its upper layers only; changed in place.
+        where: "memory", or a folder, which several runs may use, even at the same time.
+        gigabytes: Maximum size of what this process keeps.
+        training: The training arguments.
+
+    Raises:
+        RecipeError: If nothing is below the first adapter, or the model is sharded.
+    """
+    # A flag or accelerate may ask for FSDP; transformers' own is_fsdp_enabled is about loading only.
+    fsdp = training.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    if is_deepspeed_zero3_enabled() or fsdp:
+        raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
+    folder = None if where == IN_MEMORY else Path(where)
+    try:
+        prefix = FrozenPrefix(model, max_bytes=int(gigabytes * 1e9), folder=folder)
+    except ValueError as error:
+        raise RecipeError(f"--keep_prefix: {error} The flag is --layers.") from error
+    if PartialState().is_main_process:
+        below = "the layer" if prefix.index == 1 else f"the {prefix.index} layers"
+        print(f"kept in {where}: the outputs of the embeddings and {below} below the first adapter, without dropout")

