@@ -29,7 +29,7 @@ from training.arguments import BERT, ClassifierArguments, RecipeTrainingArgument
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
 from training.methods import MethodArguments, apply_method, keep_prefix
-from training.model import describe_head, load_classifier, load_saved
+from training.model import describe_head, load_classifier, load_saved, record_preprocessing
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -89,6 +89,7 @@ def train(
     head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
     config = adapter.config(task_type="SEQ_CLS", **head)
     model = apply_method(model, method, config, adapter.init_adapter)
+    record_preprocessing(model, arguments.max_length)
     if method.keep_prefix:
         keep_prefix(model, method.keep_prefix, method.keep_prefix_gb, training)
     if training.should_log:

@@ -22,7 +22,7 @@ from tasks.squad import Windows, check_questions, squad_scores
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, load_splits, sample
 from training.errors import RecipeError, end_with_one_line
-from training.model import add_adapter, load_model
+from training.model import add_adapter, load_model, record_preprocessing
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -69,6 +69,8 @@ def main() -> None:
     model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
     tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
     model = add_adapter(model, config, adapter.init_adapter)
+    may_be_none = not all(answers["text"] for answers in splits["validation"]["answers"])
+    record_preprocessing(model, arguments.max_length, arguments.null_threshold if may_be_none else None)
     windows = Windows(
         tokenizer,
         arguments.max_length,

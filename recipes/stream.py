@@ -23,14 +23,13 @@ from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
-from houlsby_peft import find_new_modules
 from tasks.classification import ClassificationArguments, ClassificationTask, load_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
-from training.model import add_adapter, load_classifier
+from training.model import add_adapter, load_classifier, record_preprocessing
 from training.results import RESULTS_FILE, write_atomically, write_results
 from training.runs import plan_push
 from training.trainer import RecipeTrainer
@@ -74,6 +73,7 @@ def main() -> None:
     rows = []
     for name, task in tasks.items():
         model, tokenizer = add_task(model, name, task, arguments.model_name, adapter)
+        record_preprocessing(model, arguments.max_length)
         task = task.tokenized(tokenizer, arguments.max_length)
         own = runs[name]
         own.choose_by(task.main_score)
@@ -156,22 +156,9 @@ def add_task(
     """Add an adapter with a new head for the task; make the model for the first task."""
     fresh, tokenizer = load_classifier(model_name, task.labels.names, task.labels.problem_type)
     config = adapter.config(task_type="SEQ_CLS", **task.head)
-    if model is not None:
-        replace_base_head(model, fresh)
     model = add_adapter(fresh if model is None else model, config, adapter.init_adapter, name)
     select(model, name, task)
     return model, tokenizer
-
-
-def replace_base_head(model: PeftModel, fresh: PreTrainedModel) -> None:
-    """Replace the base model's head by that of `fresh`, because a new adapter's head is a copy of it.
-
-    To be removed once an adapter's configuration gives it a head with its own number of labels: `select` would then
-    follow `add_adapter` directly.
-    """
-    for name in find_new_modules(fresh):
-        head = model.get_base_model().get_submodule(name)
-        head.original_module = fresh.get_submodule(name).requires_grad_(False)
 
 
 def select(model: PeftModel, name: str, task: ClassificationTask) -> None:

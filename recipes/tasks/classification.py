@@ -32,7 +32,7 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError
-from training.model import add_adapter, describe_head, load_classifier
+from training.model import add_adapter, describe_head, load_classifier, record_preprocessing
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer, check_finite
 
@@ -222,6 +222,7 @@ def train(
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
     model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
+    record_preprocessing(model, arguments.max_length)
     task = task.tokenized(tokenizer, arguments.max_length)
     trainer = task.trainer(model, tokenizer, training)
     trainer.train(run.checkpoint)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -152,6 +153,19 @@ def add_adapter(
     except (OSError, ValueError) as error:
         raise RecipeError(str(error)) from error
     return model
+
+
+def record_preprocessing(model: nn.Module, max_length: int, null_threshold: float | None = None) -> None:
+    """Record in the active Houlsby adapter how its texts are cut, so that predictions treat texts alike.
+
+    Args:
+        model: The model; one without a Houlsby adapter is left as it is.
+        max_length: The number of tokens to which texts are cut.
+        null_threshold: For question answering with unanswerable questions; see `AdapterRecord`.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    if isinstance(config, HoulsbyConfig):
+        config.record.max_length, config.record.null_threshold = max_length, null_threshold
 
 
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:
