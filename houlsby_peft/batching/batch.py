@@ -156,6 +156,8 @@ class _Group:
     """Stacked bottlenecks of equal shape, and their rows: equally many for each, in the order of the bottlenecks."""
 
     def __init__(self, bottlenecks: list[Bottleneck], rows: list[int], in_order: bool, device: torch.device) -> None:
+        # A variant of the bottleneck computes what only it knows, so it runs itself on its rows.
+        self.variant = None if type(bottlenecks[0]) is Bottleneck else bottlenecks[0]
         self.activation = bottlenecks[0].activation
         self.down, self.down_bias = _stack_linear(bottleneck.down_proj for bottleneck in bottlenecks)
         self.up, self.up_bias = _stack_linear(bottleneck.up_proj for bottleneck in bottlenecks)
@@ -165,6 +167,9 @@ class _Group:
     def adapt(self, hidden: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Return `result` with this group's rows replaced by their adapted `hidden` states."""
         own = hidden if self.rows is None else hidden.index_select(0, self.rows)
+        if self.variant is not None:
+            adapted = self.variant(own)
+            return adapted if self.rows is None else result.index_copy(0, self.rows, adapted)
         stacked = own.to(self.down).reshape(self.down.shape[0], -1, hidden.shape[-1])
         branch: torch.Tensor = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
         branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape)
@@ -184,8 +189,9 @@ def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch
     groups: dict[object, list[str]] = {}
     for name, bottleneck in used.items():
         weight = bottleneck.down_proj.weight
-        # An activation with weights of its own cannot be shared by a stack.
-        activation = name if any(True for _ in bottleneck.activation.parameters()) else bottleneck.activation_name
+        # Neither a variant of the bottleneck nor an activation with its own weights can be part of a stack.
+        is_single = type(bottleneck) is not Bottleneck or any(True for _ in bottleneck.activation.parameters())
+        activation = name if is_single else bottleneck.activation_name
         # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
         groups.setdefault((weight.shape, weight.dtype, activation, len(rows[name]).bit_length()), []).append(name)
     result = []

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
-from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.batching import MixedBatch
 from tiny_models import perturb, tiny_bert
 
@@ -273,3 +273,25 @@ def test_a_copy_of_a_model_does_not_carry_the_stacked_weights(token_ids):
     assert len(pickle.dumps(model)) < 1.01 * before
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         torch.testing.assert_close(copied(token_ids, adapter_names=names).logits, expected)
+
+
+class Scaled(Bottleneck):
+    """A variant whose branch is more than its two projections."""
+
+    def branch(self, hidden):
+        return 3.0 * super().branch(hidden)
+
+
+def test_rows_of_a_variant_of_the_bottleneck_run_as_the_variant_does(token_ids):
+    model = add(tiny_bert(), "plain", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "scaled", HoulsbyConfig(r=4), seed=2)
+    for layer in model.modules():
+        if isinstance(layer, HoulsbyLayer):
+            layer.houlsby_adapter["scaled"].__class__ = Scaled
+    model.eval()
+    names = ["scaled", "plain", "scaled", BASE, "plain"]
+    mixed = model(token_ids, adapter_names=names).logits
+    for name in ("plain", "scaled"):
+        model.set_adapter(name)
+        rows = [row for row, other in enumerate(names) if other == name]
+        torch.testing.assert_close(mixed[rows], model(token_ids[rows]).logits, atol=1e-5, rtol=1e-5)

@@ -125,9 +125,12 @@ CASES = {
     "base is a number": (config(base_model_name_or_path=5), "base_model_name_or_path must be text"),
     "revision of the base is a path": (config(revision="../../main"), "it has no such revision"),
     "fingerprint is text": (config(base_fingerprint="x"), "base_fingerprint must be a mapping"),
-    "fingerprint of words": (config(base_fingerprint={"config": {}, "weights": [["a"]]}), "lists of numbers"),
+    "fingerprint of words": (
+        config(recorded={"base": {"config": {}, "weights": [["a"]]}}),
+        "The recorded base of an adapter must be",
+    ),
     "another base": (
-        config(base_fingerprint={"config": {"hidden_size": 99}, "weights": []}),
+        config(recorded={"base": {"config": {"hidden_size": 99}, "weights": []}}),
         "was trained on the base model 'org/tiny-bert' and is loaded on .* hidden_size 99, here 32",
     ),
     "no weights": (put(weights=None), "holds adapter_config.json but no adapter_model.safetensors"),

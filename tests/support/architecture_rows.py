@@ -2,7 +2,7 @@
 
 Read the model's layer in transformers and write down here, without looking at the table: the projection that ends each
 sub-layer, how many norms the layers have, how the sub-layers' outputs meet the skip connections, and whether a dropout
-module stands between. A new architecture is one row here and one in `houlsby_peft/architectures.py`.
+module stands between. A new architecture is one row here and one in `houlsby_peft/placement/architectures.py`.
 """
 
 from __future__ import annotations
