@@ -38,7 +38,9 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
             f"An adapter can only be initialized from a Houlsby adapter; {path} is a {source.peft_type.value} "
             "adapter. Give a folder that a Houlsby adapter was saved to."
         )
-    for field in SHAPE_FIELDS:
+    # A difference in what is excluded may concern modules that only one of the models has, such as a language model's
+    # head; otherwise the weights do not fit.
+    for field in (name for name in SHAPE_FIELDS if name != "exclude_modules"):
         here, there = getattr(config, field), getattr(source, field)
         if here != there:
             raise AdapterError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 import houlsby_peft
@@ -104,7 +104,6 @@ def test_the_source_may_have_another_head_or_none(tmp_path):
         ("layers_to_transform", None, [0, 2]),
         ("rank_pattern", {}, {"attention.output.dropout": 2}),
         ("target_modules", None, ["attention.output.dense"]),
-        ("exclude_modules", None, ["encoder.layer.0.output.dropout"]),
     ],
 )
 def test_other_options_are_refused_with_the_field_and_both_values(field, there, here, tmp_path):
@@ -115,6 +114,25 @@ def test_other_options_are_refused_with_the_field_and_both_values(field, there, 
         houlsby_peft.init_from(model, tmp_path)
     assert f"has {field}={there!r}, adapter 'default' has {here!r}" in str(error.value)
     assert str(tmp_path) in str(error.value)
+    assert_equal(adapter_tensors(model, "default"), before)
+
+
+@pytest.mark.filterwarnings("ignore:You have passed exclude_modules")
+def test_what_is_excluded_may_differ_where_the_weights_fit(tmp_path):
+    """A language model's adapter leaves out the norm of its head, which a classifier does not have."""
+    save_adapter(tmp_path, exclude_modules=["cls.predictions.transform.LayerNorm"])
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    houlsby_peft.init_from(model, tmp_path)
+    own = get_peft_model_state_dict(model)
+    assert_equal(
+        {key: value for key, value in own.items() if ".houlsby_" in key},
+        {key: value for key, value in saved.items() if ".houlsby_" in key},
+    )
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, exclude_modules=["encoder.layer.0.output.dropout"]))
+    before = adapter_tensors(model, "default")
+    with pytest.raises(ValueError, match="which this model and configuration have no place for"):
+        houlsby_peft.init_from(model, tmp_path)
     assert_equal(adapter_tensors(model, "default"), before)
 
 
