@@ -132,7 +132,7 @@ class HoulsbyConfig(PeftConfig):
         """
         weights = find_weights(pretrained_model_name_or_path, subfolder, kwargs)
         config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-        if isinstance(config, cls):  # PEFT gives the configuration of another method if the file is of one
+        if isinstance(config, cls):  # PEFT returns another class for the file of another method
             config._mark_as_loaded(config.record or AdapterRecord(), weights)
         return config  # type: ignore[no-any-return]
 

@@ -156,7 +156,7 @@ class _Group:
     """Stacked bottlenecks of equal shape, and their rows: equally many for each, in the order of the bottlenecks."""
 
     def __init__(self, bottlenecks: list[Bottleneck], rows: list[int], in_order: bool, device: torch.device) -> None:
-        # A variant of the bottleneck computes what only it knows, so it runs itself on its rows.
+        # A subclass may compute anything, so it is called on its rows instead of being stacked.
         self.variant = None if type(bottlenecks[0]) is Bottleneck else bottlenecks[0]
         self.activation = bottlenecks[0].activation
         self.down, self.down_bias = _stack_linear(bottleneck.down_proj for bottleneck in bottlenecks)

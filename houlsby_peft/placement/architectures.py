@@ -63,8 +63,8 @@ class Architecture:
         name: The architecture's usual name.
         stacks: Its lists of layers; a model may have only some of them (an encoder without the decoder).
         note: What a user must know, for the printed list.
-        frozen_norms: Norms that never train, because their input belongs to no row of the batch, so that the rows of
-            a mixed batch cannot have different norms.
+        frozen_norms: Norms that never train. Their input is shared by all rows of a batch, so that the rows of a mixed
+            batch cannot have different norms.
     """
 
     name: str

@@ -110,6 +110,6 @@ def test_the_page_has_the_list():
     page = PAGE.read_text()
     found = re.search(r"<!-- architectures:begin -->\n(.*)<!-- architectures:end -->", page, re.DOTALL)
     assert found is not None
-    assert found[1].strip() == architectures_list(), "write it anew: python -m houlsby_peft.placement --architectures"
+    assert found[1].strip() == architectures_list(), "update it with: python -m houlsby_peft.placement --architectures"
     names = architectures_list().splitlines()[0]
     assert f"for {len(names.split(','))} [architectures]" in README.read_text()
