@@ -6,7 +6,7 @@ inference only: PEFT refuses `adapter_names` in training mode, and no gradient r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,12 +30,21 @@ class MixedBatch:
 
     Args:
         names: The adapter of each row, or "__base__" for the base model.
+        previous: A batch that this one replaces. Each layer frees what it stacked for it only after stacking anew, so
+            that the next layer can use the same memory.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], previous: MixedBatch | None = None) -> None:
         self.names = tuple(names)
         self.only_name = self.names[0] if len(set(self.names)) == 1 else None
-        self._built: dict[object, Any] = {}
+        # By layer, for one shape and device: its groups of bottlenecks, or the weights of its norms.
+        self._built: dict[nn.Module, tuple[object, Any]] = {}
+        # The same groups by their bottlenecks, for layers that share these.
+        self._shared: dict[object, list[_Group]] = {}
+        self._replaced: dict[nn.Module, tuple[object, Any]] = {}
+        if previous is not None:
+            previous._shared.clear()
+            self._replaced = previous._built
 
     def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
         """Apply to each row the bottleneck that its adapter has in a layer.
@@ -47,18 +56,18 @@ class MixedBatch:
         if self.only_name is not None:
             bottleneck = layer.bottleneck(self.only_name)
             return hidden if bottleneck is None else bottleneck(hidden)
-        key = (layer, hidden.shape[0], hidden.device)
-        if key not in self._built:
+
+        def build() -> list[_Group]:
             names = self.names_of_rows(hidden.shape[0])
             found = {name: layer.bottleneck(name) for name in dict.fromkeys(names)}
             used = {name: bottleneck for name, bottleneck in found.items() if bottleneck is not None}
-            # Layers that share their bottlenecks also share the stacked weights.
-            shared_key = (hidden.shape[0], hidden.device, *used.items())
-            if shared_key not in self._built:
-                self._built[shared_key] = _group(names, used, hidden.device)
-            self._built[key] = self._built[shared_key]
+            key = (hidden.shape[0], hidden.device, *used.items())
+            if key not in self._shared:
+                self._shared[key] = _group(names, used, hidden.device)
+            return self._shared[key]
+
         result = hidden
-        for group in self._built[key]:
+        for group in self._build_once(layer, (hidden.shape[0], hidden.device), build):
             result = group.adapt(hidden, result)
         return result
 
@@ -73,12 +82,13 @@ class MixedBatch:
         if self.only_name is not None:
             return layer.apply_norm(layer.norm(self.only_name) or base, hidden)
         shape = (hidden.shape[0], *[1] * (hidden.dim() - 2), hidden.shape[-1])
-        key = (layer, shape, hidden.device)
-        if key not in self._built:
+
+        def build() -> dict[str, torch.Tensor]:
             names = self.names_of_rows(hidden.shape[0])
             norms = {name: layer.norm(name) or base for name in dict.fromkeys(names)}
-            self._built[key] = _weights_of_rows(names, norms, shape)
-        rows: dict[str, torch.Tensor] = self._built[key]
+            return _weights_of_rows(names, norms, shape)
+
+        rows: dict[str, torch.Tensor] = self._build_once(layer, (shape, hidden.device), build)
         wide = hidden.to(rows["weight"].dtype)
         if isinstance(base, nn.LayerNorm):
             result = F.layer_norm(wide, wide.shape[-1:], eps=base.eps)
@@ -123,6 +133,15 @@ class MixedBatch:
         for name, output in outputs.items():
             result[index[name], ..., : output.shape[-1]] = output
         return result
+
+    def _build_once(self, layer: nn.Module, key: object, build: Callable[[], Any]) -> Any:
+        """Return what was built for a layer and a key; the last one is kept."""
+        known, value = self._built.get(layer, (None, None))
+        if known != key:
+            value = build()
+            self._built[layer] = (key, value)
+            self._replaced.pop(layer, None)
+        return value
 
     def names_of_rows(self, rows: int) -> tuple[str, ...]:
         """Return the adapter of each row of a tensor, which may hold several rows for each example in turn.

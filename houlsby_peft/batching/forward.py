@@ -49,8 +49,9 @@ class _LastBatch:
             for parameters, key, weight, pointer, version in seen
         ):
             return batch
-        batch = MixedBatch(names)
-        if batch.only_name is None:  # else it stacks nothing
+        only_one = len(set(names)) == 1  # which stacks nothing
+        batch = MixedBatch(names, previous=None if only_one else batch)
+        if not only_one:
             seen = [
                 (module._parameters, key, weight, weight.data_ptr(), _version(weight))
                 for container in self._containers
