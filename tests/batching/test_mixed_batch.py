@@ -295,3 +295,14 @@ def test_rows_of_a_variant_of_the_bottleneck_run_as_the_variant_does(token_ids):
         model.set_adapter(name)
         rows = [row for row, other in enumerate(names) if other == name]
         torch.testing.assert_close(mixed[rows], model(token_ids[rows]).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_of_one_adapter_computes_what_a_plain_batch_does_bit_for_bit(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4, share_layers=3), seed=2)
+    model.eval()
+    for name in ("one", "two"):
+        model.set_adapter("one" if name == "two" else "two")
+        mixed = model(token_ids, adapter_names=[name] * 5).logits
+        model.set_adapter(name)
+        assert torch.equal(mixed, model(token_ids).logits)
