@@ -93,7 +93,8 @@ class HoulsbyModel(BaseTuner):
         train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
         hook_other_wrappers(model, self._batches)
         # Kept with the model as well, because several adapters may have been added with one configuration.
-        model.houlsby_records = getattr(model, "houlsby_records", {}) | {adapter_name: record}  # type: ignore[assignment]
+        # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
+        model.__dict__.setdefault("houlsby_records", {})[adapter_name] = record
         config.record = record
         # transformers disables heads together with tuner layers, but enables only the tuner layers.
         next(_tuner_layers(model)).heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]

@@ -110,6 +110,7 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
     # All tasks of a batch are there, even where they do not fit.
     requests = some_requests(alone, 40)
     assert_as_alone(bank.predict(requests), requests, alone)
+    assert set(bank._model.get_base_model().houlsby_records) == set(bank._model.peft_config)
     assert set(bank.held) == set(TASKS)
     assert sum(size(folders[task]) for task in ask("similarity") if task != "sentiment") <= bound
 
