@@ -21,7 +21,7 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import EvalPrediction
 from transformers.hf_argparser import HfArg
 
-from analysis.figures import COLUMN, RED, plt, save
+from study.figures import COLUMN, RED, plt, save
 from analysis.runs import RUN, FinishedRun, load_run, write_lines
 from analysis.spans import SpanModel
 from houlsby_peft import prune

@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
+from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from analysis.grid import RECIPES, GridParser, best_score_percent, make_grids, run_missing
 from analysis.runs import write_lines
 from analysis.variants import VARIANTS

@@ -18,7 +18,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import COLORS, MARKERS, PAGE, plt, save
+from study.figures import COLORS, MARKERS, PAGE, plt, save
 from analysis.grid import GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
 from study.results import Results, best_cell, score_percent

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
-from analysis.figures import COLORS, COLUMN, plt, save
+from study.figures import COLORS, COLUMN, plt, save
 from analysis.pwws import Probabilities, pwws
 from analysis.runs import RUN, FinishedRun, load_run, write_lines
 from analysis.wordnet import WordNet, find_wordnet

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
+from study.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
 from analysis.gradients import FILE
 from analysis.grid import RECIPES, GridParser, best_score_percent, finished, make_grids, run_missing
 from analysis.runs import write_lines

@@ -21,7 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from analysis.figures import COLORS, COLUMN, MARKERS, plt, save
+from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from analysis.grid import GLUE, Axes, GridParser, best_score_percent, finished, make_grids, run_missing
 from analysis.runs import write_lines
 from study.results import Cell, Row, arrange

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from study.figures import COLORS, PAGE, plt
+from study.papers import proper_name
 from study.results import Row, columns
 
 
-# Okabe and Ito's palette for color-blind readers; black is for the error bars.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-# From the eighth row on, colors repeat with another pattern.
+# From the seventh row on, colors repeat with another pattern.
 HATCHES = ("", "//", "..", "xx")
 
 
@@ -17,13 +17,12 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Draw the mean over the seeds of each row in every column that has one, with its standard error."""
     shown = columns(rows)
     width = 0.8 / len(rows)
-    figure = Figure(figsize=(max(6.4, 2 + len(shown) * max(0.9, 0.3 * len(rows))), 4.8), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = plt.subplots(figsize=(max(PAGE, 2 + len(shown) * max(0.9, 0.3 * len(rows))), 0.6 * PAGE))
     for number, row in enumerate(rows):
         points = [
             (position + (number - (len(rows) - 1) / 2) * width, *mean)
             for position, (task, score) in enumerate(shown.values())
-            if task in row.cells and (mean := row.cells[task].mean(score))
+            if (cell := row.cell(task, score)) and (mean := cell.mean(score))
         ]
         positions, heights, errors = zip(*points, strict=True)
         bars = axes.bar(
@@ -39,12 +38,12 @@ def draw(rows: Sequence[Row]) -> Figure:
         )
         numbers = [f"{mean:.1f}" + (", one seed" if error is None else "") for _, mean, error in points]
         axes.bar_label(bars, numbers, rotation=90, padding=4, fontsize=8)
-    axes.set_xticks(range(len(shown)), list(shown))
+    axes.set_xticks(range(len(shown)), map(proper_name, shown))
     axes.margins(y=0.2)  # room for the numbers
-    axes.set_ylabel("validation score, %")
-    axes.set_title("Mean over the seeds and standard error")
+    most = max(len(cell.seeds) for row in rows for cell in row.cells.values())
+    axes.set_ylabel("validation score (%)")
+    axes.set_title(f"Mean and standard error of {most} seeds" if most > 1 else "One seed")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure

@@ -30,8 +30,22 @@ COLUMNS = {
     "RTE": ("rte", "accuracy"),
 }
 WNLI = {"WNLI": ("wnli", "accuracy")}
+# Runs of MNLI that were tuned for the mismatched split, as the papers' MNLI-mm column is. They are a task of their own.
+MISMATCHED = "mnli-mm"
+_NAMES = {
+    **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},
+    "mnli": "MNLI", MISMATCHED: "MNLI-mm", "squad": "SQuAD", "minimal_pairs": "generated sentences",
+    "matthews_correlation": "Matthews correlation", "f1": "F1", "exact_match": "exact match", "spearmanr":
+    "Spearman correlation", "pearson": "Pearson correlation", "matched_accuracy": "accuracy (matched)",
+    "mismatched_accuracy": "accuracy (mismatched)", "loss": "loss",
+}  # fmt: skip
 
 Scores = Mapping[str, Mapping[str, float]]
+
+
+def proper_name(name: str) -> str:
+    """Return the name of a task or a score as it is printed: "CoLA" for "cola", "F1" for "f1"."""
+    return _NAMES.get(name, name.replace("_", " "))
 
 
 def mean_of_nine(scores: Scores) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from study.papers import COLUMNS, GLUE_TASKS, WNLI
+from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI
 from sweeping.runs import MEANT_FOR, choose
 
 
@@ -36,9 +36,19 @@ def collect(folder: Path) -> list[Results]:
     return results
 
 
-def score_percent(results: Results, score: str) -> float:
-    """Return the score of a run's best epoch in percent, which SQuAD's scores already are; a loss unchanged."""
-    value = results["best_scores"][score]
+def score_percent(results: Results, score: str | None = None) -> float:
+    """Return a run's score in percent, which SQuAD's scores already are; a loss unchanged.
+
+    Args:
+        results: The run's results.
+        score: The name of a score of the kept epoch; default: the one that has chosen the epoch.
+    """
+    score = score or results["chosen_by"]
+    return in_percent(results, score, results["best_scores"][score])
+
+
+def in_percent(results: Results, score: str, value: float) -> float:
+    """Return a value of a run's score in percent."""
     return float(value if results["task"] == "squad" or score.endswith("loss") else 100 * value)
 
 
@@ -54,11 +64,16 @@ class Cell:
     seeds: dict[int, Results]
     best: Results
 
+    def by_seed(self, score: str) -> dict[int, float]:
+        """Return a score in percent by seed; empty if a run does not have it."""
+        if not all(score in results["best_scores"] for results in self.seeds.values()):
+            return {}
+        return {seed: score_percent(results, score) for seed, results in self.seeds.items()}
+
     def mean(self, score: str) -> tuple[float, float | None] | None:
         """Return a score's mean over the seeds and its standard error, in percent; no error for a single seed."""
-        if not all(score in results["best_scores"] for results in self.seeds.values()):
-            return None
-        return mean_and_error([score_percent(results, score) for results in self.seeds.values()])
+        values = self.by_seed(score).values()
+        return mean_and_error(list(values)) if values else None
 
 
 @dataclass
@@ -69,21 +84,35 @@ class Row:
     method: str
     cells: dict[str, Cell]
 
+    def cell(self, task: str, score: str) -> Cell | None:
+        """Return the runs of a column. Runs of MNLI that were chosen by the column's own split come first."""
+        tasks = (MISMATCHED, task) if score == "mismatched_accuracy" else (task, MISMATCHED if task == "mnli" else task)
+        return next((self.cells[name] for name in tasks if name in self.cells), None)
+
+    def best(self) -> "Row":
+        """Return the row of the best run of each task."""
+        cells = {task: Cell({cell.best["seed"]: cell.best}, cell.best) for task, cell in self.cells.items()}
+        return Row(self.label, self.method, cells)
+
     @property
     def trained(self) -> float:
-        """Trained parameters per task; their mean over the tasks, whose heads differ."""
-        return mean(cell.best["trainable_parameters"] for cell in self.cells.values())
+        """Trained parameters per task; their mean over the tasks, whose heads and chosen sizes differ."""
+        return mean(results["trainable_parameters"] for results in self._chosen())
 
     @property
     def share(self) -> float:
         """Trained parameters per task, as a share of the encoder."""
-        return mean(_share(self.method, cell.best) for cell in self.cells.values())
+        return mean(_share(self.method, results) for results in self._chosen())
 
     @property
     def total(self) -> float:
         """Parameters for all tasks, in multiples of the encoder: a copy each, or one and all added weights."""
-        shares = [_share(self.method, cell.best) for cell in self.cells.values()]
-        return sum(shares) if self.method == "full" else 1 + sum(shares)
+        shares = sum(_share(self.method, results) for results in self._chosen())
+        return shares if self.method == "full" else 1 + shares
+
+    def _chosen(self) -> list[Results]:
+        """Return a run per task at the point that validation has chosen; the seeds do not change its size."""
+        return [next(iter(cell.seeds.values())) for cell in self.cells.values()]
 
 
 def _share(method: str, results: Results) -> float:
@@ -96,7 +125,8 @@ def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
     different rows, so that a mean is over seeds only. Runs without a validation score are left out."""
     runs: dict[str, dict[str, list[Results]]] = {}
     for one in (one for one in results if one["best_score"] is not None):
-        runs.setdefault(_key(one, chosen), {}).setdefault(one["task"], []).append(one)
+        task = MISMATCHED if one["chosen_by"] == "mismatched_accuracy" else one["task"]
+        runs.setdefault(_key(one, chosen), {}).setdefault(task, []).append(one)
     labels = _labels([json.loads(key) for key in runs])
     return [
         Row(labels[number], json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
@@ -111,7 +141,7 @@ def _key(results: Results, chosen: Sequence[str]) -> str:
         if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
     }
     method = results.get("method", "houlsby")
-    if arguments.get("metric_for_best_model") == GLUE_TASKS.get(results["task"], ("",))[0]:
+    if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:
         # The tasks have different scores, which alone would put them in different rows.
         arguments["metric_for_best_model"] = "main"
     if start := arguments.get("init_adapter"):  # often pretrained on the task's text, in a folder with its name
@@ -151,7 +181,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
     """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores."""
+    rows = list(rows)
+    glue = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
     cells = {task: cell for row in rows for task, cell in row.cells.items()}
-    glue = {name: column for name, column in (COLUMNS | WNLI).items() if column[0] in cells}
-    others = {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in GLUE_TASKS}
-    return glue | others
+    known = {*GLUE_TASKS, MISMATCHED}
+    return glue | {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in known}

@@ -5,7 +5,7 @@ from math import hypot
 from pathlib import Path
 
 from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
-from study.results import Row, arrange, collect, columns, mean_and_error, score_percent
+from study.results import Row, arrange, collect, columns, mean_and_error
 
 
 MISSING = "-"
@@ -17,8 +17,12 @@ error. Mean: over the seeds, at the point with the best mean. Best: of all runs,
 Mean of nine: the plain mean of the columns from CoLA to RTE. Server's average: as GLUE's server defines it, the mean
 over its nine tasks, with WNLI, of the mean of each task's scores (two for MRPC, STS-B, QQP and MNLI); for a paper the
 total as printed, which is not the plain mean. Neither is given if a column is missing.
-Trained: parameters per task, with the head, and as a share of the encoder. Total: for all tasks with runs, in
-multiples of the encoder."""
+Trained: parameters per task, with the head, and as a share of the encoder, at the chosen point or of the best run.
+Total: for all tasks with runs, in multiples of the encoder. The papers count MNLI-m and -mm as two tasks, and no WNLI:
+so does this table if MNLI has runs that were chosen by the mismatched split (--metric_for_best_model
+mismatched_accuracy), which are then those of the MNLI-mm column. MNLI's runs otherwise count once."""
+DIFFERENCES = """\
+±: standard error of the difference. Rows with the same seeds on a task are compared seed by seed (paired)."""
 
 
 def print_study(folder: Path, chosen: Sequence[str]) -> None:
@@ -45,14 +49,19 @@ def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
     shown = columns(rows)
     of_glue = set(COLUMNS) <= set(shown)  # otherwise there are no averages
     header = ["", "trained", "total", *shown, *(["mean of nine", "server's average"] if of_glue else [])]
-    lines = [line for row in rows for line in score_lines(row, shown, of_glue)]
+    lines = [
+        score_line(f"{one.label}: {kind}", one, shown, of_glue)
+        for row in rows
+        for kind, one in (("mean", row), ("best", row.best()))
+    ]
     papers = paper_lines(shown, of_glue)
     parts = ["## Scores", table(header, [*lines, *papers]), *([NOTES] if papers else [])]
     full = next((row for row in rows if row.method == "full"), None)
     others = [row for row in rows if row is not full]
     if full and others:
         differences = [[row.label, *difference_cells(row, full, shown)] for row in others]
-        parts += [f"## Difference to {full.label}", table(["", *shown, "mean of these columns"], differences)]
+        header = ["", *shown, "mean of these columns"]
+        parts += [f"## Difference to {full.label}", table(header, differences), DIFFERENCES]
     settings = [[row.label, task, *setting_cells(row, task, chosen)] for row in rows for task in row.cells]
     parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds", "best run"], settings)]
     return "\n\n".join(parts) + "\n"
@@ -67,43 +76,40 @@ def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
-def score_lines(row: Row, shown: Columns, of_glue: bool) -> list[list[str]]:
-    """Return the row's two lines, mean over the seeds and best run, with both averages if all columns are GLUE's."""
+def score_line(label: str, row: Row, shown: Columns, of_glue: bool) -> list[str]:
+    """Return a row's sizes and mean scores over the seeds, with both averages if all columns are GLUE's."""
     tasks = f"{len(row.cells)} task{'s' if len(row.cells) > 1 else ''}"
-    sizes = [f"{row.trained:,.0f} ({row.share:.1%})", f"{row.total:.2f}x for {tasks}"]
-    means = [_with_error(row.cells[task].mean(score) if task in row.cells else None) for task, score in shown.values()]
-    bests = [
-        f"{score_percent(row.cells[task].best, score):.2f}" if task in row.cells else MISSING
-        for task, score in shown.values()
-    ]
+    cells = [row.cell(task, score) for task, score in shown.values()]
+    means = [cell and cell.mean(score) for cell, (_, score) in zip(cells, shown.values(), strict=True)]
     return [
-        [f"{row.label}: mean", *sizes, *means, *(mean_averages(row) if of_glue else [])],
-        [f"{row.label}: best", *sizes, *bests, *(best_averages(row) if of_glue else [])],
+        *(label, f"{row.trained:,.0f} ({row.share:.1%})", f"{row.total:.2f}x for {tasks}"),
+        *map(_with_error, means),
+        *(averages(row) if of_glue else []),
     ]
 
 
-def mean_averages(row: Row) -> list[str]:
+def averages(row: Row) -> list[str]:
     """Return both averages; if all tasks have the same seeds, averages are taken per seed and have standard errors."""
+    scores = {
+        (task, name): cell.by_seed(name)
+        for task, names in GLUE_TASKS.items()
+        for name in names
+        if (cell := row.cell(task, name))
+    }
     seeds = {tuple(sorted(cell.seeds)) for cell in row.cells.values()}
     if len(seeds) == 1:
-        by_seed = [{task: cell.seeds[seed]["best_scores"] for task, cell in row.cells.items()} for seed in seeds.pop()]
-        averages = [[average(scores) for scores in by_seed] for average in (mean_of_nine, server_average)]
-        return [_with_error(None if None in one else mean_and_error([100 * x for x in one])) for one in averages]
-    means = {
-        task: {name: mean[0] / 100 for name in GLUE_TASKS.get(task, ()) if (mean := cell.mean(name))}
-        for task, cell in row.cells.items()
-    }
-    return _averages(means)
+        samples = [{key: values.get(seed) for key, values in scores.items()} for seed in seeds.pop()]
+    else:
+        samples = [{key: mean_and_error([*values.values()])[0] for key, values in scores.items() if values}]
+    found = []
+    for average in (mean_of_nine, server_average):
+        values = [average(_by_task(sample)) for sample in samples]
+        found.append(_with_error(None if None in values else mean_and_error(values)))
+    return found
 
 
-def best_averages(row: Row) -> list[str]:
-    """Return both averages of the best runs."""
-    return _averages({task: cell.best["best_scores"] for task, cell in row.cells.items()})
-
-
-def _averages(scores: Mapping[str, Mapping[str, float]]) -> list[str]:
-    averages = (mean_of_nine(scores), server_average(scores))
-    return [MISSING if average is None else f"{100 * average:.2f}" for average in averages]
+def _by_task(scores: Mapping[tuple[str, str], float]) -> dict[str, dict[str, float]]:
+    return {task: {name: value for (of, name), value in scores.items() if of == task} for task, _ in scores}
 
 
 def difference_cells(row: Row, full: Row, shown: Columns) -> list[str]:
@@ -111,15 +117,21 @@ def difference_cells(row: Row, full: Row, shown: Columns) -> list[str]:
     over the columns that both have, and the number of these columns."""
     differences = []
     for task, score in shown.values():
-        ours, theirs = (one.cells[task].mean(score) if task in one.cells else None for one in (row, full))
-        if ours is None or theirs is None:
-            differences.append(None)
-            continue
-        known = None not in (ours[1], theirs[1])
-        differences.append((ours[0] - theirs[0], hypot(ours[1], theirs[1]) if known else None))
+        cells = [one.cell(task, score) for one in (row, full)]
+        ours, theirs = (cell.by_seed(score) if cell else {} for cell in cells)
+        differences.append(difference(ours, theirs) if ours and theirs else None)
     values = [difference[0] for difference in differences if difference]
     mean = f"{mean_and_error(values)[0]:+.2f} of {len(values)}" if values else MISSING
     return [*(_with_error(difference, sign="+") for difference in differences), mean]
+
+
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[float, float | None]:
+    """Return the difference of two means and its standard error: of the differences by seed if both have the same
+    seeds, else of two independent means; no error if one of them has a single seed."""
+    if ours.keys() == theirs.keys():
+        return mean_and_error([ours[seed] - theirs[seed] for seed in ours])
+    (mean, error), (reference, reference_error) = mean_and_error([*ours.values()]), mean_and_error([*theirs.values()])
+    return mean - reference, None if None in (error, reference_error) else hypot(error, reference_error)
 
 
 def setting_cells(row: Row, task: str, chosen: Sequence[str]) -> list[str]:

@@ -263,16 +263,45 @@ class TestTable:
         assert (line["learning_rate"], line["best run"]) == ("0.003", "runs/study/cola/1")
 
     def test_the_difference_to_full_fine_tuning(self):
-        runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.52))]
+        runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.54))]
         runs += [cola(score, seed, method="full") for seed, score in enumerate((0.54, 0.56))]
+        runs += [result("mrpc", {"f1": score}, seed) for seed, score in enumerate((0.80, 0.82))]
+        runs += [result("mrpc", {"f1": score}, seed, method="full") for seed, score in ((3, 0.84), (4, 0.86))]
         runs += [result("rte", {"accuracy": 0.7}), result("rte", {"accuracy": 0.68}, method="full")]
         runs += [result("sst2", {"accuracy": 0.9})]
         text = study(arrange(runs, CHOSEN), CHOSEN).split("## Difference to full")[1]
         line = by_column(text, "houlsby, r 64, share_layers 0")
-        # Each mean has an error of one point.
-        assert line["CoLA"] == f"-4.00 ± {sqrt(2):.2f}"
+        # By seed: -4 and -2. The seeds of MRPC differ, so that its two means, each with an error of one, do not pair.
+        assert line["CoLA"] == "-3.00 ± 1.00"
+        assert line["MRPC"] == f"-4.00 ± {sqrt(2):.2f}"
         assert (line["RTE"], line["SST-2"]) == ("+2.00", "-")
-        assert line["mean of these columns"] == "-1.00 of 2"
+        assert line["mean of these columns"] == "-1.67 of 3"
+
+    def test_each_line_has_the_size_of_its_runs(self):
+        """Small adapters have the best mean, and a large one the best run."""
+        runs = [cola(0.6, 0, trained=10_000, r=8), cola(0.6, 1, trained=10_000, r=8)]
+        runs += [cola(0.3, 0, trained=50_000, r=64), cola(0.8, 1, trained=50_000, r=64)]
+        text = study(arrange(runs, ["r"]), ["r"])
+        mean, best = (by_column(text, f"houlsby, share_layers 0: {kind}") for kind in ("mean", "best"))
+        assert (mean["trained"], mean["total"]) == ("10,000 (1.0%)", "1.01x for 1 task")
+        assert (best["trained"], best["total"]) == ("50,000 (5.0%)", "1.05x for 1 task")
+
+    def test_mnli_may_be_tuned_for_each_of_its_splits(self):
+        def mnli(matched, mismatched, rate, chosen_by):
+            scores = {"matched_accuracy": matched, "mismatched_accuracy": mismatched}
+            run = result("mnli", scores, learning_rate=rate, metric_for_best_model=chosen_by)
+            return {**run, "chosen_by": chosen_by, "best_score": scores[chosen_by]}
+
+        matched = [mnli(0.80, 0.79, 1e-3, "matched_accuracy"), mnli(0.78, 0.84, 3e-4, "matched_accuracy")]
+        (row,) = arrange(matched, CHOSEN)
+        assert row.total == pytest.approx(1.02)
+        mean = by_column(study([row], CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert (mean["MNLI-m"], mean["MNLI-mm"]) == ("80.00", "79.00")
+
+        (row,) = arrange([*matched, mnli(0.70, 0.83, 1e-3, "mismatched_accuracy")], CHOSEN)
+        assert row.total == pytest.approx(1.04), "two tasks, as in the papers"
+        mean = by_column(study([row], CHOSEN), "houlsby, r 64, share_layers 0: mean")
+        assert (mean["MNLI-m"], mean["MNLI-mm"]) == ("80.00", "83.00")
 
     def test_it_is_aligned(self):
         table = study(arrange([cola(0.5)], CHOSEN), CHOSEN).split("\n\n")[1].splitlines()
@@ -293,6 +322,7 @@ class TestChart:
         runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full"), result("rte", {"accuracy": 0.7})]
         (axes,) = draw(arrange(runs, CHOSEN)).axes
         assert [label.get_text() for label in axes.get_xticklabels()] == ["CoLA", "RTE"]
+        assert axes.get_title() == "Mean and standard error of 2 seeds"
         bars = {bars.get_label(): bars for bars in axes.containers if hasattr(bars, "patches")}
         assert [bar.get_height() for bar in bars["houlsby, r 64, share_layers 0"]] == pytest.approx([52, 70])
         assert [text.get_text() for text in axes.texts] == ["52.0", "70.0, one seed", "60.0, one seed"]
