@@ -21,10 +21,11 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import EvalPrediction
 from transformers.hf_argparser import HfArg
 
-from study.figures import COLUMN, RED, plt, save
 from analysis.runs import RUN, FinishedRun, load_run, write_lines
 from analysis.spans import SpanModel
 from houlsby_peft import prune
+from study.figures import COLUMN, RED, plt, save
+from study.papers import proper_name
 from training.arguments import RecipeParser
 from training.errors import RecipeError, end_with_one_line
 
@@ -115,7 +116,7 @@ def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
     )  # fmt: skip
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    label = f"change of {rows[0]['score_name'].replace('_', ' ')} (%)"
+    label = f"change of {proper_name(rows[0]['score_name'])} (%)"
     figure.colorbar(image, ax=axes, label=label, shrink=0.8).outline.set_visible(False)
     return figure
 

@@ -5,19 +5,21 @@
 
 Layer or batch norm inside the adapter, two layers, other activations, attention only, and parallel to the sub-layer
 with and without a multiplicative gate; see variants.py. Writes extensions.jsonl, .png and .svg: differences to the
-paper's adapter, as means over the seeds with one standard deviation.
+paper's adapter, as means over the seeds with one standard error, paired by seed.
 """
 
 from collections.abc import Sequence
-from statistics import mean, pstdev
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from study.figures import COLORS, COLUMN, MARKERS, plt, save
-from analysis.grid import RECIPES, GridParser, best_score_percent, make_grids, run_missing
+from analysis.grid import RECIPES, GridParser, make_grids, run_missing
 from analysis.runs import write_lines
 from analysis.variants import VARIANTS
+from study.figures import COLORS, COLUMN, MARKERS, plt, save
+from study.papers import proper_name
+from study.results import mean_and_error, score_percent
+from study.table import difference
 from sweeping.runs import PlannedRun
 from training.errors import RecipeError, end_with_one_line
 
@@ -52,7 +54,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     for run in runs:
         if results := run.results:
             variants = found.setdefault(results["task"], {})
-            variants.setdefault(run.point["variant"], {})[results["seed"]] = best_score_percent(results)
+            variants.setdefault(run.point["variant"], {})[results["seed"]] = score_percent(results)
     missing = [task for task, variants in found.items() if PAPER not in variants]
     if missing or not found:
         raise RecipeError(
@@ -60,11 +62,12 @@ def summarize(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
         )
     return [
         {
-            "task": task, "variant": variant, "mean": mean(scores.values()), "std": pstdev(scores.values()),
-            "change": mean(scores.values()) - mean(variants[PAPER].values()), "scores": scores,
+            "task": task, "variant": variant, "mean": mean_and_error([*scores.values()])[0], "change": change,
+            "error": error, "scores": scores,
         }
         for task, variants in found.items()
         for variant, scores in variants.items()
+        for change, error in [difference(scores, variants[PAPER])]
     ]  # fmt: skip
 
 
@@ -77,11 +80,13 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     for number, (task, color, marker) in enumerate(zip(tasks, COLORS, MARKERS, strict=False)):
         own = [row for row in rows if row["task"] == task]
         heights = [variants.index(row["variant"]) + 0.15 * (number - (len(tasks) - 1) / 2) for row in own]
-        changes, errors = [row["change"] for row in own], [row["std"] for row in own]
-        axes.errorbar(changes, heights, xerr=errors, fmt=marker, color=color, label=task, linewidth=1)
+        changes, errors = [row["change"] for row in own], [row["error"] or 0 for row in own]
+        axes.errorbar(changes, heights, xerr=errors, fmt=marker, color=color, label=proper_name(task), linewidth=1)
     axes.set_yticks(range(len(variants)), [variant.replace("_", " ") for variant in variants])
     axes.invert_yaxis()
-    axes.set(xlabel="score - the paper's adapter's (points)", title="Variants of the adapter")
+    seeds = max(len(row["scores"]) for row in rows)
+    title = f"Variants of the adapter, {seeds} seeds" if seeds > 1 else "Variants of the adapter, one seed"
+    axes.set(xlabel="score - the paper's adapter's (points)", title=title)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(3, len(tasks)))
     return figure
 

@@ -6,22 +6,23 @@
 Houlsby et al. 2019, section 3.6 and figure 6 (right): standard deviations from 1e-7 to 1 of the truncated normal that
 both projections are drawn from, and sizes 8, 64 and 256, by accuracy; --score main shows the scores of GLUE's table.
 With several learning rates, validation chooses one for each task, size and standard deviation. Lines are means over
-the seeds, bands one standard deviation. Writes init_scale.jsonl, .png and .svg.
+the seeds, bands one standard error. Writes init_scale.jsonl, .png and .svg.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
-from statistics import mean, pstdev
+from statistics import mean
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from study.figures import COLORS, MARKERS, PAGE, plt, save
 from analysis.grid import GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
-from study.results import Results, best_cell, score_percent
+from study.figures import COLORS, MARKERS, PAGE, plt, save
+from study.papers import proper_name
+from study.results import Results, best_cell, mean_and_error, score_percent
 from sweeping.runs import CHOSEN
 from training.errors import RecipeError, end_with_one_line
 
@@ -68,8 +69,8 @@ def summarize(results: Iterable[Results], score: str) -> list[dict[str, Any]]:
         chosen = {axis: next(iter(seeds.values()))["arguments"].get(axis) for axis in CHOSEN}
         for name, shown in _shown(same[0], score):
             scores = {seed: score_percent(run, shown) for seed, run in seeds.items()}
-            middle, spread = mean(scores.values()), pstdev(scores.values())
-            found = {"score": shown, "mean": middle, "std": spread, "scores": scores}
+            middle, error = mean_and_error([*scores.values()])
+            found = {"score": shown, "mean": middle, "error": error, "scores": scores}
             lines.append({"task": name, "r": r, "init_std": std, **chosen, **found})
     return lines
 
@@ -77,13 +78,13 @@ def summarize(results: Iterable[Results], score: str) -> list[dict[str, Any]]:
 def _shown(one: Results, score: str) -> Iterator[tuple[str, str]]:
     """Yield the names of the rows of runs like this one, and the scores that they show."""
     if score == "main":
-        yield one["task"], one["chosen_by"]
+        yield proper_name(one["task"]), one["chosen_by"]
         return
     accuracies = [name for name in one["best_scores"] if name.endswith("accuracy")]
     if not accuracies:
         raise RecipeError(f"{one['task']} has no accuracy, only {', '.join(one['best_scores'])}: give --score main.")
     for name in accuracies:
-        yield f"{one['task']} {name.removesuffix('accuracy').strip('_')}".strip(), name
+        yield f"{proper_name(one['task'])} {name.removesuffix('accuracy').strip('_')}".strip(), name
 
 
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
@@ -101,7 +102,10 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
     over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
     if len(tasks) > 1:
         right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
-    kind = "accuracy" if all(point["score"].endswith("accuracy") for point in points) else "score"
+    kinds = {point["score"] if not point["score"].endswith("accuracy") else "accuracy" for point in points}
+    kind = proper_name(kinds.pop()) if len(kinds) == 1 else "score"
+    seeds = max(len(point["scores"]) for point in points)
+    figure.suptitle(f"Mean and standard error of {seeds} seeds" if seeds > 1 else "One seed", fontsize=8)
     left.set(xscale="log", xlabel="standard deviation of the first weights", ylabel=f"validation {kind} (%)",
              title=f"Initialization, size {r}")  # fmt: skip
     right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
@@ -113,7 +117,7 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
 
 def _line(axes: Axes, x: str, points: Sequence[dict[str, Any]], label: str, color: str, marker: str) -> None:
     xs, middle = [point[x] for point in points], [point["mean"] for point in points]
-    low, high = ([point["mean"] + sign * point["std"] for point in points] for sign in (-1, 1))
+    low, high = ([point["mean"] + sign * (point["error"] or 0) for point in points] for sign in (-1, 1))
     axes.fill_between(xs, low, high, color=color, alpha=0.2, linewidth=0)
     axes.plot(xs, middle, color=color, marker=marker, label=label)
 

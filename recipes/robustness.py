@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
-from study.figures import COLORS, COLUMN, plt, save
 from analysis.pwws import Probabilities, pwws
 from analysis.runs import RUN, FinishedRun, load_run, write_lines
 from analysis.wordnet import WordNet, find_wordnet
+from study.figures import COLORS, COLUMN, plt, save
+from study.papers import proper_name
 from training.arguments import RecipeParser
 from training.data import sample
 from training.errors import RecipeError, end_with_one_line
@@ -120,7 +121,9 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     bars = axes.bar(range(len(rows)), rates, 0.6, yerr=errors, capsize=3, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2)
     axes.set_xticks(range(len(rows)), [row["run"] for row in rows])
-    axes.set(ylabel="attack success rate (%)", title=f"PWWS on {rows[0]['task']}, {rows[0]['examples']} texts")
+    axes.set(
+        ylabel="attack success rate (%)", title=f"PWWS on {proper_name(rows[0]['task'])}, {rows[0]['examples']} texts"
+    )
     axes.margins(x=0.2, y=0.15)
     return figure
 

@@ -4,12 +4,12 @@
     python recipes/stability.py --task rte --data_dir glue --model_name minilm --train_pooler true \
         --learning_rate 1e-3 --pretraining_steps 1000 2000
 
-Han et al. 2021, figures 2, 4 and 9: the distribution over ten seeds as box plots. With --pretraining_steps the
-adapters are first trained on masked words of the task's training text for these numbers of steps (the checkpoints of
-one run of mlm.py); full fine-tuning has no such start. Figure 3: the gradient's norm by layer and step. MiniLM's
-pooler was never pretrained, so adapters also train it, as full fine-tuning does, unless --train_pooler false is given.
-With several learning rates, validation chooses one for each task and start. Writes stability.jsonl, .png and .svg, and
-gradient_norms_TASK.png and .svg.
+Han et al. 2021, figures 2 and 4: the distribution over ten seeds as box plots, of each run's best epoch and of its
+last one, which shows runs that collapsed. With --pretraining_steps the adapters are first trained on masked words of
+the task's training text for these numbers of steps (the checkpoints of one run of mlm.py); full fine-tuning has no
+such start. Figure 3: the gradient's norm by layer and step. MiniLM's pooler was never pretrained, so adapters also
+train it, as full fine-tuning does, unless --train_pooler false is given. With several learning rates, validation
+chooses one for each task and start. Writes stability.jsonl, .png and .svg, and gradient_norms_TASK.png and .svg.
 """
 
 import argparse
@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from study.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
 from analysis.gradients import FILE
-from analysis.grid import RECIPES, GridParser, best_score_percent, finished, make_grids, run_missing
+from analysis.grid import RECIPES, GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
+from study.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
+from study.papers import proper_name
 from study.presets import parse_adapter
-from study.results import Results, best_cell
+from study.results import Results, best_cell, in_percent, score_percent
 from sweeping.runs import CHOSEN, PlannedRun
 from tasks.glue import HUB_DATASET, MINIMAL_PAIRS
 from tasks.minimal_pairs import minimal_pairs
@@ -136,29 +137,44 @@ def by_start(results: Iterable[Results], task: str) -> dict[str, list[Results]]:
 
 
 def summarize(results: Sequence[Results]) -> list[dict[str, Any]]:
-    """Return a row per task and start: the learning rate, and the scores of all seeds in percent."""
+    """Return a row per task and start: the learning rate, and by seed the scores of the best and of the last epoch in
+    percent. The best epoch of a run that collapsed later hides the collapse."""
     return [
         {"task": task, "start": name, "learning_rate": runs[0]["arguments"]["learning_rate"],
-         "scores": {one["seed"]: best_score_percent(one) for one in runs}}
+         "score": runs[0]["chosen_by"], "scores": {one["seed"]: score_percent(one) for one in runs},
+         "last": {one["seed"]: _last(one) for one in runs}}
         for task in sorted({one["task"] for one in results})
         for name, runs in by_start(results, task).items()
     ]  # fmt: skip
 
 
+def _last(one: Results) -> float:
+    score = one["chosen_by"]
+    return in_percent(one, score, one["epochs"][-1][score])
+
+
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw a box per method and start, with the runs as points, and a panel per task."""
+    """Draw two boxes per method and start, for the best and the last epoch, with the runs as points, and a panel per
+    task."""
     tasks = sorted({row["task"] for row in rows})
     width = min(PAGE, COLUMN * len(tasks))
     figure, panels = plt.subplots(1, len(tasks), figsize=(width, 0.8 * COLUMN), squeeze=False)
     for axes, task in zip(panels[0], tasks, strict=True):
         own = [row for row in rows if row["task"] == task]
-        scores = [list(row["scores"].values()) for row in own]
-        boxes = axes.boxplot(scores, widths=0.6, showfliers=False, patch_artist=True, medianprops={"color": "black"})
-        for x, (box, row, values) in enumerate(zip(boxes["boxes"], own, scores, strict=True), start=1):
-            box.set(facecolor=ORANGE if row["start"] == FULL else BLUE, alpha=0.4)
-            axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
+        for shift, epoch, hatch in ((-0.2, "scores", ""), (0.2, "last", "////")):
+            scores = [list(row[epoch].values()) for row in own]
+            positions = [number + shift for number in range(1, len(own) + 1)]
+            boxes = axes.boxplot(
+                scores, positions=positions, widths=0.35, showfliers=False, patch_artist=True,
+                medianprops={"color": "black"},
+            )  # fmt: skip
+            for x, box, row, values in zip(positions, boxes["boxes"], own, scores, strict=True):
+                box.set(facecolor=ORANGE if row["start"] == FULL else BLUE, alpha=0.4, hatch=hatch)
+                axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
         axes.set_xticks(range(1, len(own) + 1), [row["start"].replace(" ", "\n", 1) for row in own])
-        axes.set(title=f"{task}, {max(map(len, scores))} seeds", ylabel="validation score (%)")
+        seeds = max(len(row["scores"]) for row in own)
+        axes.set(title=f"{proper_name(task)}, {seeds} seed{'s' * (seeds > 1)}: best epoch, last epoch (hatched)",
+                 ylabel=f"{proper_name(own[0]['score'])} (%)")  # fmt: skip
     return figure
 
 
@@ -188,7 +204,7 @@ def draw_norms(norms: Mapping[str, dict[str, dict[int, float]]], task: str) -> F
                 else {"color": OTHERS.get(label, "black"), "linestyle": "--"}
             )
             axes.plot(steps.keys(), steps.values(), label=label, marker="", **style)
-        axes.set(title=f"{task}, {name}", xlabel="step", yscale="log")
+        axes.set(title=f"{proper_name(task)}, {name}", xlabel="step", yscale="log")
     panels[0][0].set_ylabel("norm of the gradient")
     lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
     figure.legend(lines.values(), lines.keys(), loc="outside right center")

@@ -6,25 +6,27 @@
 
 Houlsby et al. 2019, figures 1, 3 (GLUE, not the 17 further tasks), 4 and, on SQuAD, the adapters of figure 5: only
 glue.py has other methods. With several learning rates, validation chooses one for each task and method. With several
-tasks, lines are medians over the tasks and bands extend from the 20th to the 80th percentile; with one task, they are
-means over the seeds and one standard deviation. Writes tradeoff.jsonl, .png and .svg.
+tasks, lines are medians over the tasks, with MNLI's two splits as two, and bands extend from the 20th to the 80th
+percentile; with one task, they are means over the seeds and one standard error. Scores are relative to full
+fine-tuning only if it has runs on all of these tasks. Writes tradeoff.jsonl, .png and .svg.
 """
 
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from study.figures import COLORS, COLUMN, MARKERS, plt, save
-from analysis.grid import GLUE, Axes, GridParser, best_score_percent, finished, make_grids, run_missing
+from analysis.grid import GLUE, Axes, GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
-from study.results import Cell, Row, arrange
+from study.figures import COLORS, COLUMN, MARKERS, plt, save
+from study.papers import proper_name
+from study.results import Row, arrange, columns, mean_and_error
 from sweeping.runs import CHOSEN
 from training.errors import end_with_one_line
 
@@ -39,6 +41,7 @@ NAMES = {
     "linear": "head only",
 }
 SIZES = [2**n for n in range(10)]
+SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "r"), "top_k": ("k", "top_k")}  # as printed on a point, and the flag
 
 
 def main() -> None:
@@ -69,30 +72,40 @@ def grids(arguments: argparse.Namespace) -> Iterator[Axes]:
         yield {**axes, "learning_rate": rates, "seed": arguments.seed}
 
 
-def summarize(rows: Iterable[Row]) -> Iterator[dict[str, Any]]:
+def summarize(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a point per method and size: its trained parameters, and the low, middle and high score of its band.
 
-    Scores are in percentage points, minus full fine-tuning's mean over its seeds on the same task if it has runs.
+    Scores are in percentage points, minus full fine-tuning's mean over its seeds on the same task if it has runs on
+    all tasks.
     """
-    rows = sorted(rows, key=lambda row: row.trained)
-    full = {task: _scores(cell) for row in rows if row.method == "full" for task, cell in row.cells.items()}
-    for row in rows:
-        scores = {task: _scores(cell) for task, cell in row.cells.items()}
-        changes = {task: [s - mean(full.get(task, [0])) for s in values] for task, values in scores.items()}
+    shown = columns(rows)
+    scores = [
+        {name: list(values) for name, (task, score) in shown.items() if (values := _scores(row, task, score))}
+        for row in rows
+    ]
+    full = next((own for row, own in zip(rows, scores, strict=True) if row.method == "full"), {})
+    relative = set(full) == set(shown)
+    for row, own in sorted(zip(rows, scores, strict=True), key=lambda pair: pair[0].trained):
+        changes = {name: [s - (mean(full[name]) if relative else 0) for s in values] for name, values in own.items()}
         if len(changes) > 1:
             low, middle, high = np.percentile([mean(values) for values in changes.values()], [20, 50, 80]).tolist()
         else:
             (values,) = changes.values()
-            middle, spread = mean(values), pstdev(values)
-            low, high = middle - spread, middle + spread
+            middle, error = mean_and_error(values)
+            low, high = middle - (error or 0), middle + (error or 0)
+        runs = [run for cell in row.cells.values() for run in cell.seeds.values()]
+        size = SIZE_OF.get(row.method)
         yield {
-            "series": _series(row), "trained_parameters": round(row.trained), "low": low, "middle": middle,
-            "high": high, "relative": set(scores) <= set(full), "scores": scores,
+            "series": _series(row), "size": size and f"{size[0]}={runs[0]['arguments'][size[1]]}",
+            "learning_rates": sorted({run["arguments"]["learning_rate"] for run in runs}),
+            "trained_parameters": round(row.trained), "low": low, "middle": middle, "high": high,
+            "relative": relative, "scores": own, "score": next(iter(shown.values()))[1],
         }  # fmt: skip
 
 
-def _scores(cell: Cell) -> list[float]:
-    return [best_score_percent(results) for results in cell.seeds.values()]
+def _scores(row: Row, task: str, score: str) -> Iterable[float]:
+    cell = row.cell(task, score)
+    return cell.by_seed(score).values() if cell else ()
 
 
 def _series(row: Row) -> str:
@@ -104,9 +117,9 @@ def _series(row: Row) -> str:
 
 def draw(points: Sequence[dict[str, Any]]) -> Figure:
     """Draw a line and a band per series; a series of one point is a marker with a bar."""
-    tasks = sorted({task for point in points for task in point["scores"]})
-    relative = all(point["relative"] for point in points)
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.85 * COLUMN))
+    tasks = list({task: None for point in points for task in point["scores"]})
+    relative = points[0]["relative"]
+    figure, axes = plt.subplots(figsize=(COLUMN, COLUMN))
     names = {point["series"] for point in points if not (relative and point["series"] == FULL)}
     names = sorted(names, key=lambda name: (not name.startswith(NAMES["houlsby"]), name))
     for name, color, marker in zip(names, cycle(COLORS), cycle(MARKERS), strict=False):
@@ -116,27 +129,38 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
             axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
         else:
             axes.vlines(x, low, high, color=color)
-        axes.plot(x, middle, color=color, marker=marker, label=name)
+        # One rate for all sizes suits some of them less than others, so the figure tells.
+        rates = {rate for point in own for rate in point["learning_rates"]}
+        label = f"{name}, learning rate {rates.pop():g}" if len(rates) == 1 else f"{name}, learning rate chosen"
+        axes.plot(x, middle, color=color, marker=marker, label=label)
+        for point in own:
+            if point["size"]:
+                at = (point["trained_parameters"], point["middle"])
+                axes.annotate(
+                    point["size"], at, (0, 4), textcoords="offset points", ha="center", fontsize=5, color=color
+                )
     if relative:
         axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
+    score = proper_name(points[0]["score"]) if len(tasks) == 1 else "score"
     axes.set(
         xscale="log", xlabel="trained parameters per task", title=_title(points, tasks),
-        ylabel="score - full fine-tuning's (points)" if relative else "score (%)",
+        ylabel=f"{score} - full fine-tuning's (points)" if relative else f"{score} (%)",
     )  # fmt: skip
     sizes = [point["trained_parameters"] for point in points if point["series"] in names]
     # Powers of ten alone would leave a narrow range without a number.
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 1000 * min(sizes) else (1, 2, 5)))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center")
     return figure
 
 
 def _title(points: Sequence[dict[str, Any]], tasks: Sequence[str]) -> str:
-    if len(tasks) > 1:
-        return f"{len(tasks)} tasks: median, 20th to 80th percentile"
     seeds = max(len(values) for point in points for values in point["scores"].values())
-    return f"{tasks[0]}: mean and s.d. of {seeds} seeds" if seeds > 1 else f"{tasks[0]}, one seed"
+    counted = f"{seeds} seeds" if seeds > 1 else "one seed"
+    if len(tasks) > 1:
+        return f"{len(tasks)} tasks, {counted}: median, 20th to 80th percentile"
+    return f"{proper_name(tasks[0])}, {counted}{': mean and standard error' if seeds > 1 else ''}"
 
 
 if __name__ == "__main__":

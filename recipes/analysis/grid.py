@@ -100,8 +100,3 @@ def finished(folder: Path) -> list[Results]:
     if not results:
         raise RecipeError(f"There is no run with a validation score in {folder}. Leave out --draw_only to make some.")
     return results
-
-
-def best_score_percent(results: Results) -> float:
-    """Return a run's best score in percent, which SQuAD's scores already are."""
-    return float(results["best_score"]) * (1 if results["task"] == "squad" else 100)

@@ -13,6 +13,7 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from study.papers import proper_name
 from tasks.glue import TASKS, GlueTask, load_splits
 from training.data import sample, tokenize
 from training.errors import RecipeError
@@ -36,7 +37,7 @@ class FinishedRun:
     @property
     def name(self) -> str:
         """The task and the encoder, for titles."""
-        return f"{self.task.name}, {Path(self.results['model']).name}"
+        return f"{proper_name(self.task.name)}, {Path(self.results['model']).name}"
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the validation examples, or a random sample of `limit`, in padded batches with "labels" on the model's

@@ -30,7 +30,7 @@ COLUMNS = {
     "RTE": ("rte", "accuracy"),
 }
 WNLI = {"WNLI": ("wnli", "accuracy")}
-# Runs of MNLI that were tuned for the mismatched split, as the papers' MNLI-mm column is. They are a task of their own.
+# Runs of MNLI that were tuned for the mismatched split, as the papers' MNLI-mm column is, are a task of their own.
 MISMATCHED = "mnli-mm"
 _NAMES = {
     **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},

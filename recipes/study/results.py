@@ -86,7 +86,9 @@ class Row:
 
     def cell(self, task: str, score: str) -> Cell | None:
         """Return the runs of a column. Runs of MNLI that were chosen by the column's own split come first."""
-        tasks = (MISMATCHED, task) if score == "mismatched_accuracy" else (task, MISMATCHED if task == "mnli" else task)
+        tasks = (
+            (MISMATCHED, task) if score == "mismatched_accuracy" else (task, MISMATCHED if task == "mnli" else task)
+        )
         return next((self.cells[name] for name in tasks if name in self.cells), None)
 
     def best(self) -> "Row":

@@ -24,11 +24,15 @@ from tiny_models import tiny_bert
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import init_scale
+import learning_curves
 import stability
 import tradeoff
 from analysis.gradients import FILE, GradientNorms, layer_of
-from analysis.grid import GridParser, make_grids, run_missing
+from analysis.grid import GridParser, finished, make_grids, run_missing
+from study.papers import GLUE_TASKS, proper_name
 from study.presets import parse_arguments
+from study.results import arrange
+from sweeping.runs import CHOSEN
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.errors import RecipeError
 
@@ -42,10 +46,17 @@ def finished_run(tmp_path):
     numbers = itertools.count()
 
     def write(
-        task: str, method: str, seed: int, score: float, trained: int = 100, scores: dict | None = None, **arguments
+        task: str,
+        method: str,
+        seed: int,
+        score: float,
+        trained: int = 100,
+        scores: dict | None = None,
+        epochs: list | None = None,
+        **arguments,
     ) -> Path:
-        """Its main score is the first of `scores`, by default an accuracy."""
-        scores = scores or {"accuracy": score}
+        """Its main score is the first of `scores`, by default the task's."""
+        scores = scores or {GLUE_TASKS[task][0]: score, "accuracy": score}
         folder = tmp_path / f"{next(numbers):03}"
         folder.mkdir()
         (folder / "results.json").write_text(
@@ -53,6 +64,7 @@ def finished_run(tmp_path):
                 {
                     "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
                     "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
+                    "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
                     "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": str(folder), **arguments},
                 }
             )
@@ -81,8 +93,9 @@ class TestTradeoff:
         small, large, full = lines(tmp_path / "tradeoff.jsonl")
         assert [point["series"] for point in (small, large, full)] == ["adapters", "adapters", "full fine-tuning"]
         assert [point["trained_parameters"] for point in (small, large)] == [20, 50]
-        assert small["scores"] == {"cola": pytest.approx([70, 80])}
-        # 85 is full fine-tuning's mean, and 5 the deviation of 70 and 80 from theirs.
+        assert small["scores"] == {"CoLA": pytest.approx([70, 80])}
+        assert [point["size"] for point in (small, large, full)] == ["r=1", "r=8", None]
+        # 85 is full fine-tuning's mean, and 5 the standard error of 70 and 80.
         assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([-15, -10, -5])
         assert [large[key] for key in ("low", "middle", "high")] == pytest.approx([-6, -4, -2])
         assert full["middle"] == pytest.approx(0)
@@ -98,13 +111,33 @@ class TestTradeoff:
         # Of 0, -1, ... -5 points.
         assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
 
+    def test_scores_are_absolute_if_full_fine_tuning_is_missing_for_a_task(self, finished_run, tmp_path):
+        finished_run("cola", "full", 0, 0.9)
+        for task in ("cola", "rte"):
+            finished_run(task, "houlsby", 0, 0.7)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        points = lines(tmp_path / "tradeoff.jsonl")
+        assert {point["series"]: point["middle"] for point in points} == {
+            "adapters": pytest.approx(70),
+            "full fine-tuning": pytest.approx(90),
+        }
+        assert not any(point["relative"] for point in points)
+
+    def test_mnli_counts_as_two_tasks(self, finished_run, tmp_path):
+        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
+        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        assert point["scores"] == {"MNLI-m": [pytest.approx(84)], "MNLI-mm": [pytest.approx(83)]}
+        assert point["middle"] == pytest.approx(83.5)
+
     def test_validation_chooses_the_learning_rate_of_each_task(self, finished_run, tmp_path):
         for task, rates in {"cola": (0.6, 0.5), "rte": (0.5, 0.7)}.items():
             for rate, score in zip((1e-3, 1e-4), rates, strict=True):
                 finished_run(task, "houlsby", 0, score, learning_rate=rate)
         run(tradeoff, "--draw_only", "--output_dir", tmp_path)
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        assert point["scores"] == {"cola": pytest.approx([60]), "rte": pytest.approx([70])}
+        assert point["scores"] == {"CoLA": pytest.approx([60]), "RTE": pytest.approx([70])}
         assert point["relative"] is False  # there is no full fine-tuning to subtract
 
     def test_shared_bottlenecks_are_a_line_of_their_own(self, finished_run, tmp_path):
@@ -144,9 +177,9 @@ class TestInitScale:
         run(init_scale, "--draw_only", "--output_dir", tmp_path)
         points = {(p["task"], p["r"], p["init_std"]): p for p in lines(tmp_path / "init_scale.jsonl")}
         assert len(points) == 6
-        assert points["rte", 64, 0.1]["mean"] == pytest.approx(70)
-        assert points["rte", 64, 0.1]["std"] == pytest.approx(10)
-        assert points["cola", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
+        assert points["RTE", 64, 0.1]["mean"] == pytest.approx(70)
+        assert points["RTE", 64, 0.1]["error"] == pytest.approx(10)  # of 60 and 80
+        assert points["CoLA", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
         assert_drawn(tmp_path / "init_scale")
 
     def test_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
@@ -168,7 +201,7 @@ class TestInitScale:
         finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
         run(init_scale, "--draw_only", "--output_dir", tmp_path)
         points = lines(tmp_path / "init_scale.jsonl")
-        assert {point["task"] for point in points} == {*tasks, "mnli matched", "mnli mismatched"}
+        assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI matched", "MNLI mismatched"}
         lines_drawn = init_scale.draw(points).axes[1].get_lines()
         assert len(lines_drawn) == 8 + 1, "a task is left out"
         assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
@@ -188,6 +221,24 @@ class TestInitScale:
         ((runs, _),) = (call.args for call in run_missing.call_args_list)
         assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
         assert all(run.flags == ("--data_dir", "glue") for run in runs)
+
+
+class TestLearningCurves:
+    def test_means_and_errors_by_epoch(self, finished_run, tmp_path):
+        for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
+            epochs = [{"epoch": n + 1.0, "step": 10 * (n + 1), "accuracy": one} for n, one in enumerate(scores)]
+            finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
+        (row,) = arrange(finished(tmp_path), CHOSEN)
+        # 60 and 80 have a standard error of 10; the third epoch has one seed only.
+        points = learning_curves.curve(row.cells["rte"].seeds, "step", None)
+        assert points == {10: (pytest.approx(70), pytest.approx(10)), 20: (pytest.approx(70), pytest.approx(0))}
+        run(learning_curves, tmp_path)
+        assert_drawn(tmp_path / "learning_curves")
+
+    def test_a_score_that_no_run_has(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.8)
+        with pytest.raises(RecipeError, match="a run on rte has accuracy"):
+            run(learning_curves, tmp_path, "--score", "f1")
 
 
 class TestStability:
@@ -215,6 +266,13 @@ class TestStability:
         (row,) = lines(tmp_path / "stability.jsonl")
         assert row["scores"] == {"0": pytest.approx(70), "1": pytest.approx(80)}
         assert row["learning_rate"] == 3e-4
+
+    def test_the_last_epoch_shows_a_collapse(self, finished_run, tmp_path):
+        epochs = [{"epoch": 1.0, "step": 10, "accuracy": 0.7}, {"epoch": 2.0, "step": 20, "accuracy": 0.5}]
+        finished_run("rte", "houlsby", 0, 0.7, epochs=epochs)
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        (row,) = lines(tmp_path / "stability.jsonl")
+        assert (row["scores"], row["last"]) == ({"0": pytest.approx(70)}, {"0": pytest.approx(50)})
 
     def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
         finished_run("rte", "houlsby", 0, 0.5)

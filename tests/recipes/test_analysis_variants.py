@@ -155,8 +155,10 @@ class TestRuns:
         axes = {"task": ["cola", "rte"], "variant": ["paper", "tanh"], "seed": ["0", "1"]}
         for one in make_runs(tmp_path, Path("variants.py"), axes, []):
             one.folder.mkdir(parents=True)
-            score = 0.5 + 0.1 * (one.point["variant"] == "tanh") + 0.02 * int(one.point["seed"])
-            results = {"task": one.point["task"], "seed": int(one.point["seed"]), "best_score": score}
+            seed, tanh = int(one.point["seed"]), one.point["variant"] == "tanh"
+            score = 0.5 + 0.02 * seed + (0.1 + 0.02 * seed) * tanh
+            results = {"task": one.point["task"], "seed": seed, "chosen_by": "accuracy"}
+            results["best_scores"] = {"accuracy": score}
             (one.folder / "results.json").write_text(json.dumps(results))
         run(extensions, "--draw_only", "--output_dir", tmp_path, "--task", "cola", "rte", "--seed", 0, 1)
         rows = {
@@ -164,8 +166,8 @@ class TestRuns:
             for r in map(json.loads, (tmp_path / "extensions.jsonl").read_text().splitlines())
         }
         assert len(rows) == 4
-        assert rows["rte", "tanh"]["change"] == pytest.approx(10)
-        assert rows["rte", "tanh"]["std"] == pytest.approx(1)
+        assert rows["rte", "tanh"]["change"] == pytest.approx(11)  # of 10 and 12 by seed
+        assert rows["rte", "tanh"]["error"] == pytest.approx(1)
         assert rows["cola", "paper"]["mean"] == pytest.approx(51)
         assert (tmp_path / "extensions.png").is_file()
         assert (tmp_path / "extensions.svg").is_file()

@@ -1,0 +1,84 @@
+"""Draw the validation score of any runs by epoch, or by step: a panel per task, a line per method.
+
+    python recipes/learning_curves.py runs/study
+    python recipes/learning_curves.py runs/long --score loss --x step
+
+Han et al. 2021, figures 1 and 13, and the validation curves by which Houlsby et al. 2019 chose among 20, 50 and 100
+epochs. Of each method, the runs at the point that validation has chosen are drawn: the mean over the seeds, and one
+standard error as a band. Writes learning_curves.png and .svg into the folder.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from analysis.grid import finished
+from study.figures import COLORS, COLUMN, PAGE, plt, save
+from study.papers import proper_name
+from study.results import Results, Row, arrange, in_percent, mean_and_error
+from sweeping.runs import CHOICES, CHOSEN
+from training.errors import RecipeError, end_with_one_line
+
+
+def main() -> None:
+    """Read the command line and draw."""
+    parser = argparse.ArgumentParser(usage="python recipes/learning_curves.py FOLDER [flags]", allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="Folder of a run, a sweep, or several.")
+    parser.add_argument("--score", help="A validation score; default: the one that has chosen the epoch.")
+    parser.add_argument("--x", choices=("epoch", "step"), default="epoch")
+    parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
+    arguments = parser.parse_args()
+    rows = arrange(finished(arguments.folder), arguments.choose)
+    save(draw(rows, arguments.x, arguments.score), arguments.folder / "learning_curves")
+
+
+def draw(rows: Sequence[Row], x: str = "epoch", score: str | None = None) -> Figure:
+    """Draw a panel per task, and a line per row.
+
+    Raises:
+        RecipeError: If a run has no such score.
+    """
+    tasks = sorted({task for row in rows for task in row.cells})
+    figure, panels = plt.subplots(
+        1, len(tasks), figsize=(max(PAGE, COLUMN * len(tasks)) if len(tasks) > 1 else COLUMN, COLUMN), squeeze=False
+    )
+    styles = dict(zip((row.label for row in rows), cycle(COLORS)))
+    for axes, task in zip(panels[0], tasks, strict=True):
+        cells = {row.label: row.cells[task] for row in rows if task in row.cells}
+        for label, cell in cells.items():
+            points = curve(cell.seeds, x, score)
+            middle = [mean for mean, _ in points.values()]
+            low, high = ([mean + sign * (error or 0) for mean, error in points.values()] for sign in (-1, 1))
+            axes.fill_between([*points], low, high, color=styles[label], alpha=0.2, linewidth=0)
+            axes.plot([*points], middle, color=styles[label], marker="." if len(points) <= 20 else "", label=label)
+        shown = score or next(iter(cells.values())).best["chosen_by"]
+        seeds = max(len(cell.seeds) for cell in cells.values())
+        title = f"{proper_name(task)}, {seeds} seed{'s' * (seeds > 1)}"
+        axes.set(title=title, xlabel=x, ylabel=proper_name(shown) + ("" if shown.endswith("loss") else " (%)"))
+    lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center")
+    return figure
+
+
+def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float, tuple[float, float | None]]:
+    """Return a score's mean over the seeds and its standard error by epoch or step, where all seeds have one.
+
+    Raises:
+        RecipeError: If a run has no such score.
+    """
+    values: dict[float, list[float]] = {}
+    for results in seeds.values():
+        name = score or results["chosen_by"]
+        for epoch in results["epochs"]:
+            if name not in epoch:
+                have = ", ".join(key for key in epoch if key not in ("epoch", "step"))
+                raise RecipeError(f"--score must be a score of all runs; a run on {results['task']} has {have}.")
+            values.setdefault(epoch[x], []).append(in_percent(results, name, epoch[name]))
+    return {at: mean_and_error(own) for at, own in sorted(values.items()) if len(own) == len(seeds)}
+
+
+if __name__ == "__main__":
+    end_with_one_line(main)
