@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from analysis.gradients import FILE
 from analysis.grid import RECIPES, GridParser, finished, make_grids, run_missing
@@ -173,8 +174,11 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
                 axes.plot([x] * len(values), values, ".", color="black", markersize=3, alpha=0.6)
         axes.set_xticks(range(1, len(own) + 1), [row["start"].replace(" ", "\n", 1) for row in own])
         seeds = max(len(row["scores"]) for row in own)
-        axes.set(title=f"{proper_name(task)}, {seeds} seed{'s' * (seeds > 1)}: best epoch, last epoch (hatched)",
-                 ylabel=f"{proper_name(own[0]['score'])} (%)")  # fmt: skip
+        axes.set(
+            title=f"{proper_name(task)}, {seeds} seed{'s' * (seeds > 1)}", ylabel=f"{proper_name(own[0]['score'])} (%)"
+        )
+    epochs = [Patch(facecolor="white", edgecolor="black", hatch=hatch) for hatch in ("", "////")]
+    figure.legend(epochs, ["best epoch", "last epoch"], loc="outside lower center", ncols=2)
     return figure
 
 

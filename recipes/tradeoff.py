@@ -144,7 +144,7 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
     score = proper_name(points[0]["score"]) if len(tasks) == 1 else "score"
     axes.set(
         xscale="log", xlabel="trained parameters per task", title=_title(points, tasks),
-        ylabel=f"{score} - full fine-tuning's (points)" if relative else f"{score} (%)",
+        ylabel="difference to full fine-tuning (points)" if relative else f"{score} (%)",
     )  # fmt: skip
     sizes = [point["trained_parameters"] for point in points if point["series"] in names]
     # Powers of ten alone would leave a narrow range without a number.
