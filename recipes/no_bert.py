@@ -1,0 +1,155 @@
+"""Classify texts without BERT: TF-IDF with linear models and gradient boosting, searched on validation.
+
+    python recipes/no_bert.py --data additional/sms_spam
+    python recipes/no_bert.py --data additional/sms_spam additional/20_newsgroups --n_points 50 --n_jobs 8
+
+A baseline for the 17 classification tasks of Houlsby et al. 2019 (paper_tasks.py), whose "no BERT" column is another
+search: over neural networks with pretrained word embeddings (AutoML), of up to 10,000 models for each task. This one
+is scikit-learn's: for each model a random search over its settings and those of TF-IDF, on words or on characters.
+Validation chooses the model and its settings by accuracy; the chosen one, trained on the training split alone, is
+scored on the test split. Data are read as by text_classification.py. Writes TASK.json for each task into the output
+folder, and skips the tasks whose file is there.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import loguniform
+from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score
+from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
+from sklearn.pipeline import Pipeline
+from sklearn.svm import LinearSVC
+
+from tasks.labels import SINGLE, find_labels, label_texts
+from training.data import check_columns, find_text_columns, load_splits, sample, with_validation
+from training.errors import RecipeError, end_with_one_line
+from training.results import write_atomically
+
+
+TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
+NGRAMS = (
+    {"tfidf__analyzer": ["word"], "tfidf__ngram_range": [(1, 1), (1, 2)]},
+    {"tfidf__analyzer": ["char_wb"], "tfidf__ngram_range": [(2, 4), (2, 5)]},
+)
+# Gradient boosting needs dense features, so latent semantic analysis comes before it.
+MODELS: dict[str, tuple[list[tuple[str, Any]], Mapping[str, Any]]] = {
+    "logistic_regression": (
+        [("model", LogisticRegression(max_iter=1000))],
+        {"model__C": loguniform(1e-1, 1e3), "model__class_weight": [None, "balanced"]},
+    ),
+    "linear_svm": (
+        [("model", LinearSVC())],
+        {"model__C": loguniform(1e-3, 1e1), "model__class_weight": [None, "balanced"]},
+    ),
+    "gradient_boosting": (
+        [("svd", TruncatedSVD()), ("model", HistGradientBoostingClassifier(max_iter=200))],
+        {"svd__n_components": [50, 100], "model__learning_rate": loguniform(3e-2, 3e-1)},
+    ),
+}
+
+
+def main() -> None:
+    """Read the command line, search for each task, print and write the scores."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--data", nargs="+", required=True, help="Folders of tasks, or names of data sets on the Hub.")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="Models.")
+    parser.add_argument("--n_points", type=int, default=20, help="Settings tried for each model.")
+    parser.add_argument("--max_train_samples", type=int, help="Train on a random sample of this many examples.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed of the search and of the models.")
+    parser.add_argument("--n_jobs", type=int, default=1, help="Settings tried at a time.")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of the scores.")
+    arguments = parser.parse_args()
+    for flag in ("n_points", "n_jobs", "max_train_samples"):
+        value = getattr(arguments, flag)
+        if value is not None and value < 1:
+            raise RecipeError(f"--{flag} must be at least 1, got {value}.")
+    arguments.output_dir.mkdir(parents=True, exist_ok=True)
+    for data in arguments.data:
+        path = arguments.output_dir / f"{Path(data).name}.json"
+        if path.exists():
+            results = json.loads(path.read_text())
+        else:
+            results = score_task(data, arguments)
+            write_atomically(path, json.dumps(results, indent=2) + "\n")
+        scores = {
+            split: "-" if results[split] is None else f"{results[split]:.4f}" for split in ("validation", "test")
+        }
+        print(f"{results['task']}: {results['model']}, accuracy {scores['validation']} (validation), {scores['test']}"
+              " (test)")  # fmt: skip
+
+
+def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the chosen model, its settings and its accuracies on validation and, if there is one, on the test split.
+
+    Raises:
+        RecipeError: If the task is not a classification with one label for each text.
+    """
+    start = time.perf_counter()
+    splits = load_splits(data)
+    text_columns = find_text_columns(splits["train"], None)
+    labels = find_labels(splits["train"], None, None)
+    if labels.problem_type != SINGLE:
+        raise RecipeError(f"The baseline is for one class per text; {data} is a {labels.problem_type}.")
+    for name, split in splits.items():
+        check_columns(split, name, text_columns, labels.columns)
+    splits = with_validation(splits, label_texts(splits["train"], labels.columns))
+    splits["train"] = sample(splits["train"], arguments.max_train_samples, seed=0)
+    texts = {
+        name: ["\n".join(parts) for parts in zip(*(split[column] for column in text_columns), strict=True)]
+        for name, split in splits.items()
+    }
+    classes = {name: label_texts(split, labels.columns) for name, split in splits.items()}
+    searches = {
+        model: search(model, texts, classes, arguments.n_points, arguments.n_jobs, arguments.seed)
+        for model in arguments.models
+    }
+    chosen = max(searches, key=lambda model: float(searches[model].best_score_))
+    settings = searches[chosen].best_params_
+    test = None
+    if any(classes.get("test", ())):
+        model = make_model(chosen, arguments.seed).set_params(**settings).fit(texts["train"], classes["train"])
+        test = accuracy_score(classes["test"], model.predict(texts["test"]))
+    return {
+        "task": Path(data).name, "method": "no_bert", "model": chosen, "settings": settings, "seed": arguments.seed,
+        "validation": searches[chosen].best_score_, "test": test, "classes": len(labels.names),
+        "models": {model: one.best_score_ for model, one in searches.items()}, "n_points": arguments.n_points,
+        "rows": {name: len(rows) for name, rows in texts.items()}, "seconds": round(time.perf_counter() - start, 1),
+    }  # fmt: skip
+
+
+def search(
+    model: str, texts: Mapping[str, Sequence[str]], classes: Mapping[str, Sequence[Any]], n_points: int, n_jobs: int,
+    seed: int,
+) -> RandomizedSearchCV:  # fmt: skip
+    """Return a model's random search, which trained each setting on the training split and scored it on validation."""
+    both = {name: [*part["train"], *part["validation"]] for name, part in (("texts", texts), ("classes", classes))}
+    # -1: always in training.
+    fold = PredefinedSplit(np.repeat([-1, 0], [len(texts["train"]), len(texts["validation"])]))
+    found = RandomizedSearchCV(
+        make_model(model, seed), [{**TFIDF, **MODELS[model][1], **kind} for kind in NGRAMS], n_iter=n_points,
+        scoring="accuracy", cv=fold, refit=False, n_jobs=n_jobs, random_state=seed, error_score="raise",
+    )  # fmt: skip
+    return found.fit(both["texts"], both["classes"])
+
+
+def make_model(name: str, seed: int) -> Pipeline:
+    """Return TF-IDF and a model with their default settings."""
+    steps = Pipeline([("tfidf", TfidfVectorizer()), *MODELS[name][0]])
+    return steps.set_params(**{key: seed for key in steps.get_params() if key.endswith("__random_state")})
+
+
+if __name__ == "__main__":
+    end_with_one_line(main)
