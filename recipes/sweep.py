@@ -20,6 +20,7 @@ import signal
 import sys
 from pathlib import Path
 
+from study.additional import PAPER
 from study.papers import GLUE_TASKS
 from study.table import print_study
 from sweeping.processes import find_slots, launch_command
@@ -96,15 +97,15 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         values = getattr(arguments, axis) or []
         if len(values) > 1 if axis in sampled else ":" in "".join(values):
             parser.error(
-                f"a grid takes a list of values, --sampler tpe one LOW:HIGH for a flag in --choose ({', '.join(sampled)}"
-                f"); got --{axis} {' '.join(values)}"
+                f"a grid takes a list of values, and --sampler tpe a single LOW:HIGH for each flag in --choose; got "
+                f"--{axis} {' '.join(values)}"
             )
     if sampled:
         if arguments.search_seeds not in (None, 1):
             parser.error(f"--sampler tpe searches with one seed, got --search_seeds {arguments.search_seeds}")
         arguments.search_seeds = 1
     if arguments.task == ["all"]:
-        arguments.task = list(GLUE_TASKS)
+        arguments.task = list(PAPER if arguments.recipe.name == "paper_tasks.py" else GLUE_TASKS)
     return arguments, flags
 
 

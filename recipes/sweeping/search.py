@@ -103,10 +103,14 @@ class Search:
 
 
 def _value(axis: str, text: str) -> int | float | str:
+    """Return a flag's text as a trial's parameter."""
     try:
-        return int(text) if axis in WHOLE else float(text) if axis in CHOICES else text
-    except ValueError as error:
-        raise RecipeError(f"--{axis} must be a {'whole ' if axis in WHOLE else ''}number, got {text!r}.") from error
+        number = int(text) if axis in WHOLE else float(text) if axis in CHOICES else None
+    except ValueError:
+        number = -1
+    if (number is not None and number < 0) or (number == 0 and axis in LOGARITHMIC):
+        raise RecipeError(f"--{axis} must be a {'whole ' if axis in WHOLE else ''}number above 0, got {text!r}.")
+    return text if number is None else number
 
 
 def _distribution(axis: str, texts: Sequence[str]) -> BaseDistribution:
