@@ -62,9 +62,25 @@ run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy"
 """
 
 
+# Instead of accelerate launch, which takes seconds to start, and of PyTorch, which a sweep asks only for GPUs.
+STUBS = {
+    "accelerate/commands/launch.py": """
+import subprocess, sys
+
+sys.exit(subprocess.run([sys.executable, *sys.argv[4:]]).returncode)  # behind --quiet --config_file FILE
+""",
+    "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: False)\n",
+}
+
+
 @pytest.fixture
-def recipe(tmp_path):
+def recipe(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(RECIPE)
+    for name, code in STUBS.items():
+        (tmp_path / "stubs" / name).parent.mkdir(parents=True)
+        (tmp_path / "stubs" / name).write_text(code)
+    path = (str(tmp_path / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     yield tmp_path / "toy.py"
     for process in psutil.process_iter(["cmdline"]):  # what a test that fails leaves behind
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
@@ -161,6 +177,7 @@ class TestCommandLine:
         ("recipe", "flags", "message"),
         [
             ("stream", "--data a.csv b.csv", "stream.py writes one per task"),
+            ("glue", "--push_to_hub --hub_model_id user/cola", "all runs would push to one repository"),
             ("glue", "--n_trials 3", "--sampler tpe and --n_trials need each other"),
             ("glue", "--sampler tpe", "--sampler tpe and --n_trials need each other"),
             ("glue", "--learning_rate 1e-4:1e-3", "a grid takes a list of values.* got --learning_rate 1e-4:1e-3"),
@@ -532,8 +549,7 @@ class TestAccidents:
         sweeps[0].communicate()
         assert not (killed / "results.json").exists(), "it was too fast to be killed"
         (killed / "hold").unlink()
-        output, _ = finish(sweeps[1])
-        assert "0 1" in output, "the seeds in the table"
+        finish(sweeps[1])
         begun = starts(recipe)
         (first, resumed) = begun.pop(killed.name)
         assert first == 0 < resumed, "it starts anew"
