@@ -38,7 +38,9 @@ def main() -> None:
     recipe = RECIPES / "variants.py"
     runs = make_grids(arguments.output_dir, arguments.task, [axes], [*flags, *NO_CHECKPOINTS], recipe)
     if not arguments.draw_only:
-        run_missing(runs, arguments.jobs)
+        run_missing(runs, arguments)
+    if arguments.dry_run:
+        return
     rows = summarize(runs)
     write_lines(arguments.output_dir / "extensions.jsonl", rows)
     save(draw(rows), arguments.output_dir / "extensions")

@@ -51,7 +51,9 @@ def main() -> None:
             {"init_std": arguments.init_std, "r": [PAPER_R], **same},
             {"init_std": [PAPER_STD], "r": others, **same},
         ]
-        run_missing(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments.jobs)
+        run_missing(make_grids(arguments.output_dir, arguments.task, grids, flags), arguments)
+    if arguments.dry_run:
+        return
     points = summarize(finished(arguments.output_dir), arguments.score)
     write_lines(arguments.output_dir / "init_scale.jsonl", points)
     save(draw(points), arguments.output_dir / "init_scale")

@@ -1,77 +1,32 @@
 """Run the 17 further classification tasks of Houlsby et al. 2019 and print test accuracies beside both papers'.
 
     accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
-    accelerate launch recipes/paper_tasks.py --data additional --num_train_epochs 20 \
-        --sweep_r 2 4 8 16 32 64 --sweep_learning_rate 1e-5 3e-5 1e-4 3e-3
     accelerate launch recipes/paper_tasks.py --data additional --learning_rate 1e-4 --num_train_epochs 50
+    python recipes/sweep.py recipes/paper_tasks.py --data additional --task all --num_train_epochs 20 50 100 \
+        --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --choose r learning_rate num_train_epochs \
+        --output_dir runs/paper_tasks
 
-The second command is the grid of Houlsby et al., who choose among 20, 50 and 100 epochs by hand from the validation
-curves; here each number of epochs is a separate command with its own --output_dir. The third has the learning rate and
-the epochs of Mohebbi and Rajaei 2020. The defaults are the recipes', not those of either paper.
+The second command has the learning rate and the epochs of Mohebbi and Rajaei 2020. The third is the grid of Houlsby et
+al., who choose among 20, 50 and 100 epochs by hand from the validation curves; here validation chooses. Both print the
+same table. The defaults are the recipes', not those of either paper.
 
---data is a folder with a folder per task, named as in PAPER below, with train, validation and test files and columns
-as for text_classification.py. The papers do not give their splits, so scores can be compared within a point or two at
-best, and not at all where the table says that rows or classes differ from the paper's. With --push_to_hub
---hub_model_id user/name, the best adapter of each task is pushed to its own repository, user/name-task.
+--data is a folder with a folder per task, named as in study/additional.py, with train, validation and test files and
+columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
+folder per task. The papers do not give their splits, so scores can be compared within a point or two at best, and not
+at all where the table says that rows or classes differ from the paper's. With --push_to_hub --hub_model_id user/name,
+the adapter of each task is pushed to its own repository, user/name-task.
 """
 
 import copy
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 from transformers.hf_argparser import HfArg
 
-from tasks.classification import ClassificationArguments, SweepArguments, search
+from study.additional import PAPER, describe, format_table
+from tasks.classification import ClassificationArguments, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from training.data import load_splits
 from training.errors import RecipeError, end_with_one_line
-
-
-@dataclass(frozen=True)
-class PaperTask:
-    """Rows and classes of a task, and its test accuracies in percent; None where a paper has none.
-
-    Houlsby et al. 2019, table 2: the best model without BERT, BERT-base fine-tuned, its best number of top layers
-    fine-tuned, adapters. Mohebbi and Rajaei 2020, table 3: fine-tuned, adapters that are not shared.
-    """
-
-    rows: int
-    classes: int
-    houlsby: tuple[float, float, float, float]
-    mohebbi: tuple[float, float] | tuple[None, None] = (None, None)
-
-    def difference(self, rows: int, classes: int) -> str:
-        """Return how the data differ from the paper's."""
-        if (rows, classes) == (self.rows, self.classes):
-            return "as in the paper"
-        return f"{rows:,} rows, {classes} classes; paper: {self.rows:,}, {self.classes}"
-
-
-_COMPLAINTS = PaperTask(183_334, 157, (54.5, 55.9, 56.4, 55.4))
-PAPER = {
-    "20_newsgroups": PaperTask(18_846, 20, (91.1, 92.8, 92.8, 91.7)),
-    "crowdflower_airline": PaperTask(14_640, 3, (84.5, 83.6, 84.0, 84.5), (83.6, 83.3)),
-    "crowdflower_corporate_messaging": PaperTask(3_118, 4, (91.9, 92.5, 92.4, 92.9), (92.5, 92.2)),
-    "crowdflower_disasters": PaperTask(10_860, 2, (84.9, 85.3, 85.3, 84.1), (85.3, 84.0)),
-    "crowdflower_economic_news_relevance": PaperTask(7_991, 2, (81.1, 82.1, 78.9, 82.5), (82.1, 84.6)),
-    "crowdflower_emotion": PaperTask(40_000, 13, (36.3, 38.4, 37.6, 38.7), (38.4, 41.6)),
-    "crowdflower_global_warming": PaperTask(4_225, 2, (82.7, 84.2, 81.9, 82.7)),
-    "crowdflower_political_audience": PaperTask(5_000, 2, (81.0, 80.9, 80.7, 79.0), (80.9, 78.5)),
-    "crowdflower_political_bias": PaperTask(5_000, 2, (76.8, 75.2, 76.5, 75.9), (75.2, 76.5)),
-    "crowdflower_political_message": PaperTask(5_000, 9, (43.8, 38.9, 44.9, 44.1), (38.9, 79.3)),
-    "crowdflower_primary_emotions": PaperTask(2_524, 18, (33.5, 36.9, 38.2, 33.9), (36.9, 35.1)),
-    "crowdflower_progressive_opinion": PaperTask(1_159, 3, (70.6, 71.6, 75.9, 71.7), (71.6, 81.4)),
-    "crowdflower_progressive_stance": PaperTask(1_159, 4, (54.3, 63.8, 61.5, 60.6)),
-    "crowdflower_us_economic_performance": PaperTask(4_952, 2, (75.6, 75.3, 76.5, 77.3), (75.3, 71.0)),
-    # Two ways to label complaints, by the issue as in the paper, or by the product.
-    "customer_complaints_issue": _COMPLAINTS,
-    "customer_complaints_product": _COMPLAINTS,
-    "news_aggregator": PaperTask(422_937, 4, (95.2, 96.3, 96.5, 96.2), (96.3, 92.2)),
-    "sms_spam": PaperTask(5_573, 2, (98.5, 99.3, 99.3, 95.1)),
-}
 
 
 @dataclass
@@ -80,15 +35,15 @@ class PaperArguments:
 
     _argument_group_name = "tasks"
 
-    tasks: list[str] | None = HfArg(default=None, help="Names of tasks; default: all.")  # noqa: RUF009
+    tasks: list[str] | None = HfArg(aliases=["--task"], default=None, help="Names of tasks; default: all.")  # noqa: RUF009
 
 
 def main() -> None:
     """Read the command line, run the tasks one after the other, print the table and write it to table.md."""
-    groups = (ClassificationArguments, PaperArguments, SweepArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (ClassificationArguments, PaperArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     parser.set_defaults(output_dir="runs/paper_tasks")
-    arguments, paper, sweep, adapter, training = parser.parse()
+    arguments, paper, adapter, training = parser.parse()
     tasks = paper.tasks or list(PAPER)
     unknown = [name for name in tasks if name not in PAPER]
     if unknown:
@@ -101,38 +56,16 @@ def main() -> None:
     for name in tasks:
         folder = f"{arguments.data}/{name}"
         own = copy.copy(training)
-        own.output_dir = f"{training.output_dir}/{name}"
+        own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-        results = search(replace(arguments, data=folder), sweep, adapter, own)
+        results = run_task(replace(arguments, data=folder), adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
-        size = sum(len(split) for split in load_splits(folder).values())
-        rows.append((name, 100 * results["test"]["accuracy"], PAPER[name].difference(size, len(results["labels"]))))
+        rows.append(describe(name, [results]))
         if training.should_log:
             table = format_table(rows)
             print(table)
             Path(training.output_dir, "table.md").write_text(table)
-
-
-def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
-    """Return a Markdown table of our accuracies beside the papers', from rows of (task, ours, difference of the data).
-
-    The last row has the mean of each column in which all of these tasks have a number.
-    """
-    lines = [
-        "| task | no BERT | fine-tuned | top n | adapters | fine-tuned (2020) | not shared (2020) | this run | data |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    columns = [(*PAPER[name].houlsby, *PAPER[name].mohebbi, ours) for name, ours, _ in rows]
-    for (name, _, data), scores in zip(rows, columns, strict=True):
-        lines.append(_line(name, scores, data))
-    means = [mean(column) if None not in column else None for column in zip(*columns, strict=True)]
-    return "\n".join([*lines, _line("mean", means, ""), ""])
-
-
-def _line(name: str, scores: Iterable[float | None], data: str) -> str:
-    cells: list[Any] = [name, *("" if score is None else f"{score:.1f}" for score in scores), data]
-    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

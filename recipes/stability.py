@@ -61,7 +61,9 @@ def main() -> None:
     parser.add_argument("--model_name", help=f"The encoder, as in glue.py; default: a preset's, or {MINILM}.")
     arguments, flags = parser.parse()
     if not arguments.draw_only:
-        run_missing(list(make_all(arguments, flags)), arguments.jobs)
+        run_missing(list(make_all(arguments, flags)), arguments)
+    if arguments.dry_run:
+        return
     results = finished(arguments.output_dir)
     rows = summarize(results)
     write_lines(arguments.output_dir / "stability.jsonl", rows)
@@ -88,7 +90,7 @@ def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Pl
     yield from make_grids(arguments.output_dir, arguments.task, [adapters, full], flags, RECIPE)
     for task in arguments.task if arguments.pretraining_steps else ():
         pretraining = pretraining_run(task, arguments, adapter_flags(flags))
-        run_missing([pretraining], jobs=1)
+        run_missing([pretraining], arguments)
         for steps in arguments.pretraining_steps:
             folder = arguments.output_dir / f"pretrained_{steps}"
             start = ["--init_adapter", str(pretraining.folder / f"checkpoint-{steps}")]

@@ -3,15 +3,15 @@
     python recipes/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
         --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir runs/study
     python recipes/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5 --output_dir runs/study
-    python recipes/sweep.py ... --cluster slurm --cluster_options slurm_partition=gpu timeout_min=240   # a job per run
-    python recipes/sweep.py ... --dry_run                                                         # prints the commands
+    python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --sampler tpe --n_trials 20   # samples the range
+    python recipes/sweep.py ... --dry_run                                               # prints the commands
 
 Flags that a sweep does not know are passed to each run of the recipe, which trains on one task at a time. Validation
 chooses among the values of the flags in --choose. A full grid has a run per combination; with --search_seeds 1 the
-first seed searches, and the others run only at the best point. Each GPU has one run at a time. Started again, or twice
-at once, a sweep skips finished runs and resumes killed ones; it waits for jobs on a cluster, and Ctrl-C cancels them.
-Several sweeps may share a folder, for example if full fine-tuning has its own learning rates: `python
-recipes/study_table.py runs/study` prints the table of all runs in it.
+first seed searches, and the others run only at the best point. Each GPU has one run at a time. Started again, or on
+several machines at once, the same command skips finished runs, resumes killed ones and waits for the others. Several
+sweeps may share a folder, for example if full fine-tuning has its own learning rates: `python recipes/study_table.py
+runs/study` prints the table of all runs in it, and `optuna-dashboard runs/study/optuna.journal` shows their progress.
 """
 
 import argparse
@@ -19,47 +19,43 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from study.additional import PAPER
 from study.papers import GLUE_TASKS
 from study.table import print_study
-from sweeping.processes import CONFIGS, LocalExecutor, launch_command, local_executor
-from sweeping.runs import AXES, CHOICES, CHOSEN, check_recipe, make_runs
-from sweeping.search import Sweep
-from training.errors import RecipeError, end_with_one_line
-
-
-if TYPE_CHECKING:
-    from sweeping.cluster import ClusterExecutor
+from sweeping.processes import find_slots, launch_command
+from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
+from training.errors import end_with_one_line
 
 
 def main() -> int:
     """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if interrupted."""
     arguments, flags = parse_arguments()
+    from sweeping.search import Sweep
+
+    output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
-    runs = make_runs(Path(arguments.output_dir).resolve(), arguments.recipe.resolve(), axes, flags)
-    for run in runs:
-        run.check()
-    sweep = Sweep(runs, arguments.choose, axes.get("seed", [])[: arguments.search_seeds])
-    executor = make_executor(arguments)
+    runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
+    sweep = Sweep(output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials)
+    slots = find_slots(arguments.jobs, arguments.config_file)
+    launch = launch_command(arguments.config_file, slots)
     if arguments.dry_run:
-        for run in sweep.known():
-            print(shlex.join([*executor.launch, *run.arguments]))
+        for run in sweep.left():
+            print(shlex.join([*launch, *run.arguments]))
         return 0
 
-    for signal_number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signal_number, signal.default_int_handler)  # as Ctrl-C
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
-        failures = sweep.execute(executor)
+        failures = sweep.execute(launch, slots, arguments.storage, arguments.pruner is not None)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command resumes from here.", file=sys.stderr)
         return 130
-    finally:
-        executor.cancel()
-    if any(run.results for run in runs):
-        print_study(Path(arguments.output_dir), arguments.choose)
-    for run, outcome in failures.items():
-        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{outcome.last_lines}", file=sys.stderr)
+    if any(run.finished for run in runs):
+        print_study(output, arguments.choose)
+    for run, error in failures.items():
+        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
     return 1 if failures else 0
 
 
@@ -68,58 +64,51 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
         usage="python recipes/sweep.py RECIPE --output_dir FOLDER [flags]", allow_abbrev=False
     )
-    parser.add_argument("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
-    parser.add_argument("--output_dir", required=True, help="Folder with a folder per task, with a folder per run.")
+    add = parser.add_argument
+    add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
+    add("--output_dir", required=True, type=Path, help="Folder with a folder per task, with a folder per run.")
     for axis in AXES:
-        parser.add_argument(f"--{axis}", nargs="+", metavar="VALUE", help="One or more values of the recipe's flag.")
-    parser.add_argument(
-        "--choose",
-        nargs="+",
-        choices=CHOICES,
-        default=CHOSEN,
-        help="Flags whose values validation chooses, per combination of the rest; default: learning rate, epochs.",
-    )
-    parser.add_argument("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
-    parser.add_argument("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
-    parser.add_argument(
+        add(f"--{axis}", nargs="+", metavar="VALUE", help="One or more values of the recipe's flag.")
+    choose_help = "Flags whose values validation chooses, per combination of the rest; default: learning rate, epochs."
+    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help=choose_help)
+    add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
+    add("--sampler", choices=("grid", "tpe"), default="grid", help="tpe samples LOW:HIGH of flags in --choose.")
+    add("--n_trials", type=int, help="With --sampler tpe: points to sample, per combination of the rest.")
+    add("--pruner", choices=("median",), help="Stop runs that are worse than the median run at the same epoch.")
+    add("--storage", help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.")
+    add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
+    add(
         "--config_file",
         help="accelerate launch's configuration; default: recipes/accelerate/one_gpu.yaml or cpu.yaml.",
     )
-    parser.add_argument(
-        "--cluster", choices=("slurm", "local"), help="Submit a job per run, by submitit; default: run here."
-    )
-    parser.add_argument(
-        "--cluster_options", nargs="+", metavar="NAME=VALUE", default=[], help="submitit's parameters."
-    )
-    parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="Print the commands that are left; during the search, only those of the search.",
-    )
+    add("--dry_run", action="store_true", help="Print the commands that are left, of the search as long as it lasts.")
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
-    check_recipe(arguments.recipe, flags)
-    for name in ("jobs", "search_seeds"):
+    if arguments.recipe.name == "stream.py":
+        parser.error("a run must write one results.json, into its --output_dir; stream.py writes one per task")
+    if "--push_to_hub" in flags:
+        parser.error("all runs would push to one repository: push the best run's adapter with houlsby-peft push")
+    for name in ("jobs", "search_seeds", "n_trials"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if (arguments.sampler == "tpe") != (arguments.n_trials is not None):
+        parser.error("--sampler tpe and --n_trials need each other")
+    sampled = arguments.choose if arguments.n_trials else ()
+    for axis in CHOICES:
+        values = getattr(arguments, axis) or []
+        if len(values) > 1 if axis in sampled else ":" in "".join(values):
+            parser.error(
+                f"a grid takes a list of values, and --sampler tpe a single LOW:HIGH for each flag in --choose; got "
+                f"--{axis} {' '.join(values)}"
+            )
+    if sampled:
+        if arguments.search_seeds not in (None, 1):
+            parser.error(f"--sampler tpe searches with one seed, got --search_seeds {arguments.search_seeds}")
+        arguments.search_seeds = 1
     if arguments.task == ["all"]:
-        arguments.task = list(GLUE_TASKS)
+        arguments.task = list(PAPER if arguments.recipe.name == "paper_tasks.py" else GLUE_TASKS)
     return arguments, flags
-
-
-def make_executor(arguments: argparse.Namespace) -> "LocalExecutor | ClusterExecutor":
-    """Return an executor for this machine's devices or a cluster."""
-    if not arguments.cluster:
-        return local_executor(arguments.jobs, arguments.config_file)
-    try:
-        from sweeping.cluster import ClusterExecutor, read_options
-    except ModuleNotFoundError as error:
-        raise RecipeError(f"--cluster needs submitit: pip install submitit ({error})") from error
-    options = read_options(arguments.cluster_options, arguments.cluster, arguments.jobs, arguments.config_file)
-    config = arguments.config_file or CONFIGS / ("one_gpu.yaml" if options["gpus_per_node"] else "cpu.yaml")
-    folder = Path(arguments.output_dir).resolve() / "jobs"
-    return ClusterExecutor(launch_command(str(config)), folder, arguments.cluster, options)
 
 
 if __name__ == "__main__":

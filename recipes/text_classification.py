@@ -3,8 +3,8 @@
     accelerate launch recipes/text_classification.py --data reviews.csv
     accelerate launch recipes/text_classification.py --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
     accelerate launch recipes/text_classification.py --data folder --text_columns title body --label_columns topic
-    accelerate launch recipes/text_classification.py --data folder --sweep_r 2 4 8 16 32 64 \
-        --sweep_learning_rate 1e-5 3e-5 1e-4 3e-3            # the grid of Houlsby et al. 2019
+    python recipes/sweep.py recipes/text_classification.py --data folder --choose r learning_rate \
+        --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --output_dir runs/grid   # Houlsby et al. 2019
 
 Labels may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores. Without a
 validation split, a tenth of the training examples is used, the same in every run; one of each label stays in training.
@@ -12,16 +12,16 @@ A test split is scored with the weights of the best epoch, and never chooses any
 are left out, texts are truncated to --max_length, and a label that no training example has is an error.
 """
 
-from tasks.classification import ClassificationArguments, SweepArguments, search
+from tasks.classification import ClassificationArguments, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import end_with_one_line
 
 
 def main() -> None:
     """Read the command line and run."""
-    groups = (ClassificationArguments, SweepArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (ClassificationArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
-    search(*parser.parse())
+    run_task(*parser.parse())
 
 
 if __name__ == "__main__":

@@ -56,7 +56,9 @@ def main() -> None:
     arguments, flags = parser.parse()
     if not arguments.draw_only:
         runs = make_grids(arguments.output_dir, arguments.task, grids(arguments), flags, arguments.recipe.resolve())
-        run_missing(runs, arguments.jobs)
+        run_missing(runs, arguments)
+    if arguments.dry_run:
+        return
     points = list(summarize(arrange(finished(arguments.output_dir), CHOSEN)))
     write_lines(arguments.output_dir / "tradeoff.jsonl", points)
     save(draw(points), arguments.output_dir / "tradeoff")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from local_hub import LocalHub
+
+
+# In the background (`nohup pytest &`) Ctrl-C is ignored, which every process that a test starts and interrupts would
+# inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
 """The runs behind a figure: grids of a recipe's flags, and the execution of those runs that are missing."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from study.results import Results, collect
-from sweeping.processes import local_executor
+from sweeping.processes import find_slots, launch_command
 from sweeping.runs import PlannedRun, make_runs
 from sweeping.search import Sweep
 from tasks.glue import MINIMAL_PAIRS
@@ -40,6 +41,7 @@ class GridParser(argparse.ArgumentParser):
         self.add_values("seed", [0, 1, 2], help="Seeds.")
         self.add_argument("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
         self.add_argument("--draw_only", action="store_true", help="Draw the runs that exist, and run nothing.")
+        self.add_argument("--dry_run", action="store_true", help="Print the commands that are left, and run nothing.")
 
     def add_values(self, name: str, default: Iterable[object], help: str) -> None:
         """Add a flag with one or more values."""
@@ -70,22 +72,20 @@ def make_grids(
     return [run for axes in grids for run in make_runs(folder, recipe, {**by_task, **axes}, flags)]
 
 
-def run_missing(runs: Sequence[PlannedRun], jobs: int | None) -> None:
-    """Execute the runs that are not finished.
+def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> None:
+    """Execute the runs that are not finished, or with --dry_run print their commands.
 
     Raises:
         RecipeError: If a run fails, or a folder holds a run with other flags.
     """
-    for run in runs:
-        run.check()
-    executor = local_executor(jobs)
-    try:
-        seeds = [run.point["seed"] for run in runs if "seed" in run.point]
-        failures = Sweep(runs, chosen=(), search_seeds=seeds).execute(executor)
-    finally:
-        executor.cancel()
-    for run, outcome in failures.items():
-        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{outcome.last_lines}", file=sys.stderr)
+    sweep, slots = Sweep(arguments.output_dir, runs), find_slots(arguments.jobs)
+    launch = launch_command(None, slots)
+    if arguments.dry_run:
+        print("".join(f"{shlex.join([*launch, *run.arguments])}\n" for run in sweep.left()), end="")
+        return
+    failures = sweep.execute(launch, slots)
+    for run, error in failures.items():
+        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
     if failures:
         raise RecipeError(f"{len(failures)} of {len(runs)} runs have failed. The same command tries them again.")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import hypot
 from pathlib import Path
 
+from study.additional import PAPER, describe, format_table
 from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
 from study.results import Row, arrange, collect, columns, mean_and_error
 
@@ -64,7 +65,16 @@ def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
         parts += [f"## Difference to {full.label}", table(header, differences), DIFFERENCES]
     settings = [[row.label, task, *setting_cells(row, task, chosen)] for row in rows for task in row.cells]
     parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds", "best run"], settings)]
+    parts += [part for row in rows for part in additional_parts(row)]
     return "\n\n".join(parts) + "\n"
+
+
+def additional_parts(row: Row) -> list[str]:
+    """Return a heading and the papers' table of test accuracies, if the row has runs of the 17 further tasks."""
+    tested = [(task, list(cell.seeds.values())) for task, cell in row.cells.items() if task in PAPER]
+    tested = [(task, runs) for task, runs in tested if all("accuracy" in (run.get("test") or {}) for run in runs)]
+    heading = f"## Test accuracy, at the values that validation has chosen: {row.label}"
+    return [heading, format_table([describe(*one) for one in tested]).rstrip()] if tested else []
 
 
 def table(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -1,1 +1,1 @@
-"""Many runs of a recipe, on this machine or a cluster. Not `sweep`, which is the name of the script."""
+"""Many runs of a recipe, as trials of Optuna studies. Not `sweep`, which is the name of the script."""

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
@@ -18,14 +18,12 @@ CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_e
 CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
 MEANT_FOR = {"r": "houlsby", "share_layers": "houlsby", "top_k": "top_k", "lora_r": "lora"}
-# Recipes that write a results.json per task; a sweep expects one, in the run's own folder.
-OF_SEVERAL_TASKS = ("paper_tasks.py", "stream.py")
 
 Point = dict[str, str]
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PlannedRun:
     """A run of a recipe, planned or finished.
 
@@ -38,8 +36,12 @@ class PlannedRun:
 
     folder: Path
     recipe: Path
-    point: Point
+    point: Point = field(hash=False)
     flags: tuple[str, ...]
+
+    def at(self, point: Point) -> "PlannedRun":
+        """Return the run of the same task with other values."""
+        return replace(self, folder=self.folder.parent / _settings(point), point=point)
 
     @property
     def name(self) -> str:
@@ -49,97 +51,67 @@ class PlannedRun:
     @property
     def arguments(self) -> list[str]:
         """The recipe and its flags; a run that was killed resumes where it was."""
-        return [
-            *(str(self.recipe), *self._asked),
-            *("--output_dir", str(self.folder), "--resume_from_checkpoint", "last"),
-        ]
+        last = ("--output_dir", str(self.folder), "--resume_from_checkpoint", "last")
+        return [str(self.recipe), *self._asked, *last]
 
     @property
     def _asked(self) -> list[str]:
         return [*(word for axis, value in self.point.items() for word in (f"--{axis}", value)), *self.flags]
 
     @property
+    def finished(self) -> bool:
+        """Whether there is a results.json."""
+        return (self.folder / "results.json").exists()
+
+    @property
     def results(self) -> dict[str, Any] | None:
         """The content of results.json, or None if the run is not finished."""
-        path = self.folder / "results.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads((self.folder / "results.json").read_text()) if self.finished else None
 
     def record(self) -> None:
         """Write the run's flags into its folder, for `check`."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._recorded.write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
+        (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
 
     def check(self) -> None:
         """Raise RecipeError if the folder holds a run with other flags."""
-        if not self._recorded.exists():
-            return
-        before, now = json.loads(self._recorded.read_text()), [self.recipe.name, *self._asked]
+        recorded, now = self.folder / "flags.json", [self.recipe.name, *self._asked]
+        before = json.loads(recorded.read_text()) if recorded.exists() else now
         if before != now:
             raise RecipeError(
                 f"{self.folder} holds a run with other flags. Then: {_only_in(before, now)}; now: "
                 f"{_only_in(now, before)}. Give the same flags, or another --output_dir."
             )
 
-    @property
-    def _recorded(self) -> Path:
-        return self.folder / "flags.json"
-
 
 def _only_in(these: list[str], those: list[str]) -> str:
     return " ".join(word for word in these if word not in those) or "none"
 
 
-def check_recipe(recipe: Path, flags: Iterable[str]) -> None:
-    """Raise RecipeError if a run would not write a single results.json into its folder, as a sweep expects."""
-    own = next((flag for flag in flags if flag.startswith("--sweep_")), None)
-    if own is None and recipe.name not in OF_SEVERAL_TASKS:
-        return
-    several = f"with {own} one per point: give its values here" if own else "one per task: run it by itself"
-    raise RecipeError(f"A run must write one results.json, into its --output_dir; {recipe.name} writes {several}.")
-
-
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:
     """Return a run for each combination of values, without those that differ only in what their method ignores."""
-    points = []
+    runs: dict[Path, PlannedRun] = {}
     for values in itertools.product(*axes.values()):
-        point = dict(zip(axes, values, strict=True))
-        point = {axis: value for axis, value in point.items() if _applies(axis, point)}
-        if point not in points:
-            points.append(point)
-    return [PlannedRun(output / _folder(point, recipe.stem), recipe, point, tuple(flags)) for point in points]
+        asked = dict(zip(axes, values, strict=True))
+        point = {
+            axis: value
+            for axis, value in asked.items()
+            if axis not in MEANT_FOR or asked.get("method", MEANT_FOR[axis]) == MEANT_FOR[axis]
+        }
+        folder = output / point.get("task", recipe.stem) / _settings(point)
+        runs.setdefault(folder, PlannedRun(folder, recipe, point, tuple(flags)))
+    return list(runs.values())
 
 
-def _applies(axis: str, point: Point) -> bool:
-    return axis not in MEANT_FOR or point.get("method", MEANT_FOR[axis]) == MEANT_FOR[axis]
-
-
-def _folder(point: Point, default_task: str) -> Path:
-    """Return, for example, mrpc/method=houlsby,r=64,learning_rate=0.001,seed=0: equal numbers have equal names."""
-    settings = [f"{axis}={_plain(value)}" for axis, value in point.items() if axis != "task"]
-    return Path(point.get("task", default_task), ",".join(settings) or "run")
+def _settings(point: Point) -> str:
+    """Return, for example, method=houlsby,r=64,learning_rate=0.001,seed=0: equal numbers have equal names."""
+    return ",".join(f"{axis}={_plain(value)}" for axis, value in point.items() if axis != "task") or "run"
 
 
 def _plain(value: str) -> str:
     try:
-        return f"{float(value):g}"
+        return repr(float(value)).removesuffix(".0")
     except ValueError:
         return value
-
-
-def group_by(
-    runs: Iterable[PlannedRun], without: Iterable[str]
-) -> dict[tuple[tuple[str, str], ...], list[PlannedRun]]:
-    """Group the runs that agree in all axes except those in `without`."""
-    groups: dict[tuple[tuple[str, str], ...], list[PlannedRun]] = {}
-    for run in runs:
-        key = tuple((axis, value) for axis, value in run.point.items() if axis not in without)
-        groups.setdefault(key, []).append(run)
-    return groups
-
-
-def without_seed(point: Point) -> Point:
-    """Return the point that runs with several seeds share."""
-    return {axis: value for axis, value in point.items() if axis != "seed"}
 
 
 def choose(scores: Mapping[Key, Sequence[float]], lower_is_better: bool = False) -> Key:
@@ -153,9 +125,10 @@ def best_point(runs: Iterable[PlannedRun]) -> Point | None:
     """Return the point, without the seed, that is best on validation; None if no run is finished."""
     scores: dict[tuple[tuple[str, str], ...], list[float]] = {}
     lower_is_better = False
-    for key, same in group_by(runs, without=["seed"]).items():
-        for results in (run.results for run in same):
-            if results and results["best_score"] is not None:
-                scores.setdefault(key, []).append(results["best_score"])
-                lower_is_better = results["chosen_by"].endswith("loss")
+    for run in runs:
+        results = run.results
+        if results and results["best_score"] is not None:
+            key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
+            scores.setdefault(key, []).append(results["best_score"])
+            lower_is_better = results["chosen_by"].endswith("loss")
     return dict(choose(scores, lower_is_better)) if scores else None

@@ -1,97 +1,258 @@
-"""A sweep in two stages: a search by the first seeds, then the other seeds at the best points."""
+"""A sweep as Optuna studies, which several processes may share: each device takes the next trial.
 
+A run's folder says whether it is finished, and its lock whether it is being executed; Optuna samples, prunes, records.
+"""
+
+import json
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import TextIO
 
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
 
-from sweeping.processes import LocalExecutor, Outcome, is_locked
-from sweeping.runs import PlannedRun, best_point, group_by, without_seed
+from sweeping.processes import execute, lock
+from sweeping.runs import CHOICES, PlannedRun, best_point
+from training.errors import RecipeError
 
 
-if TYPE_CHECKING:
-    from sweeping.cluster import ClusterExecutor
+SECONDS_TO_LOOK = 2  # between two looks at the runs of other processes, or at the checkpoints of one's own
+WHOLE, LOGARITHMIC = ("r", "share_layers", "top_k", "lora_r", "seed"), ("r", "lora_r", "learning_rate")
 
-# Intervals at which to check the jobs, and the runs that another sweep executes.
-SECONDS_TO_LOOK, SECONDS_TO_WAIT = 0.5, 2
+
+class Search:
+    """An Optuna study: the runs that validation compares, then those of the other seeds at the best point.
+
+    Its trials have the flags as parameters, the best validation score as value, and the flags' text as "point".
+
+    Args:
+        runs: The runs to compare; to sample values, a single one with a range LOW:HIGH among its values.
+        other_seeds: The seeds that run only at the best point.
+        n_trials: Number of points to sample; None: a grid.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], other_seeds: Sequence[str], n_trials: int | None) -> None:
+        self.runs, self.other_seeds, self.n_trials = list(runs), other_seeds, n_trials
+        self.total = self.left = (n_trials or len(runs)) + len(other_seeds)
+        self.space = {axis: _distribution(axis, [run.point[axis] for run in runs]) for axis in runs[0].point}
+
+    def open(self, name: str, storage: str | JournalStorage, pruner: optuna.pruners.BasePruner) -> None:
+        """Create the study, or open that of earlier and other processes."""
+        run = self.runs[0]
+        lower = run.recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in run.flags)
+        self.study = optuna.create_study(
+            study_name=f"{run.recipe.stem}: {name}", storage=storage, pruner=pruner, load_if_exists=True,
+            direction="minimize" if lower else "maximize",
+        )  # fmt: skip
+        self.tried = len(self.study.get_trials(deepcopy=False))  # what failed before this process is tried again
+
+    def take(self) -> tuple[Trial, PlannedRun, TextIO] | None:
+        """Return the next trial with its run's lock, or None if none can be taken now. One process at a time."""
+        first, trials = self.runs[0], self.study.get_trials(deepcopy=False)
+        last = {first.at(trial.user_attrs["point"]): trial for trial in trials if "point" in trial.user_attrs}
+        runs = self.runs
+        if self.n_trials:
+            sampled = [run for run in last if run.point.get("seed") not in self.other_seeds]
+            runs = sampled + runs * (self.n_trials - len(sampled))
+        left = [run for run in runs if not self._is_over(run, last.get(run))]
+        self.left = len(left) + len(self.other_seeds)
+        if not left:
+            left = [run for run in self.at_the_best_point(runs) if not self._is_over(run, last.get(run))]
+            self.left = len(left)
+        for run in left:
+            ranges = [axis for axis in CHOICES if ":" in run.point.get(axis, "")]
+            locked = None if ranges else lock(run.folder / "lock")
+            if locked and run in last and last[run].state is TrialState.RUNNING:
+                self.study.tell(last[run].number, state=TrialState.FAIL)  # its process was killed
+            if locked or ranges:
+                trial = self._ask(run, ranges)
+                run = run.at(trial.user_attrs["point"])
+                locked = locked or lock(run.folder / "lock")
+            if locked:
+                return trial, run, locked
+        return None
+
+    def at_the_best_point(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Return the runs of the other seeds, as far as the search has come."""
+        best = best_point(runs) if self.other_seeds else None
+        return [self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds] if best else []
+
+    def _is_over(self, run: PlannedRun, trial: FrozenTrial | None) -> bool:
+        if trial is None or not trial.state.is_finished():
+            return False
+        has_failed = "error" in trial.user_attrs and trial.number >= self.tried
+        is_pruned = trial.state is TrialState.PRUNED and isinstance(self.study.pruner, optuna.pruners.MedianPruner)
+        return run.finished or has_failed or is_pruned
+
+    def _ask(self, run: PlannedRun, ranges: Sequence[str]) -> Trial:
+        given = {axis: _value(axis, text) for axis, text in run.point.items() if axis not in ranges}
+        attributes = {} if ranges else {"point": run.point}
+        self.study.enqueue_trial(given, user_attrs=attributes)
+        while (trial := self.study.ask(self.space)).user_attrs != attributes:
+            self.study.tell(trial, state=TrialState.FAIL)  # a killed process had left it in the queue
+        if ranges:
+            trial.set_user_attr("point", {**run.point, **{axis: str(trial.params[axis]) for axis in ranges}})
+        return trial
+
+
+def _value(axis: str, text: str) -> int | float | str:
+    """Return a flag's text as a trial's parameter."""
+    try:
+        number = int(text) if axis in WHOLE else float(text) if axis in CHOICES else None
+    except ValueError:
+        number = -1
+    if (number is not None and number < 0) or (number == 0 and axis in LOGARITHMIC):
+        raise RecipeError(f"--{axis} must be a {'whole ' if axis in WHOLE else ''}number above 0, got {text!r}.")
+    return text if number is None else number
+
+
+def _distribution(axis: str, texts: Sequence[str]) -> BaseDistribution:
+    """Return a parameter's distribution, which samples a range of whole epochs; numbers may come from other ranges."""
+    if axis == "seed":
+        return IntDistribution(0, 2**32 - 1)
+    if axis not in CHOICES:
+        return CategoricalDistribution(list(dict.fromkeys(texts)))
+    ends = [_value(axis, end) for text in texts for end in text.split(":")]
+    if axis in WHOLE:
+        return IntDistribution(min(ends), max(ends), log=axis in LOGARITHMIC)
+    step = 1 if axis == "num_train_epochs" and ":" in texts[0] else None
+    return FloatDistribution(min(ends), max(ends), log=axis in LOGARITHMIC, step=step)
 
 
 class Sweep:
-    """The runs of a sweep, and which of them to execute.
+    """Runs of a recipe, and which of them to execute.
 
     Args:
+        output: The folder of all runs.
         runs: All combinations.
         chosen: The axes whose values validation chooses.
-        search_seeds: The seeds of the search; empty if the seed is not varied.
+        search_seeds: Number of seeds of the search; None: all.
+        n_trials: Number of points to sample, per combination of the rest; None: a grid.
     """
 
-    def __init__(self, runs: Sequence[PlannedRun], chosen: Sequence[str], search_seeds: Sequence[str]) -> None:
-        self.runs, self.chosen = runs, chosen
-        self.search = [run for run in runs if run.point.get("seed") in (*search_seeds, None)]
-        self.groups = group_by(self.search, without=[*chosen, "seed"])
+    def __init__(
+        self, output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
+        search_seeds: int | None = None, n_trials: int | None = None,
+    ) -> None:  # fmt: skip
+        self.output, self.failures, self._stop = output, dict[PlannedRun, str](), threading.Event()
+        seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
+        others = seeds[search_seeds:] if search_seeds else []
+        groups: dict[str, list[PlannedRun]] = {}
+        for run in runs:
+            run.check()
+            fixed = {axis: value for axis, value in run.point.items() if axis not in (*chosen, "seed")}
+            if run.point.get("seed") not in others:
+                groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
+        self.searches = {name: Search(same, others, n_trials) for name, same in groups.items()}
 
-    def at_the_best_points(self) -> list[PlannedRun]:
-        """Return the runs of the other seeds, as far as the search has come."""
-        best = [best_point(runs) for runs in self.groups.values()]
-        return [run for run in self.runs if run not in self.search and without_seed(run.point) in best]
+    def left(self) -> Iterator[PlannedRun]:
+        """Yield the runs that are left; those of the other seeds only after the search."""
+        for search in self.searches.values():
+            left = [run for run in search.runs if not run.finished]
+            yield from left or (run for run in search.at_the_best_point(search.runs) if not run.finished)
 
-    def known(self) -> list[PlannedRun]:
-        """Return the runs that are left; those of the other seeds only after the search."""
-        runs = [run for run in self.search if not run.results]
-        return runs or [run for run in self.at_the_best_points() if not run.results]
+    def execute(
+        self, launch: Sequence[str], slots: Sequence[Mapping[str, str]], storage: str | None = None,
+        prune: bool = False,
+    ) -> dict[PlannedRun, str]:  # fmt: skip
+        """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes.
 
-    def execute(self, executor: "LocalExecutor | ClusterExecutor") -> dict[PlannedRun, Outcome]:
-        """Execute the runs that are not finished; return those that failed."""
-        seeds, searching = (len({run.point.get("seed") for run in runs}) for runs in (self.runs, self.search))
-        total = len(self.search) + len(self.groups) * (seeds - searching)
-        # In a log file, a line per minute is enough.
-        often = 0.5 if sys.stderr.isatty() else 60
-        with tqdm(total=total, unit="run", smoothing=0, miniters=0, mininterval=often, dynamic_ncols=True) as bar:
-            failures = execute_all(self.search, executor, bar)
-            return failures | execute_all(self.at_the_best_points(), executor, bar)
+        Args:
+            launch: The command, to which the recipe and its flags are appended.
+            slots: Variables of the environment for each of the simultaneous runs.
+            storage: Address of a database; None: a journal in the output folder.
+            prune: Whether to stop runs that are worse than the median of the others.
+
+        Returns:
+            The runs that have failed, and the last lines of their logs.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        pruner = optuna.pruners.MedianPruner() if prune else optuna.pruners.NopPruner()
+        try:
+            with self._alone():
+                opened = storage or JournalStorage(JournalFileBackend(str(self.output / "optuna.journal")))
+                for name, search in self.searches.items():
+                    search.open(name, opened, pruner)
+        except Exception as error:  # Optuna's, SQLAlchemy's or a driver's
+            reason = str(error).partition("\n")[0]
+            raise RecipeError(f"Optuna cannot open {storage or self.output / 'optuna.journal'}: {reason}") from error
+        total = sum(search.total for search in self.searches.values())
+        often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
+        with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:
+            try:
+                for worker in as_completed([threads.submit(self._work, launch, slot) for slot in slots]):
+                    worker.result()
+            finally:
+                self._stop.set()
+        return self.failures
+
+    def _alone(self) -> TextIO:
+        """Return a lock that one process at a time has, to be used as a context manager."""
+        return lock(self.output / "sweep.lock", wait=True)
+
+    def _work(self, launch: Sequence[str], slot: Mapping[str, str]) -> None:
+        while not self._stop.is_set():
+            with self._alone():
+                taken = next(filter(None, (search.take() for search in self.searches.values())), None)
+                left = sum(search.left for search in self.searches.values())
+                self._bar.update(self._bar.total - left - self._bar.n)
+            if taken:
+                self._execute(*taken, launch, slot)
+            elif left:
+                self._stop.wait(SECONDS_TO_LOOK)
+            else:
+                return
+
+    def _execute(
+        self, trial: Trial, run: PlannedRun, locked: TextIO, launch: Sequence[str], slot: Mapping[str, str]
+    ) -> None:
+        is_hopeless = watch(trial, run.folder)
+        with locked:
+            found = run.finished
+            error = None if found else execute(run, launch, locked, slot, lambda: self._stop.is_set() or is_hopeless())
+            if results := run.results:
+                score = results["best_score"]
+                trial.study.tell(trial, score, TrialState.FAIL if score is None else None)
+                outcome = f"finished: {run.name} {results['chosen_by']} {score}, {results['seconds']:.0f} s"
+            elif error is None and not self._stop.is_set():
+                trial.study.tell(trial, state=TrialState.PRUNED)
+                outcome = f"pruned: {run.name}"
+            else:
+                if error:
+                    self.failures[run] = error
+                    trial.set_user_attr("error", error)
+                trial.study.tell(trial, state=TrialState.FAIL)
+                outcome = f"{'failed' if error else 'stopped'}: {run.name}"
+        if not found:
+            self._bar.write(outcome)
 
 
-def execute_all(
-    runs: Sequence[PlannedRun], executor: "LocalExecutor | ClusterExecutor", bar: "tqdm[Any]"
-) -> dict[PlannedRun, Outcome]:
-    """Execute the runs that are not finished, and wait for those of another sweep; return those that failed."""
-    failures: dict[PlannedRun, Outcome] = {}
-    pending = list(runs)
-    ended = sum(run.results is not None for run in runs)
-    bar.initial += ended  # runs that finished earlier say nothing about the time of the others
-    while True:
-        left = [run for run in pending if not run.results]
-        bar.update(len(pending) - len(left))
-        if not left:
-            return failures
-        free = [run for run in left if not is_locked(run)]
-        jobs = dict(zip(free, executor.submit(free), strict=True))
-        pending = [run for run in left if run not in jobs]
-        for run, outcome in outcomes(jobs, bar):
-            if outcome.status == "taken":
-                pending.append(run)
-                continue
-            bar.update()
-            bar.write(f"{outcome.status}: {run.name} {_score(run)}")
-            if outcome.status != "finished":
-                failures[run] = outcome
-        if pending:
-            time.sleep(SECONDS_TO_WAIT)
+def watch(trial: Trial, folder: Path) -> Callable[[], bool]:
+    """Return a function that reports the best score after each epoch, as the last checkpoint has it, and asks the
+    pruner whether to stop the run."""
+    reported, next_look = 0, 0.0
 
+    def is_hopeless() -> bool:
+        nonlocal reported, next_look
+        if time.monotonic() < next_look:
+            return False
+        next_look = time.monotonic() + SECONDS_TO_LOOK
+        try:
+            paths = folder.glob("checkpoint-*/trainer_state.json")
+            state = json.loads(max(paths, key=lambda path: path.stat().st_mtime).read_text())
+        except (OSError, ValueError):  # there is none, or it is being written or deleted
+            return False
+        if state["best_metric"] is None or (epoch := round(state["epoch"])) <= reported:
+            return False
+        reported = epoch
+        trial.report(state["best_metric"], epoch)
+        return trial.should_prune()
 
-def outcomes(jobs: dict[PlannedRun, Any], bar: "tqdm[Any]") -> Iterator[tuple[PlannedRun, Outcome]]:
-    """Yield the outcome of each job as soon as it is known."""
-    while jobs:
-        for run in [run for run, job in jobs.items() if job.done()]:
-            job = jobs.pop(run)
-            error = job.exception()
-            yield run, Outcome("failed", f"{error}") if error else job.result()
-        bar.update(0)  # updates the time left
-        time.sleep(SECONDS_TO_LOOK)
-
-
-def _score(run: PlannedRun) -> str:
-    results = run.results
-    return f"{results['chosen_by']} {results['best_score']}, {results['seconds']:.0f} s" if results else ""
+    return is_hopeless

@@ -1,12 +1,8 @@
-"""Classification of texts or pairs of texts with any labels: the task, its scores, and runs of one or several points.
+"""Classification of texts or pairs of texts with any labels: the task, its scores, and a run.
 
-text_classification.py and paper_tasks.py train single tasks with `search`; stream.py trains several on one model.
+text_classification.py and paper_tasks.py train single tasks with `run_task`; stream.py trains several on one model.
 """
 
-import copy
-import itertools
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +27,6 @@ from training.data import (
     tokenize,
     with_validation,
 )
-from training.errors import RecipeError
 from training.model import add_adapter, describe_head, load_classifier, record_preprocessing
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer, check_finite
@@ -53,16 +48,6 @@ class ClassificationArguments(TextArguments):
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = HfArg(
         default=None, help="Kind of the labels; default: detected."
     )
-
-
-@dataclass
-class SweepArguments:
-    """A run for each combination of the values; validation chooses the best."""
-
-    _argument_group_name = "sweep"
-
-    sweep_r: list[int] | None = HfArg(default=None, help="Widths of the bottleneck.")  # noqa: RUF009
-    sweep_learning_rate: list[float] | None = HfArg(default=None, help="Learning rates.")  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -161,49 +146,18 @@ def classification_scores(
     return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
 
 
-def search(
-    arguments: ClassificationArguments,
-    sweep: SweepArguments,
-    adapter: ClassifierArguments,
-    training: RecipeTrainingArguments,
+def run_task(
+    arguments: ClassificationArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
-    """Train at each point of the sweep, keep the best epoch of each, push and return the results of the best point."""
+    """Load the data, train, push if asked to, and return the content of results.json."""
     adapter.config()  # checks the options before anything is loaded
     task = load_task(arguments, training)
     training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(task.main_score)
     push = plan_push(training, arguments.model_name)
-    points = list(sweep_points(sweep, adapter, training))
-    if len(points) > 1 and training.eval_strategy == "no":
-        raise RecipeError("--sweep_r and --sweep_learning_rate choose on validation: leave out --eval_strategy no.")
-    results = [train(task, arguments, *point) for point in points]
-    best = results[0]
-    if len(results) > 1:
-        best = (max if training.greater_is_better else min)(results, key=lambda one: one["best_score"])
-        if training.should_log:
-            rows = [{name: one[name] for name in ("r", "learning_rate", "best_score", "test")} for one in results]
-            for row in rows:
-                rate = f"learning rate {row['learning_rate']:g}"
-                print(f"r {row['r']:>4}  {rate}  {best['chosen_by']} {row['best_score']}")
-            print(
-                f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}; test: {best['test']}"
-            )
-            Path(training.output_dir, "sweep.json").write_text(json.dumps(rows, indent=2) + "\n")
-    push(best["arguments"]["output_dir"])
-    return best
-
-
-def sweep_points(
-    sweep: SweepArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
-) -> Iterator[tuple[ClassifierArguments, RecipeTrainingArguments]]:
-    """Yield the options of each run, with an output folder of its own if there are several runs."""
-    widths, rates = sweep.sweep_r or [adapter.r], sweep.sweep_learning_rate or [training.learning_rate]
-    for r, rate in itertools.product(widths, rates):
-        point = copy.copy(training)
-        point.learning_rate = rate
-        if len(widths) * len(rates) > 1:
-            point.output_dir = f"{training.output_dir}/r{r}-lr{rate:g}"
-        yield replace(adapter, r=r), point
+    results = train(task, arguments, adapter, training)
+    push(training.output_dir)
+    return results
 
 
 def train(

@@ -23,6 +23,7 @@ from tiny_models import tiny_bert
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import extensions
 import init_scale
 import learning_curves
 import stability
@@ -287,7 +288,7 @@ class TestStability:
         )  # fmt: skip
         with patch.object(stability, "run_missing") as done:
             runs = list(stability.make_all(arguments, []))
-        ((pretraining,),), _ = done.call_args
+        ((pretraining,), _), _ = done.call_args
         flags = pretraining.arguments
         assert flags[flags.index("--save_steps") + 1] == "10"
         assert flags[flags.index("--max_steps") + 1] == "30"
@@ -353,7 +354,7 @@ class TestStability:
         )  # fmt: skip
         with patch.object(stability, "run_missing") as done:
             *_, last = stability.make_all(arguments, flags)
-        ((pretraining,),), _ = done.call_args
+        ((pretraining,), _), _ = done.call_args
         with patch.object(sys, "argv", last.arguments):
             task, _, adapter, _ = parse_arguments()
         with patch.object(sys, "argv", pretraining.arguments):
@@ -432,7 +433,19 @@ class TestGrid:
         recipe.write_text("raise SystemExit('error: no such thing')")
         runs = make_grids(tmp_path, ["cola"], [{"seed": ["0"]}], [], recipe)
         with pytest.raises(RecipeError, match="1 of 1 runs have failed"):
-            run_missing(runs, jobs=1)
+            run_missing(runs, Namespace(output_dir=tmp_path, jobs=1, dry_run=False))
         printed = capsys.readouterr().err
         assert "no such thing" in printed
         assert str(runs[0].folder / "log.txt") in printed
+
+    @pytest.mark.parametrize("analysis", [extensions, init_scale, stability, tradeoff])
+    def test_the_commands_of_an_analysis(self, tmp_path, capsys, analysis):
+        flags = ["--pretraining_steps", 20] if analysis is stability else []
+        run(
+            analysis, "--dry_run", "--output_dir", tmp_path, "--task", "rte", "--data_dir", "glue", "--seed", 0, *flags
+        )
+        commands = capsys.readouterr().out.splitlines()
+        assert len(commands) > 2
+        assert all("accelerate.commands.launch" in command for command in commands)
+        assert ("mlm.py" in commands[0]) == bool(flags), "the pretraining comes first"
+        assert not list(tmp_path.rglob("*")), "something is written"

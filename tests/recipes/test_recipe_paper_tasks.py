@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from statistics import mean
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
 
 import paper_tasks
-from paper_tasks import PAPER, format_table
 from recipe_runs import run, save_tiny_encoder
+from study.additional import PAPER, format_table
+from study.table import print_study
+from sweeping.runs import best_point, make_runs
 from tasks.minimal_pairs import minimal_pairs
 from training.errors import RecipeError
 
@@ -63,6 +68,28 @@ def test_a_run_of_two_tasks(data, encoder, tmp_path):
     )
     assert means.endswith(f"|  |  | {sum(ours) / 2:.1f} |  |")
     assert [float(cell) for cell in means.split("|")[2:6]] == pytest.approx([96.85, 97.8, 97.9, 95.65], abs=0.051)
+
+
+def test_the_table_of_a_sweep_over_two_tasks(data, encoder, tmp_path):
+    """Of each task, the test accuracy at the learning rate that validation has chosen, as the mean over the seeds."""
+    axes = {"task": ["sms_spam", "news_aggregator"], "learning_rate": ["1e-3", "1e-1"], "seed": ["0", "1"]}
+    flags = ["--data", str(data), "--model_name", str(encoder), "--use_cpu", "--max_steps", "1"]
+    runs = make_runs(tmp_path / "out", Path(paper_tasks.__file__), axes, flags)
+    for one in runs:
+        with patch.object(sys, "argv", one.arguments):
+            paper_tasks.main()
+    print_study(tmp_path / "out", ["learning_rate"])
+    table = (tmp_path / "out" / "study.md").read_text()
+    assert table.count("## Test accuracy") == 1, "the tasks are in different tables"
+    for task in axes["task"]:
+        best = best_point([one for one in runs if one.point["task"] == task])
+        accuracies = [
+            one.results["test"]["accuracy"]
+            for one in runs
+            if (one.point["task"], one.point["learning_rate"]) == (task, best["learning_rate"])
+        ]
+        (line,) = (line for line in table.splitlines() if line.startswith(f"| {task} ") and "paper:" in line)
+        assert f"| {100 * mean(accuracies):.1f} | 180 rows" in line
 
 
 def test_data_of_the_papers_size():

@@ -97,20 +97,6 @@ def test_glue(hub, inputs, tmp_path):
     assert {one["label"] for one in found} <= set(labels)
 
 
-def test_the_best_of_a_sweep(hub, inputs, tmp_path):
-    """To a repository that is named like the folder of the runs."""
-    sweep = ["--data", inputs, "--sweep_r", 2, 4, "--output_dir", tmp_path / "messages"]
-    process = start(hub, tmp_path, "text_classification", *sweep)
-    assert process.returncode == 0, process.stderr
-    rows = json.loads((tmp_path / "messages" / "sweep.json").read_text())
-    best = max(rows, key=lambda row: row["best_score"])
-    repo = hub.store.repos["user/messages"]
-    saved = tmp_path / "messages" / f"r{best['r']}-lr0.01" / "adapter" / "adapter_model.safetensors"
-    assert repo.head.files["adapter_model.safetensors"] == saved.read_bytes()
-    assert not repo.private
-    assert list(houlsby_peft.HoulsbyConfig.from_pretrained(str(saved.parent)).id2label.values()) == sorted(LABELS)
-
-
 def pushed(flags):
     """Client: runs each recipe, one after the other."""
     sys.path.insert(0, str(RECIPES))

@@ -1,4 +1,4 @@
-"""Classification of any texts: columns, kinds of labels, scores, the sweep, and what bad data give."""
+"""Classification of any texts: columns, kinds of labels, scores, and what bad data give."""
 
 from __future__ import annotations
 
@@ -102,33 +102,6 @@ class TestRuns:
         pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_csv(tmp_path / "train.csv", index=False)
         with pytest.raises(RecipeError, match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none"):
             classify(tmp_path / "distilbert", tmp_path / "train.csv", tmp_path / "run", "--train_pooler", "true")
-
-    @pytest.mark.parametrize(("metric", "better"), [("main", max), ("loss", min)])
-    def test_a_sweep_chooses_on_validation(self, encoder, tmp_path, capsys, metric, better):
-        frame = pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60})
-        for split in ("train", "validation", "test"):
-            frame.to_json(tmp_path / f"{split}.jsonl", orient="records", lines=True)
-        flags = ["--sweep_r", 2, 4, "--sweep_learning_rate", 1e-4, 1e-2, "--output_dir", tmp_path / "{task}-run"]
-        flags += ["--metric_for_best_model", metric]
-        run(text_classification, "--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 2, *flags)
-        output = tmp_path / f"{tmp_path.stem}-run"
-        rows = json.loads((output / "sweep.json").read_text())
-        assert [(row["r"], row["learning_rate"]) for row in rows] == [(2, 1e-4), (2, 1e-2), (4, 1e-4), (4, 1e-2)]
-        for row in rows:
-            point = json.loads((output / f"r{row['r']}-lr{row['learning_rate']:g}" / "results.json").read_text())
-            assert point["arguments"]["r"] == row["r"]
-            assert point["best_score"] == row["best_score"]
-        best = better(rows, key=lambda row: row["best_score"])
-        assert (
-            f"chosen on validation: r {best['r']}, learning rate {best['learning_rate']:g}" in capsys.readouterr().out
-        )
-
-    def test_a_sweep_needs_validation(self, encoder, tmp_path):
-        pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_csv(tmp_path / "data.csv", index=False)
-        with pytest.raises(RecipeError, match="leave out --eval_strategy no"):
-            classify(encoder, tmp_path / "data.csv", tmp_path / "run", "--sweep_r", 2, 4, "--eval_strategy", "no",
-                     "--load_best_model_at_end", "false")  # fmt: skip
-        assert not (tmp_path / "run").exists()
 
     def test_empty_texts_and_a_line_of_ten_megabytes(self, encoder, tmp_path, capsys):
         texts = [*SENTENCES[:40], "", "  ", "the king is " * 900_000]

@@ -15,12 +15,16 @@ import threading
 import time
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
 
 from recipe_runs import save_tiny_encoder
 from sweep import parse_arguments
-from sweeping.processes import LocalExecutor, execute, find_slots, is_locked, launch_command
+from sweeping.processes import find_slots, launch_command, lock
 from sweeping.runs import best_point, choose, make_runs
 from sweeping.search import Sweep
 from tasks.minimal_pairs import minimal_pairs
@@ -28,6 +32,7 @@ from training.errors import RecipeError
 
 
 ROOT = Path(__file__).parents[2]
+COMPLETE = TrialState.COMPLETE
 # What a sweep needs of a recipe, and no more: it goes on from its checkpoint, and writes results.json last, at once.
 RECIPE = """
 import json, os, sys, time
@@ -57,9 +62,25 @@ run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy"
 """
 
 
+# Instead of accelerate launch, which takes seconds to start, and of PyTorch, which a sweep asks only for GPUs.
+STUBS = {
+    "accelerate/commands/launch.py": """
+import subprocess, sys
+
+sys.exit(subprocess.run([sys.executable, *sys.argv[4:]]).returncode)  # behind --quiet --config_file FILE
+""",
+    "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: False)\n",
+}
+
+
 @pytest.fixture
-def recipe(tmp_path):
+def recipe(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(RECIPE)
+    for name, code in STUBS.items():
+        (tmp_path / "stubs" / name).parent.mkdir(parents=True)
+        (tmp_path / "stubs" / name).write_text(code)
+    path = (str(tmp_path / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     yield tmp_path / "toy.py"
     for process in psutil.process_iter(["cmdline"]):  # what a test that fails leaves behind
         if any(str(tmp_path) in word for word in process.info["cmdline"] or ()):
@@ -147,42 +168,48 @@ class TestRuns:
 
 
 class TestCommandLine:
+    def parse(self, monkeypatch, recipe, *flags):
+        script = str(ROOT / "recipes" / f"{recipe}.py")
+        monkeypatch.setattr(sys, "argv", ["sweep.py", script, "--output_dir", "out", *flags])
+        return parse_arguments()
+
     @pytest.mark.parametrize(
-        ("name", "flags", "message"),
+        ("recipe", "flags", "message"),
         [
-            ("paper_tasks", [], "paper_tasks.py writes one per task: run it by itself"),
-            ("stream", ["--data", "a.csv", "b.csv"], "stream.py writes one per task"),
-            (
-                "text_classification",
-                ["--sweep_r", "2", "4"],
-                "writes with --sweep_r one per point: give its",
-            ),
+            ("stream", "--data a.csv b.csv", "stream.py writes one per task"),
+            ("glue", "--push_to_hub --hub_model_id user/cola", "all runs would push to one repository"),
+            ("glue", "--n_trials 3", "--sampler tpe and --n_trials need each other"),
+            ("glue", "--sampler tpe", "--sampler tpe and --n_trials need each other"),
+            ("glue", "--learning_rate 1e-4:1e-3", "a grid takes a list of values.* got --learning_rate 1e-4:1e-3"),
+            ("glue", "--sampler tpe --n_trials 3 --r 8:64", "got --r 8:64"),
+            ("glue", "--sampler tpe --n_trials 3 --learning_rate 1e-4 1e-3", "got --learning_rate 1e-4 1e-3"),
+            ("glue", "--sampler tpe --n_trials 3 --search_seeds 2", "searches with one seed, got --search_seeds 2"),
+            ("glue", "--jobs 0", "--jobs must be at least 1, got 0"),
         ],
     )
-    def test_recipes_that_a_sweep_cannot_read(self, monkeypatch, name, flags, message):
-        recipe = ROOT / "recipes" / f"{name}.py"
-        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
-        with pytest.raises(RecipeError, match=message):
-            parse_arguments()
+    def test_wrong_flags(self, monkeypatch, capsys, recipe, flags, message):
+        with pytest.raises(SystemExit, match="2"):
+            self.parse(monkeypatch, recipe, *flags.split())
+        assert re.search(message, capsys.readouterr().err)
 
     def test_the_recipes_flags(self, monkeypatch):
-        recipe = ROOT / "recipes" / "text_classification.py"
-        flags = ["--data", "a.csv", "--r", "2", "4"]
-        monkeypatch.setattr(sys, "argv", ["sweep.py", str(recipe), "--output_dir", "out", *flags])
-        arguments, rest = parse_arguments()
+        arguments, rest = self.parse(monkeypatch, "text_classification", "--data", "a.csv", "--r", "2", "4")
         assert (arguments.r, rest) == (["2", "4"], ["--data", "a.csv"])
+
+    @pytest.mark.parametrize(("axis", "values"), [("r", ["8", "1.5"]), ("learning_rate", ["1e-3", "fast"])])
+    def test_values_that_are_no_numbers(self, tmp_path, axis, values):
+        with pytest.raises(RecipeError, match=f"--{axis} must be a .*number, got '{values[1]}'"):
+            Sweep(tmp_path, make_runs(tmp_path, Path("glue.py"), {axis: values}, []))
 
 
 class TestExecution:
     """In this process, without accelerate."""
 
-    def sweep(self, recipe, axes, *flags, search_seeds=None, places=(None,)):
-        runs = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "3", *flags])
-        sweep = Sweep(runs, ["learning_rate"], axes["seed"][:search_seeds])
-        executor = LocalExecutor([sys.executable], places)
-        failures = sweep.execute(executor)
-        executor.cancel()
-        return failures
+    def sweep(self, recipe, axes, *flags, search_seeds=None, n_trials=None, slots=({},), **kwargs):
+        output = recipe.parent / "out"
+        runs = make_runs(output, recipe, axes, ["--steps", "3", *flags])
+        sweep = Sweep(output, runs, ["learning_rate"], search_seeds, n_trials)
+        return sweep.execute([sys.executable], slots, **kwargs)
 
     def test_the_other_seeds_run_at_the_best_point_only(self, recipe, capsys):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1", "2"]}
@@ -200,7 +227,7 @@ class TestExecution:
 
     def test_a_run_per_device(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2", "3"]}
-        assert self.sweep(recipe, axes, places=["GPU-a", "GPU-b"]) == {}
+        assert self.sweep(recipe, axes, slots=[{"CUDA_VISIBLE_DEVICES": name} for name in ("GPU-a", "GPU-b")]) == {}
         spans: dict[str, list[tuple[float, float]]] = {}
         for file in results(recipe):
             _, begin, device, _ = (file.parent / "starts").read_text().split()
@@ -212,21 +239,11 @@ class TestExecution:
         (a, b), (c, d) = spans["GPU-a"][0], spans["GPU-b"][0]
         assert max(a, c) < min(b, d), "the devices do not run at the same time"
 
-    @pytest.mark.parametrize(("given", "used"), [(None, 4), ("3", 3)])
-    def test_the_cores_are_shared(self, recipe, monkeypatch, given, used):
-        monkeypatch.setattr("os.cpu_count", lambda: 8)
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        if given:
-            monkeypatch.setenv("OMP_NUM_THREADS", given)
-        assert self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0", "1"]}, places=[None, None]) == {}
-        files = [file.parent / "starts" for file in results(recipe)]
-        assert [int(file.read_text().split()[3]) for file in files] == [used, used]
-
     def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
-        (failed,) = (failures := self.sweep(recipe, axes, "--fail", "1"))
+        ((failed, lines),) = self.sweep(recipe, axes, "--fail", "1").items()
         assert failed.point["seed"] == "1"
-        assert failures[failed].last_lines == "a run that fails\n(exit status 1)"
+        assert lines == "a run that fails\n(exit status 1)"
         assert len(results(recipe)) == 2
         self.sweep(recipe, axes, "--fail", "1")
         assert {name: len(steps) for name, steps in starts(recipe).items()} == {
@@ -237,9 +254,8 @@ class TestExecution:
 
     def test_a_recipe_that_writes_no_results(self, recipe):
         recipe.write_text("print('done')")
-        (outcome,) = self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}).values()
-        assert outcome.status == "failed"
-        assert re.fullmatch(r"done\n\(exit status 0, but there is no .*,seed=0/results.json\)", outcome.last_lines)
+        (lines,) = self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}).values()
+        assert re.fullmatch(r"done\n\(exit status 0, but there is no .*,seed=0/results.json\)", lines)
 
     def test_the_search_goes_on_without_what_has_failed(self, recipe):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
@@ -251,48 +267,142 @@ class TestExecution:
             "learning_rate=0.003,seed=0",
         ]
 
-    def test_what_has_ended_is_not_run_again(self, recipe):
-        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
-        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "1"])
-        assert [execute(run, [sys.executable]).status for _ in range(2)] == ["finished"] * 2
-        assert starts(recipe) == {"learning_rate=0.001,seed=0": [0]}
-
     def test_other_flags_need_another_folder(self, recipe):
-        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
-        assert execute(runs[0], [sys.executable]).status == "finished"
-        runs = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "2"])
-        with pytest.raises(RecipeError, match=r"other flags. Then: 1; now: 2. Give the same"):
-            runs[0].check()
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        self.sweep(recipe, axes)
+        with pytest.raises(RecipeError, match=r"other flags. Then: none; now: --more 1. Give the same"):
+            self.sweep(recipe, axes, "--more", "1")
 
     def test_the_launched_process_keeps_the_lock(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
-        (run,) = make_runs(recipe.parent / "out", recipe, axes, ["--steps", "100"])
-        stop, outcomes = threading.Event(), []
-        thread = threading.Thread(target=lambda: outcomes.append(execute(run, [sys.executable], stop=stop)))
-        thread.start()
+        sweep = threading.Thread(target=self.sweep, args=(recipe, axes))
+        sweep.start()
         wait_for(lambda: starts(recipe))
-        assert is_locked(run)
-        assert execute(run, [sys.executable]).status == "taken"
-        stop.set()
-        thread.join()
-        assert outcomes[0].status == "stopped"
-        assert not is_locked(run)
+        (run,) = make_runs(recipe.parent / "out", recipe, axes, [])
+        assert lock(run.folder / "lock") is None
+        sweep.join()
+        with lock(run.folder / "lock"):
+            assert lock(run.folder / "lock") is None
 
-    def test_locks_as_nfs_has_them(self, recipe, monkeypatch):
+    def test_locks_as_nfs_has_them(self, tmp_path, monkeypatch):
         """flock(2): over NFS, the file of an exclusive lock must be open for writing."""
-        (run,) = make_runs(recipe.parent / "out", recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, ["--steps", "1"])
         flock = fcntl.flock
 
         def over_nfs(descriptor, operation):
-            if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+            if operation & fcntl.LOCK_EX and mode == os.O_RDONLY:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             flock(descriptor, operation)
 
         monkeypatch.setattr(fcntl, "flock", over_nfs)
-        assert not is_locked(run)
-        assert not run.folder.exists()
-        assert execute(run, [sys.executable]).status == "finished"
-        assert not is_locked(run)
+        for _ in range(2):
+            with lock(tmp_path / "run" / "lock"):
+                pass
+
+
+class TestStudy:
+    """What Optuna knows of a sweep, and what it decides."""
+
+    def sweep(self, recipe, axes, *flags, **kwargs):
+        return TestExecution().sweep(recipe, axes, *flags, **kwargs)
+
+    def study(self, recipe, storage=None, name="toy: toy/run"):
+        """As anyone loads it who has Optuna alone."""
+        journal = str(recipe.parent / "out" / "optuna.journal")
+        return optuna.load_study(study_name=name, storage=storage or JournalStorage(JournalFileBackend(journal)))
+
+    @pytest.mark.parametrize("database", [False, True])
+    def test_scores_are_values_and_flags_are_parameters(self, recipe, database):
+        storage = f"sqlite:///{recipe.parent}/study.db" if database else None
+        axes = {"method": ["houlsby"], "learning_rate": ["1e-3", "2e-3"], "seed": ["0", "1"]}
+        assert self.sweep(recipe, axes, storage=storage) == {}
+        study = self.study(recipe, storage, "toy: toy/method=houlsby")
+        assert {(t.params["learning_rate"], t.params["seed"]): t.value for t in study.trials} == pytest.approx(
+            {(rate, seed): 0.9 - abs(rate - 0.002) + 0.01 * seed for rate in (1e-3, 2e-3) for seed in (0, 1)}
+        )
+        assert study.best_trial.params == {"method": "houlsby", "learning_rate": 2e-3, "seed": 1}
+        assert study.best_trial.user_attrs["point"]["learning_rate"] == "2e-3"
+        assert (recipe.parent / "out" / "optuna.journal").exists() != database
+
+    def test_runs_of_before_are_recorded_and_not_run_again(self, recipe):
+        axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
+        self.sweep(recipe, axes)
+        (recipe.parent / "out" / "optuna.journal").unlink()
+        self.sweep(recipe, {**axes, "seed": ["0", "1"]})
+        assert list(starts(recipe).values()) == [[0], [0]]
+        assert {trial.params["seed"]: trial.value for trial in self.study(recipe).trials} == {0: 0.899, 1: 0.909}
+
+    def test_more_values_are_of_the_same_study(self, recipe):
+        for rates in (["2e-3"], ["1e-3", "4e-3"]):
+            self.sweep(recipe, {"learning_rate": rates, "seed": ["0"]})
+        assert len(self.study(recipe).trials) == 3
+
+    @pytest.mark.parametrize(
+        ("name", "flags", "direction"), [("toy", [], "MAXIMIZE"), ("toy", ["--metric_for_best_model=eval_loss"],
+        "MINIMIZE"), ("mlm", [], "MINIMIZE")],
+    )  # fmt: skip
+    def test_a_loss_is_minimized(self, recipe, name, flags, direction):
+        script = recipe.rename(recipe.with_name(f"{name}.py"))
+        script.write_text("raise SystemExit(1)")
+        self.sweep(script, {"learning_rate": ["1e-3"], "seed": ["0"]}, *flags)
+        assert self.study(recipe, name=f"{name}: {name}/run").direction.name == direction
+
+    def test_tpe_samples_a_range_and_the_other_seeds_run_at_its_best_point(self, recipe):
+        axes = {"r": ["8"], "learning_rate": ["1e-4:1e-2"], "seed": ["0", "1"]}
+        options = {"search_seeds": 1, "n_trials": 4, "slots": [{}, {}]}
+        assert self.sweep(recipe, axes, **options) == {}
+        trials = self.study(recipe, name="toy: toy/r=8").trials
+        rates = [trial.params["learning_rate"] for trial in trials if trial.params["seed"] == 0]
+        assert len(set(rates)) == 4
+        assert all(1e-4 <= rate <= 1e-2 for rate in rates)
+        best = min(rates, key=lambda rate: abs(rate - 0.002))
+        assert [t.params["learning_rate"] for t in trials if t.params["seed"] == 1] == [best]
+        assert sorted(starts(recipe)) == sorted(
+            f"r=8,learning_rate={rate!r},seed={seed}" for rate, seed in [*((r, 0) for r in rates), (best, 1)]
+        )
+        self.sweep(recipe, axes, **{**options, "n_trials": 5})
+        assert len(starts(recipe)) in (6, 7), "one more point is sampled, which may be the best"
+
+    def test_the_median_pruner(self, recipe, monkeypatch):
+        """Six runs report after each of three epochs; the sixth is worse than the others and never ends by itself."""
+        monkeypatch.setattr("sweeping.search.SECONDS_TO_LOOK", 0.1)
+        recipe.write_text(PRUNABLE)
+        axes = {"learning_rate": ["1", "2", "3", "4", "5", "0.1"], "seed": ["0"]}
+        assert self.sweep(recipe, axes, prune=True) == {}
+        *others, last = self.study(recipe).trials
+        assert {trial.state.name for trial in others} == {"COMPLETE"}
+        assert last.state.name == "PRUNED"
+        assert set(last.intermediate_values) == {1}
+        assert len(results(recipe)) == 5
+        self.sweep(recipe, axes, prune=True)
+        assert len(self.study(recipe).trials) == 6, "what was pruned is run again"
+
+    def test_a_damaged_journal(self, recipe):
+        (recipe.parent / "out").mkdir()
+        (recipe.parent / "out" / "optuna.journal").write_text("{}\n{\n{}\n")
+        with pytest.raises(RecipeError, match=r"Optuna cannot open .*optuna.journal: "):
+            self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]})
+
+    def test_a_wrong_address(self, recipe):
+        with pytest.raises(RecipeError, match=r"Optuna cannot open nowhere://: "):
+            self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, storage="nowhere://")
+
+
+PRUNABLE = """
+import json, sys, time
+from pathlib import Path
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+folder, score = Path(flags["--output_dir"]), float(flags["--learning_rate"])
+for epoch in (1, 2, 3):
+    (folder / f"checkpoint-{epoch}").mkdir(exist_ok=True)
+    (folder / f"checkpoint-{epoch}" / "trainer_state.json").write_text(
+        json.dumps({"epoch": float(epoch), "best_metric": score}))
+    while score < 1:
+        time.sleep(0.1)
+    time.sleep(0.3)
+(folder / "results.json").write_text(json.dumps({"chosen_by": "accuracy", "best_score": score, "seconds": 1}))
+"""
 
 
 class TestPlaces:
@@ -319,21 +429,35 @@ class TestPlaces:
     def test_with_gpus(self, tmp_path, jobs, processes, places):
         config = tmp_path / "config.yaml"
         config.write_text(f"num_processes: {processes}\n")
-        assert find_slots(jobs, str(config) if processes else None) == places
+        slots = find_slots(jobs, str(config) if processes else None)
+        assert slots == [{"CUDA_VISIBLE_DEVICES": place} for place in places]
 
     @pytest.mark.usefixtures("four")
     def test_only_the_visible_ones(self, monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
-        assert find_slots(None) == ["GPU-8a", "3"]
+        assert find_slots(None) == [{"CUDA_VISIBLE_DEVICES": "GPU-8a"}, {"CUDA_VISIBLE_DEVICES": "3"}]
 
-    def test_without_a_gpu(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("jobs", "given", "threads"), [(None, None, ["8"]), (2, None, ["4", "4"]), (2, "3", ["3", "3"])]
+    )
+    def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, jobs, given, threads):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        assert find_slots(None) == [None]
-        assert find_slots(2, str(ROOT / "recipes" / "accelerate" / "ddp.yaml")) == [None, None]
+        monkeypatch.setattr("os.cpu_count", lambda: 8)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        config = str(ROOT / "recipes" / "accelerate" / "ddp.yaml")
+        assert [slot["OMP_NUM_THREADS"] for slot in find_slots(jobs, config)] == threads
+
+    @pytest.mark.parametrize(
+        ("slot", "config"), [({"CUDA_VISIBLE_DEVICES": "0"}, "one_gpu"), ({"OMP_NUM_THREADS": "1"}, "cpu")]
+    )
+    def test_the_default_configuration(self, slot, config):
+        assert launch_command(None, [slot])[-1] == str(ROOT / "recipes" / "accelerate" / f"{config}.yaml")
 
     @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
     def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):
-        command = launch_command(str(ROOT / "recipes" / "accelerate" / f"{name}.yaml"))
+        command = launch_command(str(ROOT / "recipes" / "accelerate" / f"{name}.yaml"), [{}])
         assert ("--main_process_port" not in command) == alone
 
 
@@ -402,22 +526,57 @@ class TestAccidents:
         assert "0 1 2" in output
         assert list(starts(recipe).values()) == [[0], [0], [0]]
 
-    def test_two_sweeps_on_one_folder(self, recipe):
-        sweeps = [start(recipe, *self.FLAGS, "--steps", 5) for _ in range(2)]
-        for sweep in sweeps:
-            finish(sweep)
-        assert list(starts(recipe).values()) == [[0], [0], [0]]
-        assert len((recipe.parent / "out" / "results.jsonl").read_text().splitlines()) == 3
+    @pytest.mark.parametrize("database", [False, True])
+    def test_one_of_two_processes_on_one_study_is_killed(self, recipe, database):
+        """The other one resumes its run: each combination is done once, and none is missing."""
+        storage = ("--storage", f"sqlite:///{recipe.parent}/study.db") if database else ()
+        flags = ("--learning_rate", "1e-3", "2e-3", "--seed", 0, 1, "--steps", 8, *storage)
+        sweeps = [start(recipe, *flags) for _ in range(2)]
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_an_interrupt_leaves_nothing_running(self, recipe, number):
+        def running():
+            """The folders of the first one's run that has begun."""
+            children = psutil.Process(sweeps[0].pid).children(recursive=True)
+            folders = [
+                Path(child.cmdline()[-3]) for child in children if "--resume_from_checkpoint" in child.cmdline()
+            ]
+            return [folder for folder in folders if (folder / "checkpoint").exists()]
+
+        wait_for(running)
+        killed = running()[0]
+        (killed / "hold").touch()
+        for process in [sweeps[0], *psutil.Process(sweeps[0].pid).children(recursive=True)]:
+            process.kill()
+        sweeps[0].communicate()
+        assert not (killed / "results.json").exists(), "it was too fast to be killed"
+        (killed / "hold").unlink()
+        finish(sweeps[1])
+        begun = starts(recipe)
+        (first, resumed) = begun.pop(killed.name)
+        assert first == 0 < resumed, "it starts anew"
+        assert list(begun.values()) == [[0], [0], [0]]
+        study = TestStudy().study(recipe, *storage[1:])
+        done = [(trial.params["learning_rate"], trial.params["seed"]) for trial in study.get_trials(states=[COMPLETE])]
+        assert sorted(done) == [(1e-3, 0), (1e-3, 1), (2e-3, 0), (2e-3, 1)]
+        assert len(study.trials) == 5, "four, and the killed one"
+
+    @pytest.mark.parametrize(
+        ("number", "in_background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+    )
+    def test_an_interrupt_leaves_nothing_running(self, recipe, number, in_background):
+        """Also under nohup, and in the background of a script, where hangups and Ctrl-C are ignored."""
+        ignored = (signal.SIGHUP, signal.SIGINT) if in_background else ()
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
         sweep = start(recipe, *self.FLAGS, "--jobs", 2, "--steps", 600)
+        for ignored_number, handler in handlers.items():
+            signal.signal(ignored_number, handler)
         wait_for(lambda: len(starts(recipe)) == 2)
         processes = psutil.Process(sweep.pid).children(recursive=True)
         assert len(processes) >= 4, "two launchers and two runs"
+        if in_background:
+            sweep.send_signal(signal.SIGHUP)
         sweep.send_signal(number)
         _, errors = finish(sweep, code=130)
-        assert "resumes from here" in errors
+        assert errors.rstrip().endswith("Interrupted. The same command resumes from here.")
         assert "Traceback" not in errors
         assert not any(process.is_running() and process.status() != "zombie" for process in processes)
 
