@@ -26,7 +26,6 @@ from transformers.hf_argparser import HfArg
 
 from tasks.classification import ClassificationArguments, SweepArguments, search
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from training.data import load_splits
 from training.errors import RecipeError, end_with_one_line
 
 
@@ -96,6 +95,12 @@ def main() -> None:
     missing = [name for name in tasks if not Path(arguments.data, name).is_dir()]
     if missing:
         raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks that are there with --tasks.")
+    untested = [name for name in tasks if not any(Path(arguments.data, name).glob("test.*"))]
+    if untested:
+        raise RecipeError(
+            f"{arguments.data}/{untested[0]} must have a test split with labels: the papers report test accuracy. Add "
+            "test.csv."
+        )
 
     rows = []
     for name in tasks:
@@ -106,7 +111,7 @@ def main() -> None:
         results = search(replace(arguments, data=folder), sweep, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
-        size = sum(len(split) for split in load_splits(folder).values())
+        size = sum(results["dataset"]["rows"].values())  # of the rows that were used
         rows.append((name, 100 * results["test"]["accuracy"], PAPER[name].difference(size, len(results["labels"]))))
         if training.should_log:
             table = format_table(rows)
@@ -117,7 +122,8 @@ def main() -> None:
 def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
     """Return a Markdown table of our accuracies beside the papers', from rows of (task, ours, difference of the data).
 
-    The last row has the mean of each column in which all of these tasks have a number.
+    The last row has the mean of each column in which all of these tasks have a number. Tasks that are one task in the
+    papers count once, with the mean of their accuracies.
     """
     lines = [
         "| task | no BERT | fine-tuned | top n | adapters | fine-tuned (2020) | not shared (2020) | this run | data |",
@@ -126,7 +132,11 @@ def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
     columns = [(*PAPER[name].houlsby, *PAPER[name].mohebbi, ours) for name, ours, _ in rows]
     for (name, _, data), scores in zip(rows, columns, strict=True):
         lines.append(_line(name, scores, data))
-    means = [mean(column) if None not in column else None for column in zip(*columns, strict=True)]
+    of_task: dict[PaperTask, list[tuple[float | None, ...]]] = {}
+    for (name, _, _), scores in zip(rows, columns, strict=True):
+        of_task.setdefault(PAPER[name], []).append(scores)
+    once = [(*same[0][:-1], mean(scores[-1] for scores in same)) for same in of_task.values()]
+    means = [mean(column) if None not in column else None for column in zip(*once, strict=True)]
     return "\n".join([*lines, _line("mean", means, ""), ""])
 
 

@@ -62,7 +62,10 @@ def main() -> None:
     record_preprocessing(model, arguments.max_length)
     if training.should_log:
         print(f"{len(splits['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
-    data = {name: tokenize_words(split, tokenizer, arguments.max_length) for name, split in splits.items()}
+    data = {
+        name: tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, arguments.max_length)
+        for name, split in splits.items()
+    }
 
     def score(evaluation: EvalPrediction) -> dict[str, float]:
         return tags.score(evaluation.predictions, evaluation.label_ids)

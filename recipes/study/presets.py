@@ -125,29 +125,33 @@ def parse_arguments(
     parsed = arguments, method, adapter, training = parser.parse(args)
     if training.per_device_train_batch_size is None:
         raise RecipeError(
-            f"--preset has a batch of {BATCH}, which cannot be split evenly over {training.world_size * max(1, training.n_gpu)} devices times "
+            f"--preset has a batch of {BATCH}, which cannot be split evenly over {_devices(training)} devices times "
             f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
             "--per_device_train_batch_size for another batch."
         )
     method.check(training.push_to_hub, adapter.layers)
     if arguments.evaluate is not None:
         _check_evaluation(arguments, adapter, training)
-    if arguments.predict and MINIMAL_PAIRS in (task.name for task in tasks):
-        raise RecipeError(f"--predict needs a task of GLUE, whose test split has no labels; got {MINIMAL_PAIRS}.")
-    if arguments.data_dir is not None and MINIMAL_PAIRS in (task.name for task in tasks):
-        raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: also give --task.")
-    missing = [
-        task.name
-        for task in tasks
-        if arguments.data_dir and not Path(arguments.data_dir, task.name).expanduser().is_dir()
-    ]
-    if missing:
-        raise RecipeError(f"--data_dir must hold a folder per task, {arguments.data_dir} has no {missing[0]}. Add it.")
+    _check_data(arguments, [task.name for task in tasks])
     for task in tasks:
         copy.copy(training).choose_by(task.scores)
         if len(task.labels) == 1 and training.label_smoothing_factor:
             raise RecipeError(f"--label_smoothing_factor is for classes, {task.name} has scores. Leave it out.")
     return parsed
+
+
+def _check_data(arguments: GlueArguments, tasks: Sequence[str]) -> None:
+    """Raise RecipeError if the data of a task cannot be there."""
+    if MINIMAL_PAIRS in tasks and arguments.predict:
+        raise RecipeError(f"--predict needs a task of GLUE, whose test split has no labels; got {MINIMAL_PAIRS}.")
+    if arguments.data_dir is None:
+        return
+    if MINIMAL_PAIRS in tasks:
+        raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: also give --task.")
+    folder = Path(arguments.data_dir).expanduser()
+    missing = [task for task in tasks if not (folder / task).is_dir()]
+    if missing:
+        raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
 
 
 def _check_evaluation(
@@ -183,6 +187,9 @@ def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArgume
 def _batch(training: RecipeTrainingArguments) -> dict[str, int | None]:
     """Return the size on each device of the presets' batch, split over all devices and accumulated steps; None if it
     cannot be split evenly."""
-    devices = training.world_size * max(1, training.n_gpu)
-    share, rest = divmod(BATCH, devices * training.gradient_accumulation_steps)
+    share, rest = divmod(BATCH, _devices(training) * training.gradient_accumulation_steps)
     return {"per_device_train_batch_size": None if rest else share}
+
+
+def _devices(training: RecipeTrainingArguments) -> int:
+    return training.world_size * max(1, training.n_gpu)

@@ -43,14 +43,16 @@ class Labels:
         kind = {SINGLE: Value("int64"), REGRESSION: Value("float32"), MULTI: List(Value("float32"))}
         # The Trainer would also take columns with these names for labels.
         taken = {*self.columns, *LABEL_NAMES} & set(data.column_names)
-        return data.remove_columns(sorted(taken)).add_column("label", values, feature=kind[self.problem_type])
+        new = f"{max(data.column_names, key=len)}_"  # no column has a name of that length
+        encoded = data.add_column(new, values, feature=kind[self.problem_type])
+        return encoded.remove_columns(sorted(taken)).rename_column(new, "label")
 
     def _encode(self, row: int, label: Any, name: str) -> int | float | list[float]:
         if self.problem_type == REGRESSION:
             score = _number(label)
             if not np.isfinite(score):
                 raise RecipeError(
-                    f"{name}: {self.columns[0]} must be a finite number, row {row} (counted from 0) has {label!r}. "
+                    f"{name}: {self.columns[0]} must be a finite number, row {row} has {label!r}. "
                     "Correct it, or leave the row out."
                 )
             return score
@@ -58,14 +60,14 @@ class Labels:
         if several != (self.problem_type == MULTI):
             wanted = "a list of labels" if self.problem_type == MULTI else "one label"
             raise RecipeError(
-                f"{name}: each row must have {wanted}, row {row} (counted from 0) has {label!r}. Correct it, or give "
+                f"{name}: each row must have {wanted}, row {row} has {label!r}. Correct it, or give "
                 "another --problem_type."
             )
         of_row = label if several else (label,)
         wrong = [one for one in of_row if one not in self.names]
         if wrong:
             raise RecipeError(
-                f"{name}: row {row} (counted from 0) has the label {wrong[0]!r}, which is not one of the "
+                f"{name}: row {row} has the label {wrong[0]!r}, which is not one of the "
                 f"{len(self.names)} classes of the training examples: {', '.join(map(str, self.names[:_SHOWN]))}. "
                 "Correct it, or leave the row out."
             )
@@ -166,7 +168,7 @@ def label_texts(
     if missing:
         raise RecipeError(
             f"{name}: each row must have a label, {len(missing):,} of {len(data):,} have none in "
-            f"{', '.join(columns)!r}, the first of them row {missing[0]} (counted from 0). Label them, or leave them "
+            f"{', '.join(columns)!r}, the first of them row {missing[0]}. Label them, or leave them "
             "out."
         )
     return texts
@@ -184,7 +186,7 @@ def _of_columns(data: Dataset, columns: Sequence[str], name: str, rows: Sequence
         if wrong:
             column, value = wrong[0]
             raise RecipeError(
-                f"{name}: with several --label_columns each must hold 0 or 1, row {row} (counted from 0) has "
+                f"{name}: with several --label_columns each must hold 0 or 1, row {row} has "
                 f"{value!r} as {column!r}. Correct it, or name one column."
             )
     return [tuple(c for c, value in zip(columns, row, strict=True) if _number(value) == 1) for row in values]

@@ -149,26 +149,25 @@ def check_questions(data: Dataset, name: str) -> None:
     for row, example in enumerate(data):
         texts = [example[column] for column in ("id", "question", "context")]
         answers = example["answers"]
-        if not all(isinstance(text, str) and text.strip() for text in texts) or not _are_answers(answers):
+        if not all(isinstance(text, str) for text in texts) or not _are_answers(answers):
             raise RecipeError(
-                f"{name}: row {row} (counted from 0) must have texts as id, question and context, and answers with "
+                f"{name}: row {row} must have texts as id, question and context, and answers with "
                 "lists text and answer_start of equal length (empty where there is no answer). Correct it."
             )
         if example["id"] in seen:
             raise RecipeError(
-                f"{name}: each question must have its own id, row {row} (counted from 0) has {example['id']!r} again. "
-                "Correct it."
+                f"{name}: each question must have its own id, row {row} has {example['id']!r} again. Correct it."
             )
         seen.add(example["id"])
         if len(example["context"]) > MAX_CHARACTERS:
             raise RecipeError(
-                f"{name}: row {row} (counted from 0) must have a context of at most {MAX_CHARACTERS:,} characters, "
+                f"{name}: row {row} must have a context of at most {MAX_CHARACTERS:,} characters, "
                 f"got {len(example['context']):,}. Give the part that contains the answer."
             )
         for text, start in zip(answers["text"], answers["answer_start"], strict=True):
             if not 0 <= start <= len(example["context"]) or example["context"][start : start + len(text)] != text:
                 raise RecipeError(
-                    f"{name}: row {row} (counted from 0) has the answer {text[:50]!r} at character {start}, where its "
+                    f"{name}: row {row} has the answer {text[:50]!r} at character {start}, where its "
                     f"context has {example['context'][start : start + len(text)][:50]!r}. Correct answer_start."
                 )
 

@@ -1,8 +1,7 @@
 """Tags of words: from a data set to word pieces, and from a model's outputs to scores."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -58,19 +57,19 @@ class Tags:
                     f"{len(x)} of them" if isinstance(x, (list, tuple)) else repr(x) for x in (words, tags)
                 )
                 raise RecipeError(
-                    f"{name}: row {row} (counted from 0) must have a list of words and one of as many tags, got "
+                    f"{name}: row {row} must have a list of words and one of as many tags, got "
                     f"{found}. Correct it, or leave the row out."
                 )
             other = next((word for word in words if not isinstance(word, str)), None)
             if other is not None or None in words:
                 raise RecipeError(
-                    f"{name}: row {row} (counted from 0) must have texts as words, got {other!r}. Write it as a text, "
+                    f"{name}: row {row} must have texts as words, got {other!r}. Write it as a text, "
                     "or leave the row out."
                 )
             unknown = [tag for tag in tags if tag not in number]
             if unknown:
                 raise RecipeError(
-                    f"{name}: row {row} (counted from 0) has the tag {unknown[0]!r}, which no training "
+                    f"{name}: row {row} has the tag {unknown[0]!r}, which no training "
                     f"example has: they have {', '.join(self.names)}. Correct it, or leave the row out."
                 )
             numbers.append([number[tag] for tag in tags])
@@ -100,10 +99,9 @@ def find_tags(train: Dataset, word_column: str | None, tag_column: str | None) -
 
 
 def tokenize_words(
-    sentences: Iterable[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    sentences: Iterable[tuple[list[str], list[int]]], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> Dataset:
-    """Return the word pieces of the `words` of each sentence, with each word's tag on its first piece, and their
-    number as `length`.
+    """Return word pieces, with each word's tag on its first piece, and their number as `length`.
 
     A sentence longer than max_length becomes several rows, so that no word is lost. Words without a piece, such as a
     blank, and sentences without words are left out.
@@ -113,8 +111,7 @@ def tokenize_words(
     """
     max_length = token_limit(tokenizer, max_length)
     rows = []
-    for sentence in sentences:
-        words, tags = sentence["words"], sentence["tags"]
+    for words, tags in sentences:
         if not words:
             continue
         tokens = tokenizer(

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from transformers import HfArgumentParser, Trainer, TrainingArguments, get_scheduler
@@ -12,7 +12,7 @@ from transformers.hf_argparser import HfArg
 from houlsby_peft import HoulsbyConfig
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
-from training.rules import NOT_FLAGS, check_flags
+from training.rules import NOT_FLAGS, OneLineErrors, check_flags
 
 
 BERT = "google-bert/bert-base-uncased"
@@ -206,12 +206,8 @@ class RecipeTrainingArguments(TrainingArguments):
         self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
 
-class RecipeParser(HfArgumentParser):
-    """HfArgumentParser that checks every value by the recipes' rules, with errors of one line, as it would otherwise
-    list more than a hundred flags."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(message.split())} (--help lists all flags)\n")
+class RecipeParser(OneLineErrors, HfArgumentParser):
+    """HfArgumentParser that checks every value by the recipes' rules."""
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
         """Parse as argparse does, then check all values, before any dataclass does something with them."""

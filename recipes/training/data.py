@@ -298,7 +298,7 @@ def check_columns(
         row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)
         if row is not None:
             raise RecipeError(
-                f"{name}: column {column!r} must hold text, row {row} (counted from 0) has {data[row][column]!r}. "
+                f"{name}: column {column!r} must hold text, row {row} has {data[row][column]!r}. "
                 "Give it a text, or leave the row out."
             )
 

@@ -76,8 +76,8 @@ class MethodArguments:
         if self.keep_prefix and (self.method != "houlsby" or not layers or 0 in layers):
             got = f"{self.method} and {'no' if layers is None else ' '.join(map(str, layers))}"
             raise RecipeError(
-                f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave out "
-                "--keep_prefix."
+                f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave "
+                "it out."
             )
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError(

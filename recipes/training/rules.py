@@ -1,11 +1,12 @@
 """The rules of the recipes' flags, which are checked before anything is loaded or written."""
 
+import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from training.errors import RecipeError
 
@@ -78,6 +79,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "n_best": (_COUNT, "The default is 20"),
     "max_answer_length": (_COUNT, "The default is 30"),
     # What is trained
+    "r": (_COUNT, "The papers use 2 to 256"),
     "init_adapter": (_SOURCE, "Correct the path"),
     "evaluate": (_SOURCE, "Correct the path"),
     "keep_prefix_gb": (_POSITIVE, "Leave out --keep_prefix to keep nothing"),
@@ -164,6 +166,31 @@ NOT_FLAGS = {
 }
 
 
+class OneLineErrors(argparse.ArgumentParser):
+    """ArgumentParser with errors of one line, without the list of all flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())} (--help lists all flags)\n")
+
+
+def number_of(name: str, kind: type) -> Callable[[str], str]:
+    """Return a type for argparse: the text of a number, as it was given, that the flag `name` takes.
+
+    Args:
+        name: The flag, without the dashes, with its rule in RULES.
+        kind: int or float.
+    """
+
+    def check(text: str) -> str:
+        try:
+            check_value(name, kind(text))
+        except ValueError as error:
+            raise RecipeError(f"--{name} must be {RULES[name][0][1]}, got {text!r}. {RULES[name][1]}.") from error
+        return text
+
+    return check
+
+
 def check_flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Check every value of a command line by its rule, and those that must fit each other.
 
@@ -179,7 +206,7 @@ def check_flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
             several = value if isinstance(value, list) else [value]
             for one in several:
                 check_value(name, one)
-            _check_unique(name, several)
+            check_unique(name, several)
     _check_combinations(values)
 
 
@@ -195,10 +222,19 @@ def check_value(name: str, value: Any) -> None:
         raise RecipeError(f"--{name} must be {rule}, got {shown}. {remedy}.")
 
 
-def _check_unique(name: str, values: list[Any]) -> None:
+def check_unique(name: str, values: Sequence[Any]) -> None:
+    """Raise RecipeError if a flag has a value twice, also in another way to write a number."""
+    values = [_as_number(value) for value in values]
     repeated = next((value for number, value in enumerate(values) if value in values[:number]), None)
     if repeated is not None:
         raise RecipeError(f"--{name} must name each value once, got {repeated} more than once. Leave out one of them.")
+
+
+def _as_number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _check_combinations(values: Mapping[str, Any]) -> None:

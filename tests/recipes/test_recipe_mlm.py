@@ -243,7 +243,7 @@ class TestSplit:
 
     def test_draw(self):
         data = Dataset.from_dict({"row": range(20)})
-        assert sample(data, None, 0) is data
-        rows = sample(data, 5, 0)["row"]
-        assert rows == sorted(rows) == sample(data, 5, 0)["row"] != sample(data, 5, 1)["row"]
+        assert sample(data, None) is data
+        rows = sample(data, 5)["row"]
+        assert rows == sorted(rows) == sample(data, 5)["row"] != list(range(5))
         assert len(np.unique(rows)) == 5
