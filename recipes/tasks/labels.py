@@ -196,6 +196,8 @@ def _of_column(data: Dataset, column: str) -> list[Hashable]:
     declared = _declared(data, column)
 
     def text(value: Any) -> str:
+        if isinstance(value, (dict, list)):
+            raise RecipeError(f"The labels in {column!r} must be texts or numbers, got {value}. Name another column.")
         if declared:
             if value is None or value < 0:
                 return ""

@@ -223,8 +223,6 @@ def read_file(path: Path) -> Dataset:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, or rename it.")
     try:
         table = READERS[path.suffix](path)
-        if isinstance(table, pa.Table):
-            _check_header(table.column_names, ",")
         if not len(table):
             raise ValueError("it has no rows; give a file with examples")
         return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)

@@ -58,7 +58,8 @@ NONSENSE = [
 BLANK = ("output_dir", "model_name", "metric_for_best_model", "resume_from_checkpoint", "init_adapter", "activation")
 # Command lines of single scripts.
 OWN = [
-    ("glue", "--task mrcp"), ("glue", "--task"), ("glue", "--data_dir {glue}"), ("glue", "--task mnli --data_dir {glue}"),
+    ("glue", "--task mrcp"), ("glue", "--task"), ("glue", "--data_dir {glue}"),
+    ("glue", "--task mnli --data_dir {glue}"),
     ("glue", "--task cola --data_dir absent"), ("glue", "--task cola --data_dir {csv}"), ("glue", "--predict"),
     ("glue", "--task cola --metric_for_best_model f1"), ("glue", "--task cola --metric_for_best_model runtime"),
     ("glue", "--method adapters"), ("glue", "--method top_k"), ("glue", "--top_k 2"),
@@ -70,7 +71,8 @@ OWN = [
     ("glue", "--task stsb --data_dir {glue} --label_smoothing_factor 0.1"), ("glue", "--evaluate ./absent"),
     ("glue", "--evaluate {glue} --max_train_samples 5"), ("glue", "--evaluate {glue} --overwrite_output_dir"),
     ("glue", "--evaluate {glue} --push_to_hub"), ("glue", "--evaluate {glue} --max_length -3"),
-    ("glue", "--evaluate {glue} --per_device_eval_batch_size 0"), ("glue", "--evaluate {glue} --metric_for_best_model f"),
+    ("glue", "--evaluate {glue} --per_device_eval_batch_size 0"),
+    ("glue", "--evaluate {glue} --metric_for_best_model f"),
     ("glue", "--evaluate {glue} --task mrcp"), ("glue", "--preset uva2019 --gradient_accumulation_steps 5"),
     ("text_classification", ""), ("text_classification", "--data absent.csv"),
     ("text_classification", "--data ./absent"), ("text_classification", "--data {csv} --text_columns a b c"),
@@ -226,10 +228,12 @@ def is_accepted(flag: str, value: object) -> bool:
     try:
         parse_arguments([f"--{flag}={value}"])
     except RecipeError as error:
-        assert f"--{flag}" in str(error)
-        assert "\n" not in str(error)
-        return False
-    return True
+        message = str(error)
+    else:
+        return True
+    assert f"--{flag}" in message
+    assert "\n" not in message
+    return False
 
 
 @settings(max_examples=60, deadline=None)
