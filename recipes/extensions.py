@@ -32,8 +32,10 @@ NO_CHECKPOINTS = ("--save_strategy", "no", "--load_best_model_at_end", "false")
 def main() -> None:
     """Read the command line, execute missing runs, write the numbers and the figure."""
     parser = GridParser("runs/extensions", __doc__, {"seed": [0]})
-    parser.add_values("variant", VARIANTS, help="Variants.")
+    parser.add_values("variant", VARIANTS, help="Variants.", choices=VARIANTS)
     arguments, flags = parser.parse()
+    if PAPER not in arguments.variant:
+        raise RecipeError(f"Variants are compared with --variant {PAPER}, got {' '.join(arguments.variant)}. Add it.")
     axes = {"variant": arguments.variant, "seed": arguments.seed}
     recipe = RECIPES / "variants.py"
     runs = make_grids(arguments.output_dir, arguments.task, [axes], [*flags, *NO_CHECKPOINTS], recipe)

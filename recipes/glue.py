@@ -25,11 +25,11 @@ from study import reports as glue_reports
 from study.presets import GlueArguments, parse_arguments
 from tasks import demo
 from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_splits, load_test_sets
-from training.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
+from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
 from training.methods import MethodArguments, apply_method, keep_prefix
-from training.model import describe_head, load_classifier, load_saved, record_preprocessing
+from training.model import describe_head, load_classifier, load_saved, record_preprocessing, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -39,8 +39,6 @@ def main() -> None:
     """Read the command line and run the tasks, one after the other."""
     arguments, method, adapter, training = parse_arguments()
     tasks = find_tasks(arguments.task)
-    method.check(training.push_to_hub)
-    adapter.config()  # checks the options before anything is loaded
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
     if len(tasks) > 1 and "{task}" not in (training.hub_model_id or "{task}"):
@@ -53,7 +51,7 @@ def main() -> None:
         own = copy.copy(training)
         own.output_dir = folder.replace("{task}", task.name)
         own.hub_model_id = training.hub_model_id and training.hub_model_id.replace("{task}", task.name)
-        own.choose_by(task.main_score)
+        own.choose_by(task.scores)
         if arguments.evaluate is not None:
             scores[task.name] = evaluate(task, arguments.evaluate, arguments, method, own)
         else:
@@ -84,7 +82,7 @@ def train(
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = load_splits(task, arguments.data_dir)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
     head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
     config = adapter.config(task_type="SEQ_CLS", **head)
@@ -124,8 +122,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
     saved = saved.replace("{task}", task.name)
-    base = None if arguments.model_name == BERT else arguments.model_name  # an adapter names its base model
-    model, tokenizer = load_saved(saved, task.labels, base, method.base_dtype)
+    # An adapter names its base model, and how long its texts were, unless the command line does.
+    model, tokenizer = load_saved(saved, task.labels, arguments.model_name, method.base_dtype)
+    arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
     splits = tokenized(load_splits(task, arguments.data_dir, evaluated_only=True), task, tokenizer, arguments)
     trainer = make_trainer(task, model, tokenizer, splits, training)
     scores = without_times(trainer.evaluate())

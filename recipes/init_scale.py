@@ -25,6 +25,7 @@ from study.papers import proper_name
 from study.results import Results, best_cell, mean_and_error, score_percent
 from sweeping.runs import CHOSEN
 from training.errors import RecipeError, end_with_one_line
+from training.rules import number_of
 
 
 PAPER_R, PAPER_STD = "64", "1e-2"  # the size of the runs that vary the standard deviation, and the other way round
@@ -35,13 +36,16 @@ DEMO_STDS = ("1e-7", "1e-4", "1e-2", "1e-1", "1")
 def main() -> None:
     """Read the command line, execute missing runs, write the numbers and the figure."""
     parser = GridParser("runs/init_scale", __doc__, {"init_std": DEMO_STDS, "seed": [0]})
-    parser.add_values("init_std", STDS, help="Standard deviations.")
-    parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.")
-    parser.add_argument("--learning_rate", nargs="+", help="Learning rates; default: the recipe's.")
+    parser.add_values("init_std", STDS, help="Standard deviations.", kind=float)
+    parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.", kind=int)
+    rates = {"nargs": "+", "type": number_of("learning_rate", float)}
+    parser.add_argument("--learning_rate", **rates, help="Learning rates; default: the recipe's.")
     parser.add_argument(
         "--score", choices=("accuracy", "main"), default="accuracy", help="What is shown, as in the paper or in GLUE."
     )
     arguments, flags = parser.parse()
+    if arguments.score == "accuracy" and "stsb" in arguments.task:
+        raise RecipeError("--score accuracy needs tasks with classes, and stsb has scores: give --score main.")
     if not arguments.draw_only:
         others = [r for r in arguments.r if r != PAPER_R]
         same = {"seed": arguments.seed}

@@ -17,15 +17,15 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, set_seed
 
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.data import (
     check_columns,
     describe_data,
     find_text_columns,
-    leave_out_empty,
     load_splits,
+    rows_with_text,
     sample,
     tokenize,
     with_validation,
@@ -44,8 +44,10 @@ def main() -> None:
     groups = (TextArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
     config = adapter.config()
+    if training.label_smoothing_factor:
+        raise RecipeError("--label_smoothing_factor has no effect on masked words. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "mlm")
-    training.choose_by("loss")
+    training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, adapter)
@@ -54,8 +56,9 @@ def main() -> None:
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
-        splits = with_validation(load_splits(arguments.data, arguments.data_config))
-    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
+        splits = load_splits(arguments.data, arguments.data_config)
+    splits = with_validation({name: texts(split, name, arguments) for name, split in splits.items()})
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name)
     if tokenizer.mask_token is None:
         raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
@@ -67,7 +70,12 @@ def main() -> None:
         print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
         print(describe(head))
 
-    data = {name: tokens(splits[name], name, tokenizer, arguments) for name in ("train", "validation")}
+    data = {
+        name: tokenize(
+            splits[name], tokenizer, (columns := splits[name].column_names), arguments.max_length
+        ).remove_columns(columns)
+        for name in ("train", "validation")
+    }
     trainer = MlmTrainer(
         head,
         model=model,
@@ -115,12 +123,11 @@ def describe(head: dict[str, nn.Parameter]) -> str:
     )
 
 
-def tokens(data: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, arguments: TextArguments) -> Dataset:
-    """Return the tokens of the texts, with pairs as one text, and nothing else."""
-    text_columns = find_text_columns(data, arguments.text_columns)
-    check_columns(data, name, text_columns, label_columns=())
-    texts = leave_out_empty(data, name, text_columns).select_columns(list(text_columns))
-    return tokenize(texts, tokenizer, text_columns, arguments.max_length).remove_columns(list(text_columns))
+def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
+    """Return the rows of a split that hold text, and only the columns of the texts."""
+    columns = find_text_columns(data, arguments.text_columns)
+    check_columns(data, name, columns, label_columns=())
+    return data.select(rows_with_text(data, name, columns)).select_columns(list(columns))
 
 
 class MlmTrainer(RecipeTrainer):

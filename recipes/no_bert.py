@@ -106,7 +106,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     for name, split in splits.items():
         check_columns(split, name, text_columns, labels.columns)
     splits = with_validation(splits, label_texts(splits["train"], labels.columns))
-    splits["train"] = sample(splits["train"], arguments.max_train_samples, seed=0)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
     texts = {
         name: ["\n".join(parts) for parts in zip(*(split[column] for column in text_columns), strict=True)]
         for name, split in splits.items()

@@ -51,6 +51,12 @@ def main() -> None:
     missing = [name for name in tasks if not Path(arguments.data, name).is_dir()]
     if missing:
         raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks that are there with --tasks.")
+    untested = [name for name in tasks if not any(Path(arguments.data, name).glob("test.*"))]
+    if untested:
+        raise RecipeError(
+            f"{arguments.data}/{untested[0]} must have a test split with labels: the papers report test accuracy. Add "
+            "test.csv."
+        )
 
     rows = []
     for name in tasks:

@@ -75,7 +75,7 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: RobustnessA
         raise RecipeError(
             f"The attack needs a classification of single texts, such as cola or sst2; got {run.task.name}."
         )
-    data = sample(run.validation, arguments.max_eval_samples, seed=0)
+    data = sample(run.validation, arguments.max_eval_samples)
     texts, labels = data[run.task.text_columns[0]], np.asarray(data["label"])
     probabilities = predictor(run, arguments.batch_size)
     right = probabilities(texts).argmax(-1) == labels

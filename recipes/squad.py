@@ -18,7 +18,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, set_seed
 from transformers.hf_argparser import HfArg
 
-from tasks.squad import Windows, check_questions, squad_scores
+from tasks.squad import ANSWERED, QUESTION_TOKENS, SCORES, Windows, check_questions, squad_scores
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, load_splits, sample
 from training.errors import RecipeError, end_with_one_line
@@ -49,8 +49,15 @@ def main() -> None:
     groups = (SquadArguments, AdapterArguments, RecipeTrainingArguments)
     arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]").parse()
     config = adapter.config(task_type="QUESTION_ANS")
+    if training.label_smoothing_factor:
+        raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
+    least = arguments.stride + QUESTION_TOKENS + 4  # BERT's special tokens, and one of context
+    if arguments.max_length < least:
+        raise RecipeError(
+            f"--max_length must be at least {least}, for --stride {arguments.stride}, a question of {QUESTION_TOKENS} "
+            f"tokens, special tokens and one of context, got {arguments.max_length}. Raise it, or lower --stride."
+        )
     training.output_dir = training.output_dir.replace("{task}", "squad")
-    training.choose_by("f1")
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, adapter)
     if run.results is not None:
@@ -65,21 +72,24 @@ def main() -> None:
         )
     for name in ("train", "validation"):
         check_questions(splits[name], name)
-    questions = sample(splits["validation"], arguments.max_eval_samples, 0)
+    may_be_none = not all(answers["text"] for answers in splits["validation"]["answers"])
+    training.choose_by([*SCORES, *(f"{kind}_{score}" for kind in ANSWERED if may_be_none for score in SCORES)])
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
+    splits["validation"] = questions = sample(splits["validation"], arguments.max_eval_samples)
     model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
     tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
     model = add_adapter(model, config, adapter.init_adapter)
-    may_be_none = not all(answers["text"] for answers in splits["validation"]["answers"])
-    record_preprocessing(model, arguments.max_length, arguments.null_threshold if may_be_none else None)
+    null_threshold = arguments.null_threshold if may_be_none else None
+    record_preprocessing(model, arguments.max_length, null_threshold)
     windows = Windows(
         tokenizer,
         arguments.max_length,
         arguments.stride,
         arguments.n_best,
         arguments.max_answer_length,
-        arguments.null_threshold,
+        null_threshold,
     )
-    train = windows.training(sample(splits["train"], arguments.max_train_samples, training.seed))
+    train = windows.training(splits["train"])
     trainer = SquadTrainer(
         windows,
         questions,
@@ -97,7 +107,7 @@ def main() -> None:
     answers = trainer.answers()
     if training.should_save:
         Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
-    dataset = describe_data("SQuAD", arguments.data, arguments.data_config, {**splits, "validation": questions})
+    dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
     run.finish(trainer, task="squad", model=arguments.model_name, dataset=dataset)
     push(training.output_dir)
 

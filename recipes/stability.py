@@ -40,6 +40,7 @@ from tasks.minimal_pairs import minimal_pairs
 from training.arguments import AdapterArguments, EncoderArguments
 from training.errors import end_with_one_line
 from training.model import MINILM
+from training.rules import number_of
 
 
 RECIPE = RECIPES / "gradient_norms.py"  # glue.py with recorded gradients
@@ -52,11 +53,11 @@ def main() -> None:
     """Read the command line, execute missing runs, write the numbers and the figures."""
     parser = GridParser("runs/stability", __doc__, {"seed": range(3)})
     parser.set_defaults(seed=[str(seed) for seed in range(10)])
-    for flag, method in (("--learning_rate", "houlsby"), ("--full_learning_rate", "full")):
-        parser.add_argument(flag, nargs="+", help=f"For {method}; default: a preset's, or {RATES[method]}.")
-    parser.add_argument(
-        "--pretraining_steps", nargs="*", type=int, default=[], help="Numbers of steps on the task's own text."
-    )
+    for name, method in (("learning_rate", "houlsby"), ("full_learning_rate", "full")):
+        text = f"For {method}; default: a preset's, or {RATES[method]}."
+        parser.add_argument(f"--{name}", nargs="+", type=number_of(name, float), help=text)
+    text = "Numbers of steps on the task's own text."
+    parser.add_argument("--pretraining_steps", nargs="*", type=pretraining_steps, default=[], help=text)
     parser.add_argument("--data_dir", help="Folder with a folder of files per task; default: the Hub.")
     parser.add_argument("--model_name", help=f"The encoder, as in glue.py; default: a preset's, or {MINILM}.")
     arguments, flags = parser.parse()
@@ -73,6 +74,11 @@ def main() -> None:
         norms = {name: found for name in (FULL, ADAPTERS) if (found := read_norms(starts.get(name, ())))}
         if norms:
             save(draw_norms(norms, task), arguments.output_dir / f"gradient_norms_{task}")
+
+
+def pretraining_steps(text: str) -> int:
+    """Return a value of --pretraining_steps."""
+    return int(number_of("pretraining_steps", int)(text))
 
 
 def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[PlannedRun]:

@@ -61,7 +61,6 @@ class Learned:
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
     arguments, adapter, training = parse_arguments()
-    adapter.config()  # checks the options before anything is loaded
     tasks = named_tasks(arguments, training)
     set_seed(training.seed)
 
@@ -76,7 +75,7 @@ def main() -> None:
         record_preprocessing(model, arguments.max_length)
         task = task.tokenized(tokenizer, arguments.max_length)
         own = runs[name]
-        own.choose_by(task.main_score)
+        own.choose_by(task.scores)
         trainer = task.trainer(model, tokenizer, own)
         trainer.train()
         learned[name] = Learned(task, trainer, trainer.predict(task.splits["validation"]).predictions)

@@ -18,7 +18,7 @@ from tasks.tagging import find_tags, tokenize_words
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, load_splits, sample, with_validation
 from training.errors import end_with_one_line
-from training.model import add_adapter, load_model
+from training.model import add_adapter, load_model, record_preprocessing
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -38,7 +38,6 @@ def main() -> None:
     groups = (TaggingArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
     arguments, adapter, training = parser.parse()
-    adapter.config()  # checks the options before anything is loaded
     training.output_dir = training.output_dir.replace("{task}", "tagging")
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, adapter)
@@ -49,10 +48,9 @@ def main() -> None:
     with training.main_process_first():
         splits = load_splits(arguments.data, arguments.data_config)
     tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
-    splits = with_validation(splits)
-    training.choose_by(tags.main_score)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
-    sentences = {name: tags.read(split, name) for name, split in splits.items()}
+    training.choose_by(tags.scores)
+    splits = with_validation({name: tags.read(split, name) for name, split in splits.items()})
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
     id2label = dict(enumerate(tags.names))
     model, tokenizer, _ = load_model(
         AutoModelForTokenClassification,
@@ -61,9 +59,13 @@ def main() -> None:
         label2id={tag: number for number, tag in id2label.items()},
     )
     model = add_adapter(model, adapter.config(task_type="TOKEN_CLS", id2label=id2label), adapter.init_adapter)
+    record_preprocessing(model, arguments.max_length)
     if training.should_log:
-        print(f"{len(sentences['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
-    data = {name: tokenize_words(split, tokenizer, arguments.max_length) for name, split in sentences.items()}
+        print(f"{len(splits['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
+    data = {
+        name: tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, arguments.max_length)
+        for name, split in splits.items()
+    }
 
     def score(evaluation: EvalPrediction) -> dict[str, float]:
         return tags.score(evaluation.predictions, evaluation.label_ids)

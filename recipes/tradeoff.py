@@ -22,13 +22,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from analysis.grid import GLUE, Axes, GridParser, finished, make_grids, run_missing
+from analysis.grid import GLUE, OF_GLUE, Axes, GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
 from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
 from study.results import Row, arrange, columns, mean_and_error
 from sweeping.runs import CHOSEN
-from training.errors import end_with_one_line
+from training.errors import RecipeError, end_with_one_line
 
 
 FULL = "full fine-tuning"
@@ -48,12 +48,21 @@ def main() -> None:
     """Read the command line, execute missing runs, write the numbers and the figure."""
     parser = GridParser("runs/tradeoff", __doc__, {"r": SIZES[::3], "top_k": [1, 3], "seed": [0]})
     parser.add_argument("--recipe", type=Path, default=GLUE, help="The recipe's script.")
-    parser.add_values("method", ["houlsby", "top_k", "layer_norm", "lora", "full"], help="Methods of the recipe.")
-    parser.add_values("r", SIZES, help="Adapter sizes.")
-    parser.add_values("top_k", [1, 3, 6], help="Numbers of top layers that are fine-tuned.")
-    parser.add_values("learning_rate", [1e-3], help="For adapters, LoRA and norms.")
-    parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning and top layers.")
+    parser.add_values(
+        "method", ["houlsby", "top_k", "layer_norm", "lora", "full"], help="Methods of the recipe.", choices=NAMES
+    )
+    parser.add_values("r", SIZES, help="Adapter sizes.", kind=int)
+    parser.add_values("top_k", [1, 3, 6], help="Numbers of top layers that are fine-tuned.", kind=int)
+    parser.add_values("learning_rate", [1e-3], help="For adapters, LoRA and norms.", kind=float)
+    parser.add_values("full_learning_rate", [1e-4], help="For full fine-tuning and top layers.", kind=float)
     arguments, flags = parser.parse()
+    if not arguments.recipe.is_file():
+        raise RecipeError(f"--recipe must be a recipe's script, got {arguments.recipe}. Correct the path.")
+    if arguments.recipe.name not in OF_GLUE and arguments.method != ["houlsby"]:
+        raise RecipeError(
+            f"{arguments.recipe.name} trains only adapters, got --method {' '.join(arguments.method)}. Give --method "
+            "houlsby."
+        )
     if not arguments.draw_only:
         runs = make_grids(arguments.output_dir, arguments.task, grids(arguments), flags, arguments.recipe.resolve())
         run_missing(runs, arguments)

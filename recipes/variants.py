@@ -7,18 +7,18 @@ analysis/variants.py: their adapters are saved but cannot be loaded, so give --s
 --load_best_model_at_end false. The score in results.json is the best epoch's nevertheless.
 """
 
-import argparse
 import runpy
 import sys
 from pathlib import Path
 
 from analysis.variants import VARIANTS, with_variant
 from training import methods
+from training.rules import OneLineErrors
 
 
 def main() -> None:
     """Take --variant from the command line, and run glue.py with the rest."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = OneLineErrors(add_help=False, allow_abbrev=False)
     parser.add_argument("--variant", choices=VARIANTS, required=True)
     arguments, flags = parser.parse_known_args()
     sys.argv = [sys.argv[0], *flags]

@@ -67,7 +67,8 @@ class Predictor:
     def predict(self, inputs: Input | Sequence[Input], batch_size: int = 32) -> list[Any]:
         """Predict for one input or several.
 
-        Texts are cut to the length that the adapter was trained with, and to what the model can read.
+        Texts are cut to the length that the adapter was trained with, and to what the model can read. For token
+        classification they are read in parts of that length, so that every word gets a tag.
 
         Args:
             inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
@@ -117,6 +118,11 @@ class Predictor:
                     return QuestionAnswering(self._view(), self.tokenizer, **options)
                 case "token-classification":
                     options.setdefault("aggregation_strategy", "simple")
+                    length = cut_arguments(self.tokenizer, self.model.config, self.config).get("max_length")
+                    if length and self.tokenizer.is_fast and options["aggregation_strategy"] != "none":
+                        parts["tokenizer"] = copy.deepcopy(self.tokenizer)
+                        parts["tokenizer"].model_max_length = length
+                        options.setdefault("stride", 0)
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
                 case "text-classification":
                     return transformers.pipeline(self.task.pipeline, **parts, **options)

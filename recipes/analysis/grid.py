@@ -1,25 +1,30 @@
 """The runs behind a figure: grids of a recipe's flags, and the execution of those runs that are missing."""
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from study.papers import GLUE_TASKS
+from study.presets import parse_arguments
 from study.results import Results, collect
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import PlannedRun, make_runs
 from sweeping.search import Sweep
-from tasks.glue import MINIMAL_PAIRS
+from tasks.glue import ALL, MINIMAL_PAIRS
 from training.errors import RecipeError
+from training.rules import OneLineErrors, check_unique, check_value, number_of
 
 
 RECIPES = Path(__file__).parents[1]
 GLUE = RECIPES / "glue.py"
+OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")  # the recipes with the flags of glue.py
 Axes = Mapping[str, Sequence[str]]
 
 
-class GridParser(argparse.ArgumentParser):
+class GridParser(OneLineErrors):
     """The flags that all grids have. Flags that it does not know are passed to each run of the recipe.
 
     Args:
@@ -38,18 +43,33 @@ class GridParser(argparse.ArgumentParser):
         self._demo = {name: _strings(values) for name, values in demo.items()}
         self.add_argument("--output_dir", default=output_dir, type=Path, help="Folder of the runs and the figure.")
         self.add_argument("--task", nargs="+", default=[MINIMAL_PAIRS], help="Tasks of the recipe.")
-        self.add_values("seed", [0, 1, 2], help="Seeds.")
+        self.add_values("seed", [0, 1, 2], help="Seeds.", kind=int)
         self.add_argument("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
         self.add_argument("--draw_only", action="store_true", help="Draw the runs that exist, and run nothing.")
         self.add_argument("--dry_run", action="store_true", help="Print the commands that are left, and run nothing.")
 
-    def add_values(self, name: str, default: Iterable[object], help: str) -> None:
-        """Add a flag with one or more values."""
-        self.add_argument(f"--{name}", nargs="+", default=_strings(default), help=help)
+    def add_values(
+        self, name: str, default: Iterable[object], help: str, kind: type = str, choices: Iterable[str] | None = None
+    ) -> None:
+        """Add a flag with one or more values; those of a numeric kind have a rule in RULES."""
+        check = str if kind is str else number_of(name, kind)
+        self.add_argument(f"--{name}", nargs="+", default=_strings(default), help=help, type=check, choices=choices)
 
     def parse(self) -> tuple[argparse.Namespace, list[str]]:
-        """Return the grid's flags and the recipe's. The run without data has its own defaults."""
+        """Return the grid's flags and the recipe's. The run without data has its own defaults.
+
+        Raises:
+            RecipeError: If a value breaks its rule.
+        """
         arguments, flags = self.parse_known_args()
+        if arguments.task == [ALL]:
+            arguments.task = list(GLUE_TASKS)
+        for name, value in vars(arguments).items():
+            if isinstance(value, list):
+                check_unique(name, value)
+        check_value("output_dir", str(arguments.output_dir))
+        if arguments.jobs is not None:
+            check_value("jobs", arguments.jobs)
         if arguments.task == [MINIMAL_PAIRS]:
             self.set_defaults(**self._demo)
             arguments, flags = self.parse_known_args()
@@ -66,10 +86,19 @@ def _strings(values: Iterable[object]) -> list[str]:
 def make_grids(
     folder: Path, tasks: Sequence[str], grids: Iterable[Axes], flags: Sequence[str], recipe: Path = GLUE
 ) -> list[PlannedRun]:
-    """Return the runs of several grids, each of which varies its own flags besides the task."""
+    """Return the runs of several grids, each of which varies its own flags besides the task.
+
+    Raises:
+        RecipeError: If a flag of glue.py breaks its rule.
+    """
     # A recipe for a single task is named after it, and has no flag for it.
     by_task = {} if list(tasks) == [recipe.stem] else {"task": tasks}
-    return [run for axes in grids for run in make_runs(folder, recipe, {**by_task, **axes}, flags)]
+    runs = [run for axes in grids for run in make_runs(folder, recipe, {**by_task, **axes}, flags)]
+    if recipe.name in OF_GLUE:
+        # A wrong flag must not be found by each of many runs.
+        for point in {json.dumps({**run.point, "seed": "0"}): run.point for run in runs}.values():
+            parse_arguments([*(w for axis in point if axis != "variant" for w in (f"--{axis}", point[axis])), *flags])
+    return runs
 
 
 def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> None:

@@ -42,7 +42,7 @@ class FinishedRun:
     def batches(self, size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the validation examples, or a random sample of `limit`, in padded batches with "labels" on the model's
         device, short examples first."""
-        chosen = sample(self.validation, limit, seed=0)
+        chosen = sample(self.validation, limit)
         wanted = {*self.tokenizer.model_input_names, "label"}
         data = chosen.select(np.argsort(chosen["length"], kind="stable"))
         data = data.select_columns([name for name in data.column_names if name in wanted])

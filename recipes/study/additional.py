@@ -64,7 +64,8 @@ def describe(name: str, runs: Sequence[Results]) -> tuple[str, float, str]:
 def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
     """Return a Markdown table of our accuracies beside the papers', from rows of (task, ours, difference of the data).
 
-    The last row has the mean of each column in which all of these tasks have a number.
+    The last row has the mean of each column in which all of these tasks have a number. Tasks that are one task in the
+    papers count once, with the mean of their accuracies.
     """
     lines = [
         "| task | no BERT | fine-tuned | top n | adapters | fine-tuned (2020) | not shared (2020) | this run | data |",
@@ -73,7 +74,11 @@ def format_table(rows: Iterable[tuple[str, float, str]]) -> str:
     columns = [(*PAPER[name].houlsby, *PAPER[name].mohebbi, ours) for name, ours, _ in rows]
     for (name, _, data), scores in zip(rows, columns, strict=True):
         lines.append(_line(name, scores, data))
-    means = [mean(column) if None not in column else None for column in zip(*columns, strict=True)]
+    of_task: dict[PaperTask, list[tuple[float | None, ...]]] = {}
+    for (name, _, _), scores in zip(rows, columns, strict=True):
+        of_task.setdefault(PAPER[name], []).append(scores)
+    once = [(*same[0][:-1], mean(scores[-1] for scores in same)) for same in of_task.values()]
+    means = [mean(column) if None not in column else None for column in zip(*once, strict=True)]
     return "\n".join([*lines, _line("mean", means, ""), ""])
 
 

@@ -12,14 +12,16 @@ han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library.
 alone and the head alone, which use those of the adapters.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from transformers.hf_argparser import HfArg
 
 from tasks import demo
-from tasks.glue import MINIMAL_PAIRS
+from tasks.glue import MINIMAL_PAIRS, find_tasks
 from training.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError
 from training.methods import MethodArguments
@@ -98,18 +100,74 @@ class GlueArguments(EncoderArguments):
     predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
 
 
-def parse_arguments() -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
-    """Parse the command line. A preset and the run without data have their own defaults, which flags override."""
+def parse_arguments(
+    args: Sequence[str] | None = None,
+) -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+    """Parse the command line, or `args`, and check what does not depend on the data.
+
+    A preset and the run without data have their own defaults, which flags override. With --evaluate, the encoder and
+    the length of texts are None unless they are given: then they are those of the saved adapter.
+
+    Raises:
+        RecipeError: If a value breaks its rule, or does not fit another one.
+    """
     groups = (GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
-    arguments, method, adapter, training = parsed = parser.parse()
+    arguments, method, adapter, training = parser.parse(args)
+    tasks = find_tasks(arguments.task)
     if arguments.preset is not None:
         parser.set_defaults(**preset(arguments.preset, method.method, adapter.share_layers))
-        return _with_batch(parser, training)
-    if arguments.task == MINIMAL_PAIRS:
+        parser.set_defaults(**_batch(training))
+    elif arguments.task == MINIMAL_PAIRS:
         parser.set_defaults(**demo.DEFAULTS)
-        return parser.parse()
+    if arguments.evaluate is not None:
+        parser.set_defaults(model_name=None, max_length=None)
+    parsed = arguments, method, adapter, training = parser.parse(args)
+    if training.per_device_train_batch_size is None:
+        raise RecipeError(
+            f"--preset has a batch of {BATCH}, which cannot be split evenly over {_devices(training)} devices times "
+            f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
+            "--per_device_train_batch_size for another batch."
+        )
+    method.check(training.push_to_hub, adapter.layers)
+    if arguments.evaluate is not None:
+        _check_evaluation(arguments, adapter, training)
+    _check_data(arguments, [task.name for task in tasks])
+    for task in tasks:
+        copy.copy(training).choose_by(task.scores)
+        if len(task.labels) == 1 and training.label_smoothing_factor:
+            raise RecipeError(f"--label_smoothing_factor is for classes, {task.name} has scores. Leave it out.")
     return parsed
+
+
+def _check_data(arguments: GlueArguments, tasks: Sequence[str]) -> None:
+    """Raise RecipeError if the data of a task cannot be there."""
+    if MINIMAL_PAIRS in tasks and arguments.predict:
+        raise RecipeError(f"--predict needs a task of GLUE, whose test split has no labels; got {MINIMAL_PAIRS}.")
+    if arguments.data_dir is None:
+        return
+    if MINIMAL_PAIRS in tasks:
+        raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: also give --task.")
+    folder = Path(arguments.data_dir).expanduser()
+    missing = [task for task in tasks if not (folder / task).is_dir()]
+    if missing:
+        raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
+
+
+def _check_evaluation(
+    arguments: GlueArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
+) -> None:
+    """Raise RecipeError if --evaluate, which trains nothing, comes with a flag about training."""
+    wrong = {
+        "--max_train_samples": arguments.max_train_samples,
+        "--init_adapter": adapter.init_adapter,
+        "--push_to_hub": training.push_to_hub,
+        "--resume_from_checkpoint": training.resume_from_checkpoint,
+        "--overwrite_output_dir": training.overwrite_output_dir,
+    }
+    given = next((flag for flag, value in wrong.items() if value), None)
+    if given is not None:
+        raise RecipeError(f"--evaluate trains nothing, got {given} as well. Leave out one of them.")
 
 
 def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArguments]:
@@ -126,20 +184,12 @@ def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArgume
     return parse()
 
 
-def _with_batch(parser: RecipeParser, training: RecipeTrainingArguments) -> tuple[Any, ...]:
-    """Parse again, with the presets' batch split over all devices and accumulated steps.
+def _batch(training: RecipeTrainingArguments) -> dict[str, int | None]:
+    """Return the size on each device of the presets' batch, split over all devices and accumulated steps; None if it
+    cannot be split evenly."""
+    share, rest = divmod(BATCH, _devices(training) * training.gradient_accumulation_steps)
+    return {"per_device_train_batch_size": None if rest else share}
 
-    Raises:
-        RecipeError: If it cannot be split evenly, and no other batch is given.
-    """
-    devices = training.world_size * max(1, training.n_gpu)
-    share, rest = divmod(BATCH, devices * training.gradient_accumulation_steps)
-    parser.set_defaults(per_device_train_batch_size=0 if rest else share)  # 0: no size fits
-    parsed = parser.parse()
-    if rest and parsed[-1].per_device_train_batch_size == 0:
-        raise RecipeError(
-            f"--preset has a batch of {BATCH}, which cannot be split evenly over {devices} devices times "
-            f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
-            "--per_device_train_batch_size for another batch."
-        )
-    return parsed
+
+def _devices(training: RecipeTrainingArguments) -> int:
+    return training.world_size * max(1, training.n_gpu)

@@ -12,6 +12,7 @@ from typing import Any
 
 from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI
 from sweeping.runs import MEANT_FOR, choose
+from training.errors import RecipeError
 
 
 Results = dict[str, Any]
@@ -29,10 +30,27 @@ IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "sa
 
 def collect(folder: Path) -> list[Results]:
     """Return the results of all finished runs below the folder, and write them to its results.jsonl."""
-    results = [json.loads(path.read_text()) for path in sorted(folder.rglob("results.json"))]
+    results = [_read(path) for path in sorted(folder.rglob("results.json"))]
     part = folder / f"results.jsonl.{os.getpid()}"
     part.write_text("".join(json.dumps(one) + "\n" for one in results))
     part.replace(folder / "results.jsonl")
+    return results
+
+
+def _read(path: Path) -> Results:
+    """Read a run's results.json.
+
+    Raises:
+        RecipeError: If a recipe cannot have written it.
+    """
+    try:
+        results: Results = json.loads(path.read_text())
+        results["task"], results["best_score"], results["best_scores"], results["arguments"], results["seed"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RecipeError(
+            f"{path} must be a run's results, and is not ({type(error).__name__}: {error}). Delete it, and run its "
+            "command again."
+        ) from error
     return results
 
 

@@ -15,25 +15,40 @@ from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedMode
 from transformers.hf_argparser import HfArg
 
 from tasks.glue import SCORES
-from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels, label_texts
+from tasks.labels import (
+    MULTI,
+    REGRESSION,
+    SINGLE,
+    Labels,
+    check_repeated,
+    describe_balance,
+    find_labels,
+    has_labels,
+    label_texts,
+)  # fmt: skip
 from training.arguments import ClassifierArguments, RecipeTrainingArguments, TextArguments
 from training.data import (
     check_columns,
     describe_data,
     find_text_columns,
-    leave_out_empty,
     load_splits,
+    rows_with_text,
     sample,
     tokenize,
     with_validation,
 )
+from training.errors import RecipeError
 from training.model import add_adapter, describe_head, load_classifier, record_preprocessing
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer, check_finite
 
 
-# The score that chooses the best epoch.
-MAIN_SCORE = {SINGLE: "accuracy", MULTI: "macro_f1", REGRESSION: "spearmanr"}
+# The scores of an evaluation; the first chooses the best epoch.
+SCORES_OF = {
+    SINGLE: ("accuracy", "macro_f1", "loss"),
+    MULTI: ("macro_f1", "micro_f1", "accuracy", "loss"),
+    REGRESSION: ("spearmanr", "pearson", "loss"),
+}
 
 
 @dataclass(kw_only=True)
@@ -65,9 +80,9 @@ class ClassificationTask:
         return describe_head(self.labels.names, self.labels.problem_type)
 
     @property
-    def main_score(self) -> str:
-        """The score that chooses the best epoch."""
-        return MAIN_SCORE[self.labels.problem_type]
+    def scores(self) -> tuple[str, ...]:
+        """The scores of an evaluation; the first chooses the best epoch."""
+        return SCORES_OF[self.labels.problem_type]
 
     def tokenized(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> "ClassificationTask":
         """Return the task with the tokens of its texts."""
@@ -104,23 +119,35 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
     with training.main_process_first():
         splits = load_splits(arguments.data, arguments.data_config)
     text_columns = find_text_columns(splits["train"], arguments.text_columns)
-    labels = find_labels(splits["train"], arguments.label_columns, arguments.problem_type)
+    for name, split in splits.items():
+        check_columns(split, name, text_columns, arguments.label_columns or ())
+    # The messages about labels number the rows as they are in the user's file.
+    rows = {name: range(len(split)) for name, split in splits.items()}
+    rows["train"] = rows_with_text(splits["train"], "train", text_columns)
+    splits["train"] = splits["train"].select(rows["train"])
+    labels = find_labels(splits["train"], arguments.label_columns, arguments.problem_type, rows["train"])
+    clash = [column for column in labels.columns if column in text_columns]
+    if clash:
+        raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     for name, split in splits.items():
         check_columns(split, name, text_columns, labels.columns)
-    if "test" in splits and not any(label_texts(splits["test"], labels.columns)):
+    if "test" in splits and not has_labels(splits["test"], labels.columns):
         print("the test split has no labels and is left out")
         del splits["test"]
-    splits["train"] = leave_out_empty(splits["train"], "train", text_columns)
-    classes = None if labels.problem_type == REGRESSION else label_texts(splits["train"], labels.columns)
-    splits = with_validation(splits, classes)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples, training.seed)
+    texts = label_texts(splits["train"], labels.columns, "train", rows["train"])
+    encoded = {name: labels.encode(split, name, rows[name]) for name, split in splits.items()}
+    check_repeated(labels, texts)
+    if labels.problem_type == REGRESSION and training.label_smoothing_factor:
+        raise RecipeError("--label_smoothing_factor is for classes, not for a regression. Leave it out.")
+    # Other columns could have the names of the model's inputs.
+    splits = {name: split.select_columns([*text_columns, "label"]) for name, split in encoded.items()}
+    splits = with_validation(splits, None if labels.problem_type == REGRESSION else texts)
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
     name = Path(arguments.data).stem + (f"_{arguments.data_config}" if arguments.data_config else "")
     if training.should_log:
         print(f"{name}: {len(splits['train']):,} training examples; text: {', '.join(text_columns)}")
-        print(describe_balance(labels, splits["train"]))
-    return ClassificationTask(
-        name, {name: labels.encode(split, name) for name, split in splits.items()}, text_columns, labels
-    )
+        print(describe_balance(labels, splits["train"]["label"]))
+    return ClassificationTask(name, splits, text_columns, labels)
 
 
 def classification_scores(
@@ -150,10 +177,9 @@ def run_task(
     arguments: ClassificationArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
     """Load the data, train, push if asked to, and return the content of results.json."""
-    adapter.config()  # checks the options before anything is loaded
     task = load_task(arguments, training)
     training.output_dir = training.output_dir.replace("{task}", task.name)
-    training.choose_by(task.main_score)
+    training.choose_by(task.scores)
     push = plan_push(training, arguments.model_name)
     results = train(task, arguments, adapter, training)
     push(training.output_dir)

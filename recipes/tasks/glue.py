@@ -124,6 +124,15 @@ class GlueTask:
         score = TASK_SCORES[self.name][0]
         return score if len(self.validation_splits) == 1 else f"matched_{score}"
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores of an evaluation, by the Trainer's names for them; the first chooses the best epoch."""
+        names = (*TASK_SCORES[self.name], "loss")
+        if len(self.validation_splits) == 1:
+            return names
+        splits = (split.removeprefix("validation_") for split in self.validation_splits)
+        return tuple(f"{split}_{name}" for split in splits for name in names)
+
     def scorer(self) -> Callable[[EvalPrediction], dict[str, float]]:
         """Return the task's metric as the Trainer calls it: on logits or, for a regression, on scores."""
         metric = GlueMetric(self.name, keep_in_memory=True)

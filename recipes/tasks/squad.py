@@ -18,6 +18,8 @@ from training.trainer import check_finite
 
 COLUMNS = ("id", "question", "context", "answers")
 MAX_CHARACTERS = 1_000_000  # of a context; a longer one would give thousands of windows per question
+SCORES = ("f1", "exact_match")  # the first chooses the best epoch
+ANSWERED = ("has_answer", "no_answer")  # in version 2.0 there are scores of each kind of questions, too
 QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's own code
 
 
@@ -31,7 +33,8 @@ class Windows:
         stride: Number of tokens that consecutive windows share.
         n_best: Number of starts and of ends that are tried in each window, by their logits.
         max_answer_length: Maximum number of tokens of an answer.
-        null_threshold: Give no answer if "no answer" scores higher than the best answer by more than this.
+        null_threshold: Give no answer if "no answer" scores higher than the best answer by more than this; None:
+            always give an answer.
 
     Raises:
         RecipeError: If a window has no room besides the longest question and the tokens shared with the next window.
@@ -42,7 +45,7 @@ class Windows:
     stride: int
     n_best: int
     max_answer_length: int
-    null_threshold: float
+    null_threshold: float | None
 
     def __post_init__(self) -> None:
         least = self.stride + QUESTION_TOKENS + self.tokenizer.num_special_tokens_to_add(pair=True) + 1
@@ -100,15 +103,14 @@ class Windows:
     ) -> dict[str, str]:
         """Return the best answer to each question, by its id.
 
-        It is the span with the highest sum of start and end logit in any window. If `data` has questions without an
-        answer, "no answer" has the score of [CLS] in the window where that is lowest.
+        It is the span with the highest sum of start and end logit in any window. "No answer" has the score of [CLS] in
+        the window where that is lowest.
 
         Args:
             data: The questions.
             windows: Their windows, made by `evaluation`.
             start_logits, end_logits: (windows, tokens).
         """
-        may_be_none = not all(answers["text"] for answers in data["answers"])
         spans: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
         null = dict.fromkeys(data["id"], np.inf)
         for window, start, end in zip(windows, start_logits, end_logits, strict=True):
@@ -119,7 +121,7 @@ class Windows:
         texts = {}
         for name, context in zip(data["id"], data["context"], strict=True):
             score, begin, finish = max(spans[name], default=(-np.inf, 0, 0))
-            none = may_be_none and null[name] - score > self.null_threshold
+            none = self.null_threshold is not None and null[name] - score > self.null_threshold
             texts[name] = "" if none else context[begin:finish]
         return texts
 
@@ -143,25 +145,40 @@ def check_questions(data: Dataset, name: str) -> None:
     missing = [column for column in COLUMNS if column not in data.column_names]
     if missing:
         raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(data.column_names)}.")
+    seen: set[str] = set()
     for row, example in enumerate(data):
         texts = [example[column] for column in ("id", "question", "context")]
         answers = example["answers"]
-        if not all(isinstance(text, str) for text in texts) or not {"text", "answer_start"} <= set(answers or ()):
+        if not all(isinstance(text, str) for text in texts) or not _are_answers(answers):
             raise RecipeError(
-                f"{name}: row {row} must have texts as id, question and context, and answers with lists text and "
-                "answer_start (empty where there is no answer)."
+                f"{name}: row {row} must have texts as id, question and context, and answers with "
+                "lists text and answer_start of equal length (empty where there is no answer). Correct it."
             )
+        if example["id"] in seen:
+            raise RecipeError(
+                f"{name}: each question must have its own id, row {row} has {example['id']!r} again. Correct it."
+            )
+        seen.add(example["id"])
         if len(example["context"]) > MAX_CHARACTERS:
             raise RecipeError(
-                f"{name}: row {row} has a context of {len(example['context']):,} characters; it must have at most "
-                f"{MAX_CHARACTERS:,}. Give the part that contains the answer."
+                f"{name}: row {row} must have a context of at most {MAX_CHARACTERS:,} characters, "
+                f"got {len(example['context']):,}. Give the part that contains the answer."
             )
         for text, start in zip(answers["text"], answers["answer_start"], strict=True):
-            if example["context"][start : start + len(text)] != text:
+            if not 0 <= start <= len(example["context"]) or example["context"][start : start + len(text)] != text:
                 raise RecipeError(
-                    f"{name}: row {row} has the answer {text[:50]!r} at character {start}, where its context has "
-                    f"{example['context'][start : start + len(text)][:50]!r}. Correct answer_start."
+                    f"{name}: row {row} has the answer {text[:50]!r} at character {start}, where its "
+                    f"context has {example['context'][start : start + len(text)][:50]!r}. Correct answer_start."
                 )
+
+
+def _are_answers(answers: Any) -> bool:
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+        return False
+    texts, starts = answers["text"], answers["answer_start"]
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return False
+    return all(isinstance(text, str) and text for text in texts) and all(isinstance(start, int) for start in starts)
 
 
 def _expand(data: Dataset, rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> Dataset:

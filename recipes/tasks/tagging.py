@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from tasks.labels import MULTI, find_labels, label_texts
-from training.data import CHARACTERS_PER_TOKEN, find_column
+from training.data import CHARACTERS_PER_TOKEN, find_column, token_limit
 from training.errors import RecipeError
 from training.trainer import check_finite
 
@@ -34,37 +34,46 @@ class Tags:
         return all(name == "O" or name[:2] in ("B-", "I-", "E-", "S-") for name in self.names)
 
     @property
-    def main_score(self) -> str:
-        """The score that chooses the best epoch."""
-        return "f1" if self.are_entities else "accuracy"
+    def scores(self) -> tuple[str, ...]:
+        """The scores of an evaluation; the first chooses the best epoch."""
+        return ("f1", "precision", "recall", "accuracy", "loss") if self.are_entities else ("accuracy", "loss")
 
-    def read(self, data: Dataset, name: str) -> list[tuple[list[str], list[int]]]:
-        """Return the words of each sentence and the numbers of their tags.
+    def read(self, data: Dataset, name: str) -> Dataset:
+        """Return the `words` of each sentence and the numbers of their `tags`.
 
         Raises:
-            RecipeError: If a row has no lists of equal length, or a tag is not among the names.
+            RecipeError: If a row has no lists of equal length, a word is not a text, or a tag is not among the names.
         """
         missing = [column for column in (self.word_column, self.tag_column) if column not in data.column_names]
         if missing:
             raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(data.column_names)}.")
         number = {tag: index for index, tag in enumerate(self.names)}
-        sentences = []
+        numbers = []
         for row, (words, tags) in enumerate(
-            zip(data[self.word_column], label_texts(data, [self.tag_column]), strict=True)
+            zip(data[self.word_column], label_texts(data, [self.tag_column], name), strict=True)
         ):
             if not isinstance(words, list) or not isinstance(tags, tuple) or len(words) != len(tags):
                 found = " and ".join(
                     f"{len(x)} of them" if isinstance(x, (list, tuple)) else repr(x) for x in (words, tags)
                 )
-                raise RecipeError(f"{name}: row {row} must have a list of words and one of as many tags, got {found}.")
+                raise RecipeError(
+                    f"{name}: row {row} must have a list of words and one of as many tags, got "
+                    f"{found}. Correct it, or leave the row out."
+                )
+            other = next((word for word in words if not isinstance(word, str)), None)
+            if other is not None or None in words:
+                raise RecipeError(
+                    f"{name}: row {row} must have texts as words, got {other!r}. Write it as a text, "
+                    "or leave the row out."
+                )
             unknown = [tag for tag in tags if tag not in number]
             if unknown:
                 raise RecipeError(
-                    f"{name}: row {row} has the tag {unknown[0]!r}, which no training example has: they have "
-                    f"{', '.join(self.names)}. Correct it, or leave the row out."
+                    f"{name}: row {row} has the tag {unknown[0]!r}, which no training "
+                    f"example has: they have {', '.join(self.names)}. Correct it, or leave the row out."
                 )
-            sentences.append(([str(word) for word in words], [number[tag] for tag in tags]))
-        return sentences
+            numbers.append([number[tag] for tag in tags])
+        return Dataset.from_dict({"words": data[self.word_column], "tags": numbers})
 
     def score(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.
@@ -100,7 +109,7 @@ def tokenize_words(
     Raises:
         RecipeError: If no sentence has words.
     """
-    max_length = min(max_length, tokenizer.model_max_length)
+    max_length = token_limit(tokenizer, max_length)
     rows = []
     for words, tags in sentences:
         if not words:

@@ -1,15 +1,18 @@
-"""The command line that the recipes share: the adapter's flags, and every argument of transformers' Trainer."""
+"""The command line that the recipes share: the adapter's flags, and the arguments of transformers' Trainer."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, Trainer, TrainingArguments, get_scheduler
 from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
+from training.rules import NOT_FLAGS, OneLineErrors, check_flags
 
 
 BERT = "google-bert/bert-base-uncased"
@@ -72,8 +75,15 @@ class AdapterArguments:
         default=None, help="Start from the bottlenecks and norms of this adapter; the head is new."
     )
 
+    def __post_init__(self) -> None:
+        self.config()  # checks the options before anything is loaded
+
     def config(self, **kwargs: Any) -> HoulsbyConfig:
-        """Return the PEFT configuration. Further fields, such as task_type, are passed on."""
+        """Return the PEFT configuration. Further fields, such as task_type, are passed on.
+
+        Raises:
+            RecipeError: If an option breaks its rule in HoulsbyConfig.
+        """
         train_layer_norm = {"true": True, "false": False, "all": "all"}[self.train_layer_norm]
         try:
             return HoulsbyConfig(
@@ -87,7 +97,8 @@ class AdapterArguments:
                 **kwargs,
             )
         except ValueError as error:
-            raise RecipeError(str(error)) from error
+            message = str(error).replace("HoulsbyConfig.layers_to_transform", "--layers")
+            raise RecipeError(message.replace("HoulsbyConfig.", "--")) from error
 
 
 @dataclass
@@ -155,25 +166,70 @@ class RecipeTrainingArguments(TrainingArguments):
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
 
-    def choose_by(self, score: str) -> None:
-        """Let `score` choose the best epoch, unless the command line has named another."""
-        if self.metric_for_best_model == MAIN_METRIC:
-            self.metric_for_best_model = score
-            self.greater_is_better = not score.endswith("loss")
+    # transformers' flags without effect in a recipe; see NOT_FLAGS.
+    do_train: bool = field(default=False, init=False)
+    do_eval: bool = field(default=False, init=False)
+    do_predict: bool = field(default=False, init=False)
+    greater_is_better: bool | None = field(default=None, init=False)
+    remove_unused_columns: bool = field(default=True, init=False)
+    label_names: list[str] | None = field(default=None, init=False)
+    length_column_name: str = field(default="length", init=False)
+    prediction_loss_only: bool = field(default=False, init=False)
+    include_for_metrics: list[str] = field(default_factory=list, init=False)
+    batch_eval_metrics: bool = field(default=False, init=False)
+    eval_do_concat_batches: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The Trainer would make them after the model is loaded, and fail then.
+        optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(self)
+        if not self.deepspeed and options.keys() <= {"lr", "betas", "eps", "fused", "weight_decay", "momentum"}:
+            optimizer = optimizer_class([torch.zeros(1, requires_grad=True)], **options)
+            get_scheduler(self.lr_scheduler_type, optimizer, 1, 10, self.lr_scheduler_kwargs)
+
+    def choose_by(self, scores: Sequence[str]) -> None:
+        """Let the first of a task's scores choose the best epoch, unless the command line names another.
+
+        Args:
+            scores: The names of all scores of an evaluation.
+
+        Raises:
+            RecipeError: If the command line names none of them.
+        """
+        named = self.metric_for_best_model.removeprefix("eval_")
+        if named not in (MAIN_METRIC, *scores):
+            raise RecipeError(
+                f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}. Leave it "
+                "out for the task's own."
+            )
+        self.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
+        self.greater_is_better = not self.metric_for_best_model.endswith("loss")
 
 
-class RecipeParser(HfArgumentParser):
-    """HfArgumentParser with errors of one line, as it would otherwise list more than a hundred flags."""
+class RecipeParser(OneLineErrors, HfArgumentParser):
+    """HfArgumentParser that checks every value by the recipes' rules."""
 
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n(--help lists all flags)\n")
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
+        """Parse as argparse does, then check all values, before any dataclass does something with them."""
+        namespace, unknown = super().parse_known_args(*args, **kwargs)
+        values = vars(namespace)
+        check_flags(values, {name: self.get_default(name) for name in values})
+        return namespace, unknown
 
-    def parse(self) -> tuple[Any, ...]:
-        """Parse the command line into the dataclasses, in their order."""
+    def parse(self, args: Sequence[str] | None = None) -> tuple[Any, ...]:
+        """Parse the command line, or `args`, into the dataclasses, in their order.
+
+        Raises:
+            RecipeError: If a value breaks its rule.
+        """
         try:
-            *groups, unknown = self.parse_args_into_dataclasses(return_remaining_strings=True)
-        except ValueError as error:  # raised by TrainingArguments' own checks
+            *groups, unknown = self.parse_args_into_dataclasses(args, return_remaining_strings=True)
+        # TrainingArguments checks some flags, and imports what others need.
+        except (ValueError, TypeError, KeyError, OSError, ImportError, AssertionError, NotImplementedError) as error:
             self.error(str(error))
+        for name, remedy in NOT_FLAGS.items():
+            if any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in unknown):
+                self.error(f"--{name} is not a flag of the recipes: {remedy}")
         if unknown:
             self.error(f"unknown arguments: {' '.join(unknown)}")
         return tuple(groups)

@@ -1,6 +1,8 @@
 """Text data sets from files and from the Hub: their splits, their columns, their tokens."""
 
 import csv
+import io
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,10 +16,13 @@ from pyarrow.parquet import read_table
 from transformers import PreTrainedTokenizerBase
 
 from training.errors import RecipeError
+from training.rules import looks_like_a_path
 
 
 SPLITS = ("train", "validation", "test")
 VALIDATION_SHARE = 0.1
+# Columns that the Trainer takes for labels.
+LABEL_NAMES = ("label", "labels", "label_ids")
 # Far more than a token has on average, so that text cut before tokenizing would also be cut after it.
 CHARACTERS_PER_TOKEN = 100
 # Usual names of text columns; the first entry of which a data set has all columns is used.
@@ -34,15 +39,106 @@ TEXT_COLUMNS = (
 )
 
 
-def looks_like_a_path(name: str) -> bool:
-    """Return whether a name cannot be a name on the Hub, or a file or folder of that name exists."""
-    path = Path(name)
-    return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
+def _read_text(path: Path) -> str:
+    """Read a UTF-8 file, with any kind of line ends.
+
+    Raises:
+        ValueError: If the file holds NUL, as binary files and UTF-16 do.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        text = file.read()
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        raise ValueError(f"line {line} holds the character NUL; remove it, or convert the file to UTF-8 text")
+    return text
+
+
+def _read_table(path: Path, separator: str, **options: Any) -> pd.DataFrame:
+    """Read separated values, all as text: words such as "None" and "NA" are no missing values, and "007" keeps its
+    zeros.
+
+    Raises:
+        ValueError: If a line has not as many fields as the header, or two columns have one name.
+    """
+    csv.field_size_limit(2**31 - 1)
+    # Without empty lines, which have no fields.
+    reader = csv.reader(io.StringIO(_read_text(path), newline=""), delimiter=separator, strict=True, **options)
+    header: list[str] = []
+    rows = []
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if not header:
+                _check_header(fields, separator)
+                header = fields
+                continue
+            if len(fields) != len(header):
+                remedy = "" if options else "; put quotation marks around a text that holds a comma"
+                raise ValueError(
+                    f"line {reader.line_num} must have {len(header)} fields like the header, got {len(fields)}{remedy}"
+                )
+            rows.append(fields)
+    except csv.Error as error:
+        remedy = "close each quotation mark, and double those in a text"
+        raise ValueError(f"line {reader.line_num}: {error}; {remedy}") from error
+    return pd.DataFrame(rows, columns=header, dtype=object)
+
+
+def _check_header(names: Sequence[str], separator: str) -> None:
+    other = next((sign for sign in ";\t|," if len(names) == 1 and sign in names[0]), None)
+    if other is not None:
+        raise ValueError(
+            f"the fields of a {'.csv' if separator == ',' else '.tsv'} file must be separated by {separator!r}, and "
+            f"the header has {other!r}; save it with {separator!r}, or rename it if it is .csv or .tsv"
+        )
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"each column needs its own name, and {repeated!r} is there more than once; rename one")
+
+
+def _read_json_lines(path: Path) -> pd.DataFrame:
+    """Read a JSON object per line.
+
+    Raises:
+        ValueError: If a line is not an object, or a column holds values of different kinds.
+    """
+    rows = []
+    kinds: dict[str, type] = {}
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line, object_pairs_hook=_as_object)
+        except ValueError as error:
+            raise ValueError(f"line {number} must be a JSON object: {error}") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"line {number} must be a JSON object, got {line.strip()[:50]}")
+        for name, value in row.items():
+            kind = float if type(value) is int else type(value)
+            if value is not None and kinds.setdefault(name, kind) is not kind:
+                raise ValueError(
+                    f"line {number} has {value!r} as {name!r}, which other lines have as {_JSON_KINDS[kinds[name]]}; "
+                    "write all values of a column alike"
+                )
+        rows.append(row)
+    return pd.DataFrame({name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds})
+
+
+def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"each key must be there once, got {', '.join(name for name, _ in pairs)}")
+    return found
+
+
+_JSON_KINDS = {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
 
 
 def _read_lines(path: Path) -> pd.DataFrame:
     """Read one text per line, without empty lines, as the column `text`."""
-    return pd.DataFrame({"text": [line for line in path.read_text("utf-8").split("\n") if line.strip()]})
+    lines = _read_text(path).replace("\r\n", "\n").split("\n")
+    return pd.DataFrame({"text": [line for line in lines if line.strip()]})
 
 
 def _read_conll(path: Path) -> pd.DataFrame:
@@ -52,7 +148,7 @@ def _read_conll(path: Path) -> pd.DataFrame:
         ValueError: If a line has a word without a tag.
     """
     sentences: list[tuple[list[str], list[str]]] = [([], [])]
-    for number, line in enumerate(path.read_text("utf-8").split("\n"), start=1):
+    for number, line in enumerate(_read_text(path).split("\n"), start=1):
         columns = line.split()
         if not columns or columns[0] == "-DOCSTART-":
             sentences.append(([], []))
@@ -64,14 +160,12 @@ def _read_conll(path: Path) -> pd.DataFrame:
     return pd.DataFrame([sentence for sentence in sentences if sentence[0]], columns=["tokens", "tags"])
 
 
-# Words such as "None" and "NA" are text, not missing values, and "007" keeps its zeros.
-_as_text = {"dtype": str, "keep_default_na": False}
 READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
     ".parquet": read_table,  # pandas would drop the class names
-    ".csv": partial(pd.read_csv, **_as_text),
+    ".csv": partial(_read_table, separator=","),
     # Tab-separated files have no quoting, like GLUE's own: a quotation mark is part of the text.
-    ".tsv": partial(pd.read_csv, sep="\t", quoting=csv.QUOTE_NONE, **_as_text),
-    ".jsonl": partial(pd.read_json, lines=True, dtype=False),
+    ".tsv": partial(_read_table, separator="\t", quoting=csv.QUOTE_NONE),
+    ".jsonl": _read_json_lines,
     ".txt": _read_lines,
     ".conll": _read_conll,
 }
@@ -129,13 +223,15 @@ def read_file(path: Path) -> Dataset:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, or rename it.")
     try:
         table = READERS[path.suffix](path)
+        if not len(table):
+            raise ValueError("it has no rows; give a file with examples")
+        return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)
     except UnicodeDecodeError as error:
         raise RecipeError(f"{path} must be UTF-8 text: {error}. Convert it, e.g. with iconv -t UTF-8.") from error
-    except (ValueError, OSError) as error:
-        raise RecipeError(f"{path} cannot be read as {path.suffix[1:]}: {error}") from error
-    if not len(table):
-        raise RecipeError(f"{path} has no rows.")
-    return Dataset(table) if isinstance(table, pa.Table) else Dataset.from_pandas(table, preserve_index=False)
+    # PyArrow's errors are of all kinds.
+    except (ValueError, TypeError, OSError, NotImplementedError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"{path} cannot be read as {path.suffix[1:]}: {reason}.") from error
 
 
 def describe_data(
@@ -157,6 +253,11 @@ def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, 
     if named is not None:
         if not 1 <= len(named) <= 2:
             raise RecipeError(f"--text_columns must name a text or a pair of texts, got {', '.join(named)}.")
+        taken = [name for name in named if name in LABEL_NAMES]
+        if taken:
+            raise RecipeError(
+                f"--text_columns must not name {taken[0]!r}, which is a label's name. Rename the column."
+            )
         return tuple(named)
     found = next((columns for columns in TEXT_COLUMNS if set(columns) <= set(data.column_names)), None)
     if found is None:
@@ -194,11 +295,15 @@ def check_columns(
     for column in text_columns:
         row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)
         if row is not None:
-            raise RecipeError(f"{name}: column {column!r} must hold text, row {row} has {data[row][column]!r}.")
+            raise RecipeError(
+                f"{name}: column {column!r} must hold text, row {row} has {data[row][column]!r}. "
+                "Give it a text, or leave the row out."
+            )
 
 
-def leave_out_empty(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:
-    """Return the rows with text in any of the columns, and report how many have none; blanks are no text.
+def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> list[int]:
+    """Return the numbers of the rows with text in any of the columns, and report how many have none; blanks are no
+    text.
 
     Raises:
         RecipeError: If no row has text.
@@ -206,10 +311,10 @@ def leave_out_empty(data: Dataset, name: str, text_columns: Sequence[str]) -> Da
     columns = [data[column] for column in text_columns]
     rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if any(map(str.strip, texts))]
     if not rows:
-        raise RecipeError(f"{name} must hold text; all its {len(data):,} rows are empty.")
+        raise RecipeError(f"{name} must hold text; all its {len(data):,} rows are empty. Give examples with text.")
     if len(rows) < len(data):
         print(f"{name}: {len(data) - len(rows):,} rows without text are left out")
-    return data.select(rows)
+    return rows
 
 
 def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:
@@ -247,11 +352,14 @@ def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | Non
     return {**splits, "train": train.select(kept), "validation": train.select(sorted(chosen))}
 
 
-def sample(data: Dataset, size: int | None, seed: int) -> Dataset:
-    """Return `size` random rows in their order; all rows if `size` is None or larger."""
+def sample(data: Dataset, size: int | None) -> Dataset:
+    """Return `size` random rows in their order; all rows if `size` is None or larger.
+
+    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing else.
+    """
     if size is None or size >= len(data):
         return data
-    return data.select(sorted(np.random.default_rng(seed).permutation(len(data))[:size]))
+    return data.select(sorted(np.random.default_rng(0).permutation(len(data))[:size]))
 
 
 def tokenize(
@@ -261,7 +369,7 @@ def tokenize(
 
     Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little.
     """
-    max_length = min(max_length, tokenizer.model_max_length)
+    max_length = token_limit(tokenizer, max_length, len(text_columns))
     characters = max_length * CHARACTERS_PER_TOKEN
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
@@ -270,3 +378,23 @@ def tokenize(
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
     return data.map(tokenize_batch, batched=True, desc="Tokenizing")
+
+
+def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, texts: int = 1) -> int:
+    """Return the number of tokens to which examples are truncated: --max_length, or the encoder's if that is less.
+
+    Args:
+        tokenizer: The encoder's tokenizer.
+        max_length: The value of --max_length.
+        texts: The number of texts of an example, 1 or 2.
+
+    Raises:
+        RecipeError: If that leaves no room for a token of each text.
+    """
+    least = tokenizer.num_special_tokens_to_add(pair=texts > 1) + texts
+    if max_length < least:
+        raise RecipeError(
+            f"--max_length must be at least {least}, for the special tokens and one token of each text, got "
+            f"{max_length}. Raise it."
+        )
+    return min(max_length, tokenizer.model_max_length)

@@ -1,7 +1,7 @@
 """What is trained: Houlsby adapters, or one of the methods they are compared with; and what stays frozen."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,11 +58,12 @@ class MethodArguments:
         """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
         return self.method in ("houlsby", "lora")
 
-    def check(self, pushed: bool = False) -> None:
+    def check(self, pushed: bool = False, layers: Sequence[int] | None = None) -> None:
         """Raise RecipeError if an option does not fit the method, or the result could not be pushed to the Hub.
 
         Args:
             pushed: Whether the result is to be pushed.
+            layers: The layers to adapt; None: all.
         """
         if (self.head != "linear" or pushed) and self.method != "houlsby":
             wanted = "--push_to_hub" if pushed else f"--head {self.head}"
@@ -72,10 +73,17 @@ class MethodArguments:
                 f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
                 "trains some of them, which needs float32. For speed, give --bf16."
             )
-        if self.keep_prefix and self.method != "houlsby":
-            raise RecipeError(f"--keep_prefix needs --method houlsby and --layers, got {self.method}.")
+        if self.keep_prefix and (self.method != "houlsby" or not layers or 0 in layers):
+            got = f"{self.method} and {'no' if layers is None else ' '.join(map(str, layers))}"
+            raise RecipeError(
+                f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave "
+                "it out."
+            )
         if (self.method == "top_k") != (self.top_k is not None):
-            raise RecipeError("--method top_k needs --top_k, the number of layers to train; no other method has it.")
+            raise RecipeError(
+                f"--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
+                f"{self.method} {'without it' if self.top_k is None else 'and it'}. Add or leave out --top_k."
+            )
 
 
 def apply_method(

@@ -89,6 +89,9 @@ def load_model(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
+    # Some tokenizers do not know how many tokens the encoder reads.
+    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return model, tokenizer, loading["missing_keys"]
 
 
@@ -166,6 +169,29 @@ def record_preprocessing(model: nn.Module, max_length: int, null_threshold: floa
     config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
     if isinstance(config, HoulsbyConfig):
         config.record.max_length, config.record.null_threshold = max_length, null_threshold
+
+
+def recorded_length(saved: str, model: nn.Module) -> int:
+    """Return the number of tokens to which a run has cut its texts.
+
+    Args:
+        saved: What the run has saved, as for load_saved.
+        model: The loaded model.
+
+    Raises:
+        RecipeError: If that is not recorded, neither in the adapter nor in the run's results.json.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    record = config.record if isinstance(config, HoulsbyConfig) else None
+    if record is not None and record.max_length is not None:
+        return record.max_length
+    results = Path(saved).expanduser().parent / "results.json"
+    try:
+        return int(json.loads(results.read_text())["arguments"]["max_length"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            f"{saved} does not record to how many tokens its texts were cut, nor does {results}. Give --max_length."
+        ) from error
 
 
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:

@@ -19,7 +19,7 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
 from training.arguments import RecipeTrainingArguments
-from training.data import find_text_columns, leave_out_empty, load_splits, read_file, sample, tokenize, with_validation
+from training.data import find_text_columns, load_splits, read_file, rows_with_text, sample, tokenize, with_validation
 from training.errors import RecipeError
 from training.model import add_adapter, load_model
 
@@ -185,10 +185,10 @@ class TestData:
 
     def test_empty_texts_are_left_out_and_counted(self, capsys):
         data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
-        assert leave_out_empty(data, "train", ["a", "b"])["a"] == ["x", " "]
+        assert rows_with_text(data, "train", ["a", "b"]) == [0, 1]
         assert "train: 2 rows without text are left out" in capsys.readouterr().out
         with pytest.raises(RecipeError, match="all its 2 rows are empty"):
-            leave_out_empty(data.select([2, 3]), "train", ["a", "b"])
+            rows_with_text(data.select([2, 3]), "train", ["a", "b"])
 
     def test_a_file_of_another_encoding(self, tmp_path):
         for name in ("train.csv", "train.tsv", "train.jsonl", "train.txt"):
@@ -243,7 +243,7 @@ class TestSplit:
 
     def test_draw(self):
         data = Dataset.from_dict({"row": range(20)})
-        assert sample(data, None, 0) is data
-        rows = sample(data, 5, 0)["row"]
-        assert rows == sorted(rows) == sample(data, 5, 0)["row"] != sample(data, 5, 1)["row"]
+        assert sample(data, None) is data
+        rows = sample(data, 5)["row"]
+        assert rows == sorted(rows) == sample(data, 5)["row"] != list(range(5))
         assert len(np.unique(rows)) == 5

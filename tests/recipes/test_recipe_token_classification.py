@@ -124,7 +124,7 @@ class TestData:
         data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
         tags = find_tags(data, None, None)
         assert tags == Tags("tokens", "ner_tags", ("O", "B-X"))
-        assert tags.read(data, "train") == [(["a", "b"], [1, 0])]
+        assert list(tags.read(data, "train")) == [{"words": ["a", "b"], "tags": [1, 0]}]
 
     @pytest.mark.parametrize(
         ("row", "message"),
