@@ -29,10 +29,11 @@ from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
-from tasks.labels import SINGLE, find_labels, label_texts
+from tasks.labels import SINGLE, find_labels, has_labels, label_texts
 from training.data import check_columns, find_text_columns, load_splits, sample, with_validation
 from training.errors import RecipeError, end_with_one_line
 from training.results import write_atomically
+from training.rules import OneLineErrors, check_flags
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
@@ -59,7 +60,7 @@ MODELS: dict[str, tuple[list[tuple[str, Any]], Mapping[str, Any]]] = {
 
 def main() -> None:
     """Read the command line, search for each task, print and write the scores."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineErrors(
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -72,10 +73,7 @@ def main() -> None:
     parser.add_argument("--n_jobs", type=int, default=1, help="Settings tried at a time.")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of the scores.")
     arguments = parser.parse_args()
-    for flag in ("n_points", "n_jobs", "max_train_samples"):
-        value = getattr(arguments, flag)
-        if value is not None and value < 1:
-            raise RecipeError(f"--{flag} must be at least 1, got {value}.")
+    check_flags(vars(arguments), {})
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     for data in arguments.data:
         path = arguments.output_dir / f"{Path(data).name}.json"
@@ -105,13 +103,15 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         raise RecipeError(f"The baseline is for one class per text; {data} is a {labels.problem_type}.")
     for name, split in splits.items():
         check_columns(split, name, text_columns, labels.columns)
+    if "test" in splits and not has_labels(splits["test"], labels.columns):
+        del splits["test"]
     splits = with_validation(splits, label_texts(splits["train"], labels.columns))
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     texts = {
         name: ["\n".join(parts) for parts in zip(*(split[column] for column in text_columns), strict=True)]
         for name, split in splits.items()
     }
-    classes = {name: label_texts(split, labels.columns) for name, split in splits.items()}
+    classes = {name: label_texts(split, labels.columns, name) for name, split in splits.items()}
     searches = {
         model: search(model, texts, classes, arguments.n_points, arguments.n_jobs, arguments.seed)
         for model in arguments.models
@@ -119,7 +119,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = max(searches, key=lambda model: float(searches[model].best_score_))
     settings = searches[chosen].best_params_
     test = None
-    if any(classes.get("test", ())):
+    if "test" in splits:
         model = make_model(chosen, arguments.seed).set_params(**settings).fit(texts["train"], classes["train"])
         test = accuracy_score(classes["test"], model.predict(texts["test"]))
     return {

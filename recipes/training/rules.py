@@ -145,6 +145,8 @@ RULES: dict[str, tuple[Rule, str]] = {
     "pretraining_steps": (_COUNT, "Leave it out to train without pretraining"),
     "init_std": (_NOT_NEGATIVE, "The paper uses 0.01; 0 starts as the exact identity"),
     "full_learning_rate": (_POSITIVE, "The papers use 2e-5 to 5e-5"),
+    "n_points": (_COUNT, "The default is 20"),
+    "n_jobs": (_COUNT, "1 tries one setting at a time"),
     "jobs": (_COUNT, "Leave it out for one run per GPU"),
 }
 

@@ -73,7 +73,7 @@ def test_gradient_boosting_runs(data, tmp_path, monkeypatch):
 
 
 def test_what_it_does_not_do(data, tmp_path):
-    with pytest.raises(RecipeError, match="--n_points must be at least 1, got 0"):
+    with pytest.raises(RecipeError, match="--n_points must be a whole number of at least 1, got 0"):
         run(no_bert, "--data", data, "--n_points", 0)
     scores = "\n".join(json.dumps({"text": "a", "label": label}) for label in (0.5, 1.5))
     (tmp_path / "scores.jsonl").write_text(scores)
