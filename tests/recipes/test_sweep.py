@@ -64,6 +64,8 @@ run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy"
 
 # Instead of accelerate launch, which takes seconds to start, and of PyTorch, which a sweep asks only for GPUs.
 STUBS = {
+    "accelerate/__init__.py": "",
+    "accelerate/commands/__init__.py": "",
     "accelerate/commands/launch.py": """
 import subprocess, sys
 
@@ -77,7 +79,7 @@ sys.exit(subprocess.run([sys.executable, *sys.argv[4:]]).returncode)  # behind -
 def recipe(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(RECIPE)
     for name, code in STUBS.items():
-        (tmp_path / "stubs" / name).parent.mkdir(parents=True)
+        (tmp_path / "stubs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "stubs" / name).write_text(code)
     path = (str(tmp_path / "stubs"), *filter(None, [os.environ.get("PYTHONPATH")]))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
@@ -536,9 +538,8 @@ class TestAccidents:
         def running():
             """The folders of the first one's run that has begun."""
             children = psutil.Process(sweeps[0].pid).children(recursive=True)
-            folders = [
-                Path(child.cmdline()[-3]) for child in children if "--resume_from_checkpoint" in child.cmdline()
-            ]
+            commands = [child.as_dict(["cmdline"])["cmdline"] or [] for child in children]
+            folders = [Path(command[-3]) for command in commands if "--resume_from_checkpoint" in command]
             return [folder for folder in folders if (folder / "checkpoint").exists()]
 
         wait_for(running)
