@@ -369,6 +369,11 @@ class TestGrid:
         assert parse("--max_steps", "9", "--seed", "1") == (["1"], ["--max_steps", "9"])
         assert parse("--task", "cola", "--data_dir", "glue") == (["0", "1", "2"], ["--data_dir", "glue"])
 
+    def test_all_tasks_are_those_of_glue(self):
+        with patch.object(sys, "argv", ["x.py", "--task", "all"]):
+            arguments, _ = GridParser("runs/x", "Text.", {}).parse()
+        assert arguments.task == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
+
     def test_a_failed_run_says_where_its_log_is(self, tmp_path, capsys):
         recipe = tmp_path / "broken.py"
         recipe.write_text("raise SystemExit('error: no such thing')")
