@@ -270,8 +270,9 @@ class TestStability:
     )
     def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
         """With all methods, of which fine-tuning always does it."""
+        (tmp_path / "rte").mkdir()
         arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
         )  # fmt: skip
         for one in stability.make_all(arguments, flags):
@@ -289,8 +290,10 @@ class TestStability:
     )
     def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
         """Each recipe reads its flags as from the command line."""
+        for folder in ("rte", "pretraining/rte/checkpoint-20"):
+            (tmp_path / folder).mkdir(parents=True)
         arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
         )  # fmt: skip
         with patch.object(stability, "run_missing") as done:
