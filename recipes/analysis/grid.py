@@ -86,35 +86,33 @@ def _strings(values: Iterable[object]) -> list[str]:
 def make_grids(
     folder: Path, tasks: Sequence[str], grids: Iterable[Axes], flags: Sequence[str], recipe: Path = GLUE
 ) -> list[PlannedRun]:
-    """Return the runs of several grids, each of which varies its own flags besides the task.
-
-    Raises:
-        RecipeError: If a flag of glue.py breaks its rule.
-    """
+    """Return the runs of several grids, each of which varies its own flags besides the task."""
     # A recipe for a single task is named after it, and has no flag for it.
     by_task = {} if list(tasks) == [recipe.stem] else {"task": tasks}
-    runs = [run for axes in grids for run in make_runs(folder, recipe, {**by_task, **axes}, flags)]
-    if recipe.name in OF_GLUE:
-        # A wrong flag must not be found by each of many runs.
-        for point in {json.dumps({**run.point, "seed": "0"}): run.point for run in runs}.values():
-            parse_arguments([*(w for axis in point if axis != "variant" for w in (f"--{axis}", point[axis])), *flags])
-    return runs
+    return [run for axes in grids for run in make_runs(folder, recipe, {**by_task, **axes}, flags)]
 
 
 def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> None:
     """Execute the runs that are not finished, or with --dry_run print their commands.
 
     Raises:
-        RecipeError: If a run fails, or a folder holds a run with other flags.
+        RecipeError: If a run fails, a flag of glue.py breaks its rule, or a folder holds a run with other flags.
     """
+    # A wrong flag must not be found by each of many runs.
+    for run in {json.dumps({**run.point, "seed": ""}): run for run in runs if run.recipe.name in OF_GLUE}.values():
+        point = {axis: value for axis, value in run.point.items() if axis != "variant"}
+        parse_arguments([*(word for axis in point for word in (f"--{axis}", point[axis])), *run.flags])
     sweep, slots = Sweep(arguments.output_dir, runs), find_slots(arguments.jobs)
     launch = launch_command(None, slots)
     if arguments.dry_run:
-        print("".join(f"{shlex.join([*launch, *run.arguments])}\n" for run in sweep.left()), end="")
+        print("".join(f"{shlex.join([*launch, *run.arguments])}
+" for run in sweep.left()), end="")
         return
     failures = sweep.execute(launch, slots)
     for run, error in failures.items():
-        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
+        print(f"
+FAILED: {run.name}; log: {run.folder / 'log.txt'}
+{error}", file=sys.stderr)
     if failures:
         raise RecipeError(f"{len(failures)} of {len(runs)} runs have failed. The same command tries them again.")
 

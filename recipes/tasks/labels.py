@@ -244,7 +244,8 @@ def _distinct(texts: Sequence[Hashable]) -> set[str]:
 
 
 def _sorted(names: set[str]) -> list[str]:
-    return sorted(names, key=_number if all(np.isfinite(_number(name)) for name in names) else str)
+    # First by text, as sets have no order.
+    return sorted(sorted(names), key=_number if all(np.isfinite(_number(name)) for name in names) else str)
 
 
 def _is_number(text: str) -> bool:

@@ -80,6 +80,13 @@ RULES: dict[str, tuple[Rule, str]] = {
     "max_answer_length": (_COUNT, "The default is 30"),
     # What is trained
     "r": (_COUNT, "The papers use 2 to 256"),
+    "model_name": (
+        (
+            lambda name: not looks_like_a_path(name) or Path(name, "config.json").is_file(),
+            "a folder with a model, a name on the Hub, or 'minilm'",
+        ),
+        "Correct the path",
+    ),
     "init_adapter": (_SOURCE, "Correct the path"),
     "evaluate": (_SOURCE, "Correct the path"),
     "keep_prefix_gb": (_POSITIVE, "Leave out --keep_prefix to keep nothing"),

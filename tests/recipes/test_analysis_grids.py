@@ -329,8 +329,9 @@ class TestStability:
     )
     def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
         """With all methods, of which fine-tuning always does it."""
+        (tmp_path / "rte").mkdir()
         arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
         )  # fmt: skip
         for one in stability.make_all(arguments, flags):
@@ -348,8 +349,10 @@ class TestStability:
     )
     def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
         """Each recipe reads its flags as from the command line."""
+        for folder in ("rte", "pretraining/rte/checkpoint-20"):
+            (tmp_path / folder).mkdir(parents=True)
         arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir="glue",
+            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
             full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
         )  # fmt: skip
         with patch.object(stability, "run_missing") as done:
@@ -427,6 +430,11 @@ class TestGrid:
         assert parse() == (["7"], ["--num_train_epochs", "1"])
         assert parse("--max_steps", "9", "--seed", "1") == (["1"], ["--max_steps", "9"])
         assert parse("--task", "cola", "--data_dir", "glue") == (["0", "1", "2"], ["--data_dir", "glue"])
+
+    def test_all_tasks_are_those_of_glue(self):
+        with patch.object(sys, "argv", ["x.py", "--task", "all"]):
+            arguments, _ = GridParser("runs/x", "Text.", {}).parse()
+        assert arguments.task == ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"]
 
     def test_a_failed_run_says_where_its_log_is(self, tmp_path, capsys):
         recipe = tmp_path / "broken.py"

@@ -7,6 +7,7 @@ import sqlite3
 import zipfile
 from contextlib import closing
 from statistics import mean
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import glue
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
 from tasks.glue import TASKS
 from tasks.minimal_pairs import minimal_pairs
@@ -170,7 +171,7 @@ class TestAllTasks:
             run(glue, *flags, "--evaluate", nine / "mrpc" / "adapter")
 
     def test_an_adapter_that_is_not_there(self, data, tmp_path):
-        with pytest.raises(AdapterError, match="neither"):
+        with pytest.raises(RecipeError, match="--evaluate must be a folder or file that exists"):
             run(glue, "--task", "rte", "--data_dir", data, "--use_cpu", "--evaluate", tmp_path / "absent")
 
 
@@ -182,11 +183,15 @@ def logits_of(encoder, adapter, task):
         return predictor.model(**batch).logits.numpy()
 
 
-@pytest.mark.parametrize("method", ["full", "layer_norm", "lora"])
-def test_evaluation_of_other_methods(encoder, data, tmp_path, method):
-    short(encoder, data, tmp_path / "run", "--task", "rte", "--method", method)
-    saved = tmp_path / "run" / ("adapter" if method == "lora" else "model")
-    run(glue, "--task", "rte", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path, "--evaluate", saved)
+@pytest.mark.parametrize("method", ["houlsby", "full", "layer_norm", "lora"])
+def test_evaluation_cuts_texts_as_the_run_did(encoder, data, tmp_path, method):
+    short(encoder, data, tmp_path / "run", "--task", "rte", "--method", method, "--max_length", 7)
+    saved = tmp_path / "run" / ("adapter" if method in ("houlsby", "lora") else "model")
+    flags = ["--task", "rte", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path, "--evaluate", saved]
+    with patch("glue.tokenize", wraps=glue.tokenize) as spy:
+        run(glue, *flags, "--max_length", 9)
+        run(glue, *flags)
+    assert [call.args[-1] for call in spy.call_args_list] == [9, 7]
     found = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
     assert found == pytest.approx(results_of(tmp_path / "run")["best_scores"], rel=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from unittest.mock import patch
@@ -95,6 +96,20 @@ def test_the_table_of_a_sweep_over_two_tasks(data, encoder, tmp_path):
 def test_data_of_the_papers_size():
     assert PAPER["crowdflower_emotion"].difference(40_000, 13) == "as in the paper"
     assert "| as in the paper |" in format_table([("sms_spam", 99.0, PAPER["sms_spam"].difference(5_573, 2))])
+
+
+def test_drawn_examples_are_not_the_papers_data(data, encoder, tmp_path, monkeypatch):
+    monkeypatch.setitem(PAPER, "sms_spam", replace(PAPER["sms_spam"], rows=180))
+    papers(data, encoder, tmp_path / "run", "--tasks", "sms_spam", "--max_train_samples", 20)
+    assert "| 140 rows, 2 classes; paper: 180, 2 |" in (tmp_path / "run" / "table.md").read_text()
+
+
+def test_two_ways_to_label_the_complaints_are_one_task_in_the_means():
+    names = ("sms_spam", "customer_complaints_issue", "customer_complaints_product")
+    table = format_table([(name, score, "") for name, score in zip(names, (90.0, 50.0, 70.0), strict=True)])
+    cells = [cell.strip() for cell in table.splitlines()[-1].split("|")]
+    assert [float(cell) for cell in cells[2:6]] == pytest.approx([76.5, 77.6, 77.85, 75.25], abs=0.051)
+    assert cells[8] == "75.0"  # of 90 and of the mean of 50 and 70
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,8 @@ class TestPresets:
         ],
     )
     def test_fine_tuning_has_no_settings_of_adapters(self, name, method, rate, epochs):
-        tuned = parsed("--task", "cola", "--preset", name, "--method", method)
+        layers = ["--top_k", "3"] if method == "top_k" else []
+        tuned = parsed("--task", "cola", "--preset", name, "--method", method, *layers)
         assert (tuned["learning_rate"], tuned["num_train_epochs"]) == (rate, epochs)
 
     @pytest.mark.parametrize("name", NAMES)

@@ -87,7 +87,9 @@ def test_glue(hub, inputs, tmp_path):
     assert "trainable parameters" not in again.stdout
     assert repo.head.files["adapter_model.safetensors"] == saved
 
-    elsewhere = start(hub, tmp_path / "elsewhere", "glue", *flags[:4], "--evaluate", "user/rte")
+    elsewhere = start(
+        hub, tmp_path / "elsewhere", "glue", *flags[:4], "--push_to_hub", False, "--evaluate", "user/rte"
+    )
     assert elsewhere.returncode == 0, elsewhere.stderr
     evaluation = json.loads((tmp_path / "elsewhere" / "runs" / "rte" / "evaluation.json").read_text())
     assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-5)

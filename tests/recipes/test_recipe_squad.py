@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import squad
@@ -278,9 +278,10 @@ class TestRuns:
             "--max_length", 100, "--stride", 16, *flags)  # fmt: skip
 
     def test_a_run_with_questions_without_answer(self, encoder, folder, tmp_path):
-        self.squad(encoder, folder, tmp_path / "run", "--learning_rate", 1e-2)
+        self.squad(encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_train_samples", 20)
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         answers = json.loads((tmp_path / "run" / "predictions.json").read_text())
+        assert results["dataset"]["rows"] == {"train": 20, "validation": 8}
         [epoch] = results["epochs"]
         assert epoch["f1"] == results["best_score"]
         assert {"exact_match", "no_answer_f1", "has_answer_f1"} <= set(epoch)
@@ -304,6 +305,8 @@ class TestRuns:
                 outputs = model(torch.tensor([row["input_ids"]]), token_type_ids=torch.tensor([row["token_type_ids"]]))
             logits[:, number, : row["length"]] = torch.stack([outputs.start_logits[0], outputs.end_logits[0]])
         assert len(answers) == 5
+        # Abstaining is decided by the whole validation split, not by the drawn questions.
+        assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.null_threshold == 0
         assert windows.answers(data, rows, *logits) == answers
 
     @pytest.mark.parametrize(

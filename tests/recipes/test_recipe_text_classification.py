@@ -18,9 +18,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Dist
 
 import text_classification
 from recipe_runs import run, save_tiny_encoder
-from tasks.classification import classification_scores
+from tasks.classification import ClassificationArguments, classification_scores, load_task
 from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
 from tasks.minimal_pairs import minimal_pairs
+from training.arguments import RecipeTrainingArguments
 from training.errors import RecipeError
 
 
@@ -102,6 +103,17 @@ class TestRuns:
         pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_csv(tmp_path / "train.csv", index=False)
         with pytest.raises(RecipeError, match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none"):
             classify(tmp_path / "distilbert", tmp_path / "train.csv", tmp_path / "run", "--train_pooler", "true")
+
+    def test_the_drawn_examples_do_not_depend_on_the_seed(self, tmp_path):
+        """So that runs with several seeds differ in nothing but the seed."""
+        pd.DataFrame({"text": SENTENCES, "label": [0, 1] * 60}).to_csv(tmp_path / "data.csv", index=False)
+        arguments = ClassificationArguments(data=str(tmp_path / "data.csv"), max_train_samples=30)
+        drawn = [
+            load_task(arguments, RecipeTrainingArguments(output_dir=str(tmp_path), seed=seed)).splits["train"]["text"]
+            for seed in (1, 2)
+        ]
+        assert drawn[0] == drawn[1]
+        assert len(drawn[0]) == 30
 
     def test_empty_texts_and_a_line_of_ten_megabytes(self, encoder, tmp_path, capsys):
         texts = [*SENTENCES[:40], "", "  ", "the king is " * 900_000]

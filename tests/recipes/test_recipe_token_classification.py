@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import token_classification
@@ -72,6 +72,7 @@ class TestRuns:
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
         assert results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
+        assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.max_length == 128
         model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
         model = PeftModel.from_pretrained(model, tmp_path / "run" / "adapter").eval()
         tokenizer = AutoTokenizer.from_pretrained(encoder)

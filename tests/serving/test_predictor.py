@@ -96,6 +96,33 @@ def test_token_classification_names_the_entities(base, tokenizer, tmp_path):
     assert any(found), "no entity was found, so that nothing was compared"
 
 
+@torch.no_grad()
+def test_token_classification_reads_long_texts_in_parts_of_the_length_of_training(base, tokenizer, tmp_path):
+    """As recipes/token_classification.py trains, so that no word is without a tag."""
+    torch.manual_seed(1)  # the head's first weights
+    model = get_peft_model(
+        AutoModelForTokenClassification.from_pretrained(base, id2label={0: "O", 1: "B-THING", 2: "I-THING"}),
+        HoulsbyConfig(r=4),
+    )
+    perturb(model, 1)
+    model.peft_config["default"].record.max_length = 9
+    model.save_pretrained(tmp_path)
+    model.eval()
+    text = " ".join(WORDS[:4])
+    [found] = houlsby_peft.load(tmp_path).predict([text])
+    windows = tokenizer(
+        text, truncation=True, max_length=9, return_overflowing_tokens=True, return_offsets_mapping=True
+    )
+    assert len(windows["input_ids"]) > 2
+    inside = set()
+    for ids, offsets in zip(windows["input_ids"], windows["offset_mapping"], strict=True):
+        classes = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+        inside |= {span[0] for span, number in zip(offsets[1:-1], classes[1:-1], strict=True) if number}
+    words = [span[0] for offsets in windows["offset_mapping"] for span in offsets[1:-1]]
+    assert {start for start in words if any(e["start"] <= start < e["end"] for e in found)} == inside
+    assert any(start > len(text) / 2 for start in inside), "nothing was found behind the first part"
+
+
 def best_answer_by_brute_force(model, tokenizer, stride, longest):
     """The answer by the definition: all spans of all windows, one by one."""
     windows = tokenizer(
