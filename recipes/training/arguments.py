@@ -9,6 +9,7 @@ from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
 from training.errors import RecipeError
+from training.files import check_output_folder
 from training.model import MINILM, POOLER
 
 
@@ -176,4 +177,7 @@ class RecipeParser(HfArgumentParser):
             self.error(str(error))
         if unknown:
             self.error(f"unknown arguments: {' '.join(unknown)}")
+        for group in groups:
+            if isinstance(group, TrainingArguments):
+                check_output_folder(group.output_dir)
         return tuple(groups)

@@ -1,6 +1,5 @@
 """Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from training.data import looks_like_a_path
 from training.errors import RecipeError
+from training.files import read_object
+from training.results import ARGUMENTS_FILE
 
 
 MINILM = "minilm"
@@ -168,6 +169,17 @@ def record_preprocessing(model: nn.Module, max_length: int, null_threshold: floa
         config.record.max_length, config.record.null_threshold = max_length, null_threshold
 
 
+def find_max_length(model: nn.Module, saved: str) -> int | None:
+    """Return the number of tokens to which the texts of a saved adapter or model are cut, or None if it is unknown.
+
+    An adapter of this library records it; for other methods it is in the folder of the run.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    recorded = config.record.max_length if isinstance(config, HoulsbyConfig) else None
+    arguments = read_object(Path(saved).expanduser().parent / ARGUMENTS_FILE) or {}
+    return recorded or arguments.get("max_length")
+
+
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:
     """Raise RecipeError if the saved adapter has other options; the message names the recipe's flags."""
     source = HoulsbyConfig.from_pretrained(path)
@@ -194,7 +206,7 @@ def load_saved(
     Args:
         name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
         labels: The task's labels, in their order.
-        base_model: The base model, as in find_model; default: the one that the adapter names.
+        base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
         dtype: The data type of the base model's weights.
 
     Raises:
@@ -203,20 +215,25 @@ def load_saved(
         HubError: If the Hub does not have it, or cannot be reached.
     """
     folder, weights_dtype = Path(name).expanduser(), getattr(torch, dtype)
+    base = None if base_model is None else find_model(base_model)
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
-    is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+    is_houlsby = is_adapter and (read_object(config_file) or {}).get("peft_type") in (None, "HOULSBY")
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
-        auto_class = AutoPeftModelForSequenceClassification if is_adapter else AutoModelForSequenceClassification
-        arguments = {"num_labels": len(labels)} if is_adapter else {}
+        options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:
-            model = auto_class.from_pretrained(folder, dtype=weights_dtype, **arguments)
+            if is_adapter and base is not None:
+                encoder = AutoModelForSequenceClassification.from_pretrained(base, **options)
+                model = PeftModel.from_pretrained(encoder, folder)
+            elif is_adapter:
+                model = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
+            else:
+                model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, RuntimeError) as error:
             raise RecipeError(f"Cannot load {name}: {str(error).splitlines()[0]}") from error
         found = None if is_adapter else tuple(model.config.id2label.values())
     else:
-        base = None if base_model is None else find_model(base_model)
         adapter = houlsby_peft.load(name, base_model=base, dtype=weights_dtype)
         model, tokenizer, found = adapter.model, adapter.tokenizer, adapter.labels
     if found is not None and found != tuple(labels):
