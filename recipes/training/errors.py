@@ -1,14 +1,19 @@
 """Errors that the user can repair, and interrupts: how a recipe reports them in one line, without a traceback."""
 
+import ctypes
 import errno
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 
 Result = TypeVar("Result")
+# How a process is called that started a recipe by `accelerate launch` or `python -m accelerate.commands.launch`.
+_LAUNCHERS = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+_PR_SET_PDEATHSIG = 1
 RESUMES = "The same command resumes from the last complete checkpoint; if there is none, it starts over."
 
 
@@ -32,6 +37,7 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
     """
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
+    _end_with_launcher()
     try:
         return main()
     except KeyboardInterrupt:
@@ -58,6 +64,16 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
 
 def _terminate(number: int, frame: object) -> NoReturn:
     raise _Terminated(128 + number)
+
+
+def _end_with_launcher() -> None:
+    """Receive SIGTERM when `accelerate launch` ends, which passes no signal on to a single process; on Linux only."""
+    try:
+        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if any(Path(os.fsdecode(word)).name in _LAUNCHERS for word in launcher):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _say_interrupted(what: str, how_to_continue: str) -> None:

@@ -88,6 +88,13 @@ def check_output_folder(name: str) -> None:
             raise refuse_folder(folder, f"{path} is a file")
         if not os.access(path, os.W_OK | os.X_OK):
             raise refuse_folder(folder, f"{path} is read-only")
+        for part in folder.relative_to(path).parts:
+            try:
+                (path / part).stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:  # the name is too long
+                raise refuse_folder(folder, error) from error
         return
 
 

@@ -1,6 +1,5 @@
 """A run in its output folder: started, resumed after a crash, found finished, pushed to the Hub."""
 
-import errno
 import fcntl
 import json
 import os
@@ -8,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from transformers.trainer import TRAINER_STATE_NAME
@@ -62,7 +61,11 @@ class Run:
     def __init__(self, training: RecipeTrainingArguments, *groups: Any) -> None:
         self.groups = (*groups, training)
         self._folder, self._training = Path(training.output_dir), training
-        self.results, self.checkpoint = in_main_process(training, self._open_folder)
+        try:
+            self.results, self.checkpoint = in_main_process(training, self._open_folder)
+        except RecipeError:
+            unlock_folder(self._folder)
+            raise
 
     def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
         training, folder, arguments = self._training, self._folder, json.loads(json.dumps(merge(self.groups)))
@@ -166,7 +169,7 @@ def in_main_process(training: RecipeTrainingArguments, look: Callable[[], Result
 
 
 # The open lock files of this process, by their resolved paths.
-_LOCKS: dict[Path, TextIO] = {}
+_LOCKS: dict[Path, int] = {}
 
 
 def lock_folder(folder: Path) -> None:
@@ -180,30 +183,30 @@ def lock_folder(folder: Path) -> None:
         path = folder.resolve() / LOCK_FILE
         if path in _LOCKS:
             return
-        file = path.open("a+")
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
         try:
             # The kernel holds it on the open file, so that no lock is left behind by a process that was killed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                file.seek(0)
-                with file:
-                    owner = file.read().strip() or "another process"
-                raise RecipeError(
-                    f"{folder} is in use by {owner}. Wait for its end, end it, or give another --output_dir."
-                ) from error
-            # Some network file systems have no locks.
+        except BlockingIOError as error:
+            owner = os.read(file, 1000).decode().strip() or "another process"
+            os.close(file)
+            raise RecipeError(
+                f"{folder} is in use by {owner}. Wait for its end, end it, or give another --output_dir."
+            ) from error
+        except OSError as error:  # some network file systems have no locks
             print(f"{folder} cannot be locked ({error.strerror}): do not start a second run in it.")
-        file.truncate(0)
-        print(f"process {os.getpid()} on {platform.node()}", file=file, flush=True)
+        _LOCKS[path] = file
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {platform.node()}\n".encode())
     except OSError as error:
         raise refuse_folder(folder, error) from error
-    _LOCKS[path] = file
 
 
 def unlock_folder(folder: Path) -> None:
-    """Give up the reservation of a folder."""
-    _LOCKS.pop(folder.resolve() / LOCK_FILE).close()
+    """Give up the reservation of a folder, if this process has it."""
+    file = _LOCKS.pop(folder.resolve() / LOCK_FILE, None)
+    if file is not None:
+        os.close(file)
 
 
 def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..., None]:

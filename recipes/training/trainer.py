@@ -94,8 +94,15 @@ class RecipeTrainer(Trainer):
         return loss
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`."""
-        self.save_model(f"{self.args.output_dir}/{self.saved_as}")
+        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all files but
+        pages that somebody may have edited."""
+        folder = Path(self.args.output_dir, self.saved_as)
+        if self.args.should_save:
+            for path in folder.glob("*"):
+                if path.is_file() and path.suffix != ".md":
+                    path.unlink()
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(folder))
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)

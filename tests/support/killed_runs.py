@@ -2,9 +2,9 @@
 
     python tests/support/killed_runs.py --kills 40
 
-Each run trains a tiny model and is killed by SIGKILL at another event: when it creates, writes, renames or deletes a file
-in its output folder. In a write, half is written. The same command is then started again, and its adapter and results
-must be those of the run that was not killed, bit for bit. Needs a C compiler and Linux.
+Each run trains a tiny model and is killed by SIGKILL at another event: when it creates, writes, renames or deletes a
+file in its output folder. In a write, half is written. The same command is then started again, and its adapter and
+results must be those of the run that was not killed, bit for bit. Needs a C compiler and Linux.
 """
 
 from __future__ import annotations
@@ -33,24 +33,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=40, help="Number of runs to kill.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the choice of events.")
+    parser.add_argument("--events", type=int, nargs="+", help="Kill at these events instead.")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if LIBRARY not in os.environ:
             return preload(folder)
-        return compare(folder, arguments.kills, arguments.seed)
+        return compare(folder, arguments.kills, arguments.seed, arguments.events)
 
 
 def preload(folder: Path) -> int:
     """Run this script again, with the library that counts events."""
     library = folder / "kill_at.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, Path(__file__).with_name("kill_at.c"), "-ldl"], check=True)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, Path(__file__).with_name("kill_at.c"), "-ldl"], check=True
+    )
     environment = {"LD_PRELOAD": str(library), LIBRARY: str(library), "OMP_NUM_THREADS": "1"}
     environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
     return subprocess.run([sys.executable, *sys.argv], env=os.environ | environment, check=False).returncode
 
 
-def compare(folder: Path, kills: int, seed: int) -> int:
+def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> int:
     """Compare killed runs with one that was not; return 0 if all are identical."""
     sys.path[:0] = [str(ROOT / "recipes"), str(Path(__file__).parent)]
     import glue  # once for all runs, which are forked from this process
@@ -60,16 +63,20 @@ def compare(folder: Path, kills: int, seed: int) -> int:
     check(in_child(lambda: train(glue, flags, folder / "whole", counted=counted), folder / "whole.log"), 0)
     expected, events = outcome(folder / "whole"), int(counted.read_text())
     print(f"A run changes files {events} times.", flush=True)
+    chosen = chosen or sorted(random.Random(seed).sample(range(1, events + 1), kills))
     different = 0
-    for event in sorted(random.Random(seed).sample(range(1, events + 1), kills)):
+    for event in chosen:
         output, log = folder / str(event), folder / f"{event}.log"
         check(in_child(lambda: train(glue, flags, output, event), log), -signal.SIGKILL)  # noqa: B023
         status = in_child(lambda: train(glue, flags, output), log)  # noqa: B023
-        if status != 0 or outcome(output) != expected:
+        found = outcome(output)
+        names = [name for name in sorted(found.keys() | expected.keys()) if found.get(name) != expected.get(name)]
+        if status != 0 or names:
             different += 1
-            print(f"Killed at event {event}, it ends with status {status} and differs:\n{log.read_text()}", flush=True)
+            print(log.read_text())
+            print(f"Killed at event {event}, it ends with status {status}. Different: {', '.join(names)}", flush=True)
         shutil.rmtree(output, ignore_errors=True)
-    print(f"{kills - different} of {kills} killed runs are identical.")
+    print(f"{len(chosen) - different} of {len(chosen)} killed runs are identical.")
     return 1 if different else 0
 
 
@@ -124,17 +131,17 @@ def check(status: int, expected: int) -> None:
     assert status == expected, f"exit status {status}, not {expected}"
 
 
-def outcome(output: Path) -> tuple[dict[str, bytes], dict[str, object]]:
+def outcome(output: Path) -> dict[str, object]:
     """Return what a run has saved and claims, except for its time and the name of its folder."""
     try:
         results = json.loads((output / "results.json").read_text())
     except (OSError, ValueError):
-        return {}, {}
+        return {}
     for name in ("seconds", "command", "arguments"):
         del results[name]
-    saved = {path.name: path.read_bytes() for path in (output / "adapter").iterdir()}
-    del saved["training_args.bin"]
-    return saved, results
+    saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
+    del saved["adapter/training_args.bin"]
+    return saved | results
 
 
 if __name__ == "__main__":
