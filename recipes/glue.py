@@ -25,11 +25,11 @@ from study import reports as glue_reports
 from study.presets import GlueArguments, parse_arguments
 from tasks import demo
 from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_splits, load_test_sets
-from training.arguments import ClassifierArguments, RecipeTrainingArguments
+from training.arguments import BERT, ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
 from training.methods import MethodArguments, apply_method, keep_prefix
-from training.model import describe_head, find_max_length, load_classifier, load_saved, record_preprocessing
+from training.model import describe_head, load_classifier, load_saved, record_preprocessing
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -122,14 +122,10 @@ def train(
 def evaluate(
     task: GlueTask, saved: str, arguments: GlueArguments, method: MethodArguments, training: RecipeTrainingArguments
 ) -> dict[str, float]:
-    """Score a saved adapter or model on the validation split, and predict if asked to; return the scores.
-
-    It has its own encoder and maximum length, unless `arguments` name others.
-    """
+    """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
     saved = saved.replace("{task}", task.name)
-    model, tokenizer = load_saved(saved, task.labels, arguments.model_name, method.base_dtype)
-    max_length = arguments.max_length or find_max_length(model, saved) or GlueArguments.max_length
-    arguments = replace(arguments, max_length=max_length)
+    base = None if arguments.model_name == BERT else arguments.model_name  # an adapter names its base model
+    model, tokenizer = load_saved(saved, task.labels, base, method.base_dtype)
     splits = tokenized(load_splits(task, arguments.data_dir, evaluated_only=True), task, tokenizer, arguments)
     trainer = make_trainer(task, model, tokenizer, splits, training)
     scores = without_times(trainer.evaluate())

@@ -99,25 +99,17 @@ class GlueArguments(EncoderArguments):
 
 
 def parse_arguments() -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
-    """Parse the command line. A preset and the run without data have their own defaults, which flags override.
-
-    With --evaluate, `max_length` and the encoder of a task with data are None unless they are given, because a saved
-    adapter has its own.
-    """
+    """Parse the command line. A preset and the run without data have their own defaults, which flags override."""
     groups = (GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
-    arguments, method, adapter, training = parser.parse()
-    defaults: dict[str, Any] = {}
+    arguments, method, adapter, training = parsed = parser.parse()
     if arguments.preset is not None:
-        defaults = preset(arguments.preset, method.method, adapter.share_layers)
-    elif arguments.task == MINIMAL_PAIRS:
-        defaults = demo.DEFAULTS
-    if arguments.evaluate is not None:
-        defaults = defaults | {"max_length": None}
-        if arguments.task != MINIMAL_PAIRS:
-            defaults["model_name"] = None
-    parser.set_defaults(**defaults)
-    return _with_batch(parser, training) if arguments.preset is not None else parser.parse()
+        parser.set_defaults(**preset(arguments.preset, method.method, adapter.share_layers))
+        return _with_batch(parser, training)
+    if arguments.task == MINIMAL_PAIRS:
+        parser.set_defaults(**demo.DEFAULTS)
+        return parser.parse()
+    return parsed
 
 
 def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArguments]:

@@ -9,7 +9,6 @@ from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
 from training.errors import RecipeError
-from training.files import check_output_folder
 from training.model import MINILM, POOLER
 
 
@@ -177,7 +176,4 @@ class RecipeParser(HfArgumentParser):
             self.error(str(error))
         if unknown:
             self.error(f"unknown arguments: {' '.join(unknown)}")
-        for group in groups:
-            if isinstance(group, TrainingArguments):
-                check_output_folder(group.output_dir)
         return tuple(groups)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -67,38 +66,8 @@ def _measure(path: Path) -> dict[str, int]:
     return {"bytes": size, "crc32": checksum}
 
 
-def check_output_folder(name: str) -> None:
-    """Check that a run can write into its output folder, or create it, without creating anything.
-
-    Args:
-        name: The value of --output_dir; {task} stands for the name of a task.
-
-    Raises:
-        RecipeError: If it cannot.
-    """
-    folder = Path(name.replace("{task}", "task"))
-    for path in (folder, *folder.parents):
-        try:
-            is_folder = stat.S_ISDIR(path.stat().st_mode)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise refuse_folder(folder, error) from error
-        if not is_folder:
-            raise refuse_folder(folder, f"{path} is a file")
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise refuse_folder(folder, f"{path} is read-only")
-        for part in folder.relative_to(path).parts:
-            try:
-                (path / part).stat()
-            except FileNotFoundError:
-                continue
-            except OSError as error:  # the name is too long
-                raise refuse_folder(folder, error) from error
-        return
-
-
-def refuse_folder(folder: Path, reason: object) -> RecipeError:
-    """Return the error of an output folder that cannot be used; the reason is a text or an OSError."""
-    reason = getattr(reason, "strerror", None) or reason
-    return RecipeError(f"--output_dir must be a folder that can be written, got {folder}: {reason}. Give another one.")
+def refuse_folder(folder: Path, error: OSError) -> RecipeError:
+    """Return the error of an output folder that cannot be created or written."""
+    return RecipeError(
+        f"--output_dir must be a folder that can be written, got {folder}: {error.strerror}. Give another one."
+    )

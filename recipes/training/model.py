@@ -1,5 +1,6 @@
 """Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from training.data import looks_like_a_path
 from training.errors import RecipeError
-from training.files import read_object
-from training.results import ARGUMENTS_FILE
 
 
 MINILM = "minilm"
@@ -169,17 +168,6 @@ def record_preprocessing(model: nn.Module, max_length: int, null_threshold: floa
         config.record.max_length, config.record.null_threshold = max_length, null_threshold
 
 
-def find_max_length(model: nn.Module, saved: str) -> int | None:
-    """Return the number of tokens to which the texts of a saved adapter or model are cut, or None if it is unknown.
-
-    An adapter of this library records it; for other methods it is in the folder of the run.
-    """
-    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
-    recorded = config.record.max_length if isinstance(config, HoulsbyConfig) else None
-    arguments = read_object(Path(saved).expanduser().parent / ARGUMENTS_FILE) or {}
-    return recorded or arguments.get("max_length")
-
-
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:
     """Raise RecipeError if the saved adapter has other options; the message names the recipe's flags."""
     source = HoulsbyConfig.from_pretrained(path)
@@ -218,7 +206,10 @@ def load_saved(
     base = None if base_model is None else find_model(base_model)
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
-    is_houlsby = is_adapter and (read_object(config_file) or {}).get("peft_type") in (None, "HOULSBY")
+    try:
+        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+    except (ValueError, AttributeError):
+        is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
         options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:

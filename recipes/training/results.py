@@ -21,7 +21,6 @@ from training.files import list_files, write_atomically
 from training.trainer import RecipeTrainer
 
 
-ARGUMENTS_FILE = "arguments.json"
 RESULTS_FILE = "results.json"
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 _TIMES = ("runtime", "_per_second", "model_preparation_time")

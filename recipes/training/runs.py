@@ -18,11 +18,12 @@ from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.files import find_damage, read_object, refuse_folder, write_atomically
 from training.model import HUB_NAMES
-from training.results import ARGUMENTS_FILE, RESULTS_FILE, merge, write_results
+from training.results import RESULTS_FILE, merge, write_results
 from training.trainer import RecipeTrainer
 
 
 Result = TypeVar("Result")
+ARGUMENTS_FILE = "arguments.json"
 LOCK_FILE = "run.lock"
 LAST = "last"
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.

@@ -94,13 +94,11 @@ class RecipeTrainer(Trainer):
         return loss
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all files but
-        pages that somebody may have edited."""
+        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an
+        earlier run, or an attempt that was killed, has left there."""
         folder = Path(self.args.output_dir, self.saved_as)
         if self.args.should_save:
-            for path in folder.glob("*"):
-                if path.is_file() and path.suffix != ".md":
-                    path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self.save_model(str(folder))
 
