@@ -269,7 +269,7 @@ class TestWhatIsClaimedWasSaved:
         run(glue, *flags, *saving, "--output_dir", tmp_path / "run")
         found = results(tmp_path / "run")
         losses = [entry["loss"] for entry in found["epochs"]]
-        assert losses[-1] > min(losses)
+        assert len(set(losses)) == len(losses)
         assert found["best_score"] == found["best_scores"]["loss"] == (min(losses) if kept == "Best" else losses[-1])
         assert found["best_epoch"] == (1 if kept == "Best" else None)
         assert f"{kept} epoch: " in capsys.readouterr().out
@@ -285,8 +285,8 @@ def test_an_encoder_that_is_given_is_taken(flags, tmp_path):
     run(glue, *flags, "--method", "lora", "--max_steps", 1, "--output_dir", tmp_path / "run")
     other = save_tiny_encoder(tmp_path / "other", seed=1)
     labels = TASKS["cola"].labels
-    for given, expected in ((None, flags[flags.index("--model_name") + 1]), (str(other), other)):
-        model, _ = load_saved(str(tmp_path / "run" / "adapter"), labels, given)
+    for name, expected in ((None, flags[flags.index("--model_name") + 1]), (str(other), other)):
+        model, _ = load_saved(str(tmp_path / "run" / "adapter"), labels, name)
         weights = load_file(expected / "model.safetensors")["embeddings.word_embeddings.weight"]
         assert torch.equal(model.get_base_model().bert.embeddings.word_embeddings.weight, weights)
 
