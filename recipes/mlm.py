@@ -88,10 +88,7 @@ def main() -> None:
     before = trainer.evaluate()["eval_loss"]
     trainer.train(run.checkpoint)
     trainer.save_trained()
-    best = trainer.state.best_metric
-    if training.should_log and best is not None:
-        print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(best):,.1f} after")
-    run.finish(
+    results = run.finish(
         trainer,
         task="mlm",
         model=arguments.model_name,
@@ -99,6 +96,9 @@ def main() -> None:
         loss_before=before,
         trained_head=sorted(head),
     )
+    after = results["best_scores"].get("loss")
+    if training.should_log and after is not None:
+        print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(after):,.1f} after")
     push(training.output_dir)
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate.utils import broadcast_object_list
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
@@ -29,9 +28,10 @@ from transformers.hf_argparser import HfArg
 from tasks.classification import ClassificationArguments, ClassificationTask, load_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
+from training.files import write_atomically
 from training.model import add_adapter, load_classifier, record_preprocessing
-from training.results import RESULTS_FILE, write_atomically, write_results
-from training.runs import plan_push
+from training.results import RESULTS_FILE, write_results
+from training.runs import in_main_process, lock_folder, plan_push, unlock_folder
 from training.trainer import RecipeTrainer
 
 
@@ -88,6 +88,7 @@ def main() -> None:
     if training.should_log:
         print(explain(rows))
         write_atomically(Path(training.output_dir, STREAM_FILE), json.dumps(rows, indent=2) + "\n")
+        unlock_folder(Path(training.output_dir))
     forgotten = [row["task"] for row in rows if not all(row["unchanged"].values())]
     if forgotten:
         raise RecipeError(f"Earlier tasks' outputs have changed with {', '.join(forgotten)}, which must never happen.")
@@ -113,18 +114,25 @@ def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrain
 
 
 def take_folder(training: RecipeTrainingArguments, of_tasks: Iterable[str]) -> None:
-    """Raise RecipeError if the folder or a task's holds results; with --overwrite_output_dir delete them instead."""
-    files = [Path(training.output_dir, STREAM_FILE), *(Path(folder, RESULTS_FILE) for folder in of_tasks)]
-    # The main process looks and tells the others, because the folder changes from here on.
-    found = [[path for path in files if path.exists()] if training.process_index == 0 else None]
-    held = broadcast_object_list(found)[0] or []
-    if held and not training.overwrite_output_dir:
-        raise RecipeError(
-            f"There are already results in {held[0]}, and a stream cannot resume. Give another --output_dir, or "
-            "--overwrite_output_dir to start over."
-        )
-    for path in held if training.process_index == 0 else ():
-        path.unlink()
+    """Reserve the folder for this process; with --overwrite_output_dir, delete the results in it and in its tasks'.
+
+    Raises:
+        RecipeError: If it cannot be written, is in use, or there are results that must not be deleted.
+    """
+
+    def take() -> None:
+        lock_folder(Path(training.output_dir))
+        files = [Path(training.output_dir, STREAM_FILE), *(Path(folder, RESULTS_FILE) for folder in of_tasks)]
+        held = [path for path in files if path.exists()]
+        if held and not training.overwrite_output_dir:
+            raise RecipeError(
+                f"There are already results in {held[0]}, and a stream cannot resume. Give another --output_dir, or "
+                "--overwrite_output_dir to start over."
+            )
+        for path in held:
+            path.unlink()
+
+    in_main_process(training, take)
 
 
 def of_task(training: RecipeTrainingArguments, name: str) -> RecipeTrainingArguments:
@@ -201,4 +209,4 @@ def explain(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    end_with_one_line(main)
+    end_with_one_line(main, "A stream cannot resume: the same command with --overwrite_output_dir starts over.")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from study.papers import COLUMNS, PAPER_ROWS, mean_of_nine, server_average
 from tasks.submission import TEST_SETS, pack, problems
 from training.errors import RecipeError
-from training.results import write_atomically
+from training.files import write_atomically
 from training.trainer import check_finite
 
 

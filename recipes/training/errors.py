@@ -1,22 +1,51 @@
-"""Errors that the user can repair, and how a recipe reports them: in one line, without a traceback."""
+"""Errors that the user can repair, and interrupts: how a recipe reports them in one line, without a traceback."""
 
+import ctypes
 import errno
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
 
 Result = TypeVar("Result")
+# How a process is called that started a recipe by `accelerate launch` or `python -m accelerate.commands.launch`.
+_LAUNCHERS = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+_PR_SET_PDEATHSIG = 1
+RESUMES = "The same command resumes from the last complete checkpoint; if there is none, it starts over."
 
 
 class RecipeError(Exception):
     """A wrong flag, file or value. The message states the rule, the value received and the remedy."""
 
 
-def end_with_one_line(main: Callable[[], Result]) -> Result:
-    """Run a recipe; an error that the user can repair ends it with one line on stderr and exit status 1."""
+class _Terminated(SystemExit):
+    """SIGTERM. Processes that were forked from the recipe, such as those of a data loader, end with it silently."""
+
+
+def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES) -> Result:
+    """Run a recipe; an error that the user can repair, Ctrl-C or SIGTERM ends it with one line on stderr.
+
+    The exit status is 1 after an error, 130 after Ctrl-C and 143 after SIGTERM. A signal that is ignored when the
+    recipe starts, as SIGINT is in the background of a script, stays ignored.
+
+    Args:
+        main: The recipe.
+        how_to_continue: What to say after an interrupt.
+    """
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    _end_with_launcher()
     try:
         return main()
+    except KeyboardInterrupt:
+        _say_interrupted("Interrupted", how_to_continue)
+        sys.exit(128 + signal.SIGINT)
+    except _Terminated:
+        _say_interrupted("Terminated", how_to_continue)
+        raise
     except RecipeError as error:
         sys.exit(f"error: {error}")
     except Exception as error:
@@ -31,6 +60,25 @@ def end_with_one_line(main: Callable[[], Result]) -> Result:
             f"error: The disk is full: {' '.join(str(error).split())}. Free some space, or give another --output_dir; "
             "the same command then resumes from the last complete checkpoint."
         )
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated(128 + number)
+
+
+def _end_with_launcher() -> None:
+    """Receive SIGTERM when `accelerate launch` ends, which passes no signal on to a single process; on Linux only."""
+    try:
+        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return
+    if any(Path(os.fsdecode(word)).name in _LAUNCHERS for word in launcher):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _say_interrupted(what: str, how_to_continue: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # as all processes of a run are interrupted
+        print(f"\n{what}. {how_to_continue}", file=sys.stderr)
 
 
 def is_full_disk(error: BaseException) -> bool:

@@ -220,7 +220,7 @@ def load_saved(
     Args:
         name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
         labels: The task's labels, in their order.
-        base_model: The base model, as in find_model; default: the one that the adapter names.
+        base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
         dtype: The data type of the base model's weights.
 
     Raises:
@@ -229,20 +229,28 @@ def load_saved(
         HubError: If the Hub does not have it, or cannot be reached.
     """
     folder, weights_dtype = Path(name).expanduser(), getattr(torch, dtype)
+    base = None if base_model is None else find_model(base_model)
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
-    is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+    try:
+        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+    except (ValueError, AttributeError):
+        is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
-        auto_class = AutoPeftModelForSequenceClassification if is_adapter else AutoModelForSequenceClassification
-        arguments = {"num_labels": len(labels)} if is_adapter else {}
+        options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:
-            model = auto_class.from_pretrained(folder, dtype=weights_dtype, **arguments)
+            if is_adapter and base is not None:
+                encoder = AutoModelForSequenceClassification.from_pretrained(base, **options)
+                model = PeftModel.from_pretrained(encoder, folder)
+            elif is_adapter:
+                model = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
+            else:
+                model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, RuntimeError) as error:
             raise RecipeError(f"Cannot load {name}: {str(error).splitlines()[0]}") from error
         found = None if is_adapter else tuple(model.config.id2label.values())
     else:
-        base = None if base_model is None else find_model(base_model)
         adapter = houlsby_peft.load(name, base_model=base, dtype=weights_dtype)
         model, tokenizer, found = adapter.model, adapter.tokenizer, adapter.labels
     if found is not None and found != tuple(labels):

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import platform
 import shlex
 import sys
@@ -15,9 +14,10 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.trainer_callback import TrainerState
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from accelerate import Accelerator, DistributedType
+from training.files import list_files, write_atomically
 from training.trainer import RecipeTrainer
 
 
@@ -27,30 +27,36 @@ _TIMES = ("runtime", "_per_second", "model_preparation_time")
 
 
 def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
-    """Write results.json into the output folder and print the best score, in the main process; return the content.
+    """Write results.json into the output folder and print the kept epoch's score, in the main process; return the
+    content.
 
     Call it last: the file appears complete or not at all, so a folder with it holds a finished run.
 
-    Besides `results` it holds the seed, the strategy, the scores per epoch and the epoch that was kept, the numbers of
-    parameters, the seconds since the trainer was made, the arguments and their defaults, the command, the hardware,
-    the emissions that CodeCarbon measured, and the versions of Python and the libraries.
+    Besides `results` it holds the seed, the strategy, the scores per epoch, the best epoch if its weights were kept,
+    the scores of the weights that were kept, the numbers of parameters, the seconds since the trainer was made, the
+    arguments and their defaults, the command, the hardware, the emissions that CodeCarbon measured, the versions of
+    Python and the libraries, and the sizes and checksums of the saved files.
 
     Args:
         trainer: The trainer of the run.
         arguments: The arguments of the run, as dataclasses.
         results: Further entries.
     """
-    training, state, arguments = trainer.args, trainer.state, tuple(arguments)
+    training, arguments = trainer.args, tuple(arguments)
     output = Path(training.output_dir)
+    epochs = scores_per_epoch(trainer.state.log_history)
+    kept = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
+    scores = {name: score for name, score in kept.items() if name not in ("epoch", "step")}
+    score = scores.get(training.metric_for_best_model.removeprefix("eval_"))
     content = {
         **results,
         "seed": training.seed,
         "strategy": strategy(trainer.accelerator),
-        "epochs": scores_per_epoch(state.log_history),
+        "epochs": epochs,
         "chosen_by": training.metric_for_best_model,
-        "best_epoch": best_epoch(state),
-        "best_score": state.best_metric,
-        "best_scores": best_scores(state),
+        "best_epoch": None if trainer.best_step is None else kept["epoch"],
+        "best_score": score,
+        "best_scores": scores,
         "trainable_parameters": trainer.trainable,
         "total_parameters": trainer.total,
         "seconds": round(time.perf_counter() - trainer.start, 1),
@@ -63,9 +69,18 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     }
     if not trainer.is_world_process_zero():
         return content
+    saved = (path for path in (output / trainer.saved_as).glob("*") if path.is_file() and not _may_change(path))
+    content["files"] = list_files(output, saved)
     write_atomically(output / RESULTS_FILE, json.dumps(content, indent=2) + "\n")
-    print(f"Best epoch: {best_epoch(state)}, {training.metric_for_best_model} {state.best_metric}. Saved: {output}")
+    epoch = "Last" if trainer.best_step is None else "Best"
+    scored = f"{epoch} epoch: {kept['epoch']}, {training.metric_for_best_model} {score}" if kept else "Not evaluated"
+    print(f"{scored}. Saved: {output}")
     return content
+
+
+def _may_change(path: Path) -> bool:
+    """Return whether a saved file is not needed to load the adapter, so that a run is finished without it."""
+    return path.suffix == ".md" or path.name == TRAINING_ARGS_NAME
 
 
 def merge(groups: Iterable[Any]) -> dict[str, Any]:
@@ -79,13 +94,6 @@ def merge(groups: Iterable[Any]) -> dict[str, Any]:
 
 def _is_plain(field: Field[Any]) -> bool:
     return isinstance(field.default, (str, int, float, bool, type(None)))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that other processes see all of it or none, even if this one is killed."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text)
-    unfinished.replace(path)
 
 
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
@@ -106,19 +114,6 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
         for key, value in metrics.items()
         if key != "epoch" and not key.endswith(_TIMES)
     }
-
-
-def best_epoch(state: TrainerState) -> float | None:
-    """Return the epoch whose weights were kept, or None if no best epoch was chosen."""
-    epochs = {entry["step"]: entry["epoch"] for entry in scores_per_epoch(state.log_history)}
-    return epochs.get(state.best_global_step)
-
-
-def best_scores(state: TrainerState) -> dict[str, float]:
-    """Return all scores of the kept epoch, or of the last one if none was chosen; empty without an evaluation."""
-    epochs = scores_per_epoch(state.log_history)
-    kept = next((entry for entry in epochs if entry["step"] == state.best_global_step), epochs[-1] if epochs else {})
-    return {name: score for name, score in kept.items() if name not in ("epoch", "step")}
 
 
 def strategy(accelerator: Accelerator) -> dict[str, str | int]:
@@ -148,11 +143,11 @@ def hardware() -> str:
 
 def emissions(output_dir: Path) -> float | None:
     """Return the kilograms of CO2 that CodeCarbon recorded for a run with --report_to codecarbon, or None."""
-    path = output_dir / "emissions.csv"
-    if not path.exists():
+    try:
+        with (output_dir / "emissions.csv").open(newline="") as file:
+            return float(list(csv.DictReader(file))[-1]["emissions"])
+    except (OSError, LookupError, ValueError):  # there is none, or it is damaged
         return None
-    with path.open(newline="") as file:
-        return float(list(csv.DictReader(file))[-1]["emissions"])
 
 
 def command(argv: Sequence[str], token: str | None = None) -> str:

@@ -1,24 +1,30 @@
 """A run in its output folder: started, resumed after a crash, found finished, pushed to the Hub."""
 
+import fcntl
 import json
-import re
+import os
+import platform
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
 from transformers.trainer import TRAINER_STATE_NAME
 
 import houlsby_peft
 from training.arguments import RecipeTrainingArguments
+from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
+from training.files import find_damage, read_object, refuse_folder, write_atomically
 from training.model import HUB_NAMES
-from training.results import RESULTS_FILE, merge, write_atomically, write_results
+from training.results import RESULTS_FILE, merge, write_results
 from training.trainer import RecipeTrainer
 
 
+Result = TypeVar("Result")
 ARGUMENTS_FILE = "arguments.json"
+LOCK_FILE = "run.lock"
 LAST = "last"
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.
 _FREE = {
@@ -33,9 +39,12 @@ _LISTED = 3
 class Run:
     """A run and its output folder.
 
-    The same command in the same folder resumes from the last complete checkpoint, and does nothing if the run is
-    finished. Different arguments in a folder that holds a run are an error, so that no results are lost by accident.
+    The same command in the same folder resumes from the newest usable checkpoint, and does nothing if the run is
+    finished. A checkpoint, results.json or a saved file that is incomplete or damaged is reported and not used.
+    Different arguments in a folder that holds trained weights are an error, so that no results are lost by accident.
     `--resume_from_checkpoint last` resumes whatever the arguments are; `--overwrite_output_dir` starts over.
+
+    Only one process at a time can have a run in a folder, until the run or the process ends.
 
     Args:
         training: The training arguments, with the final `output_dir`.
@@ -46,57 +55,77 @@ class Run:
         checkpoint: The folder to resume from, or None.
 
     Raises:
-        RecipeError: If the folder holds a run with other arguments, or the checkpoint does not exist.
+        RecipeError: If the folder cannot be written, is in use or holds a run with other arguments, or the checkpoint
+            to resume from cannot be used.
     """
 
     def __init__(self, training: RecipeTrainingArguments, *groups: Any) -> None:
         self.groups = (*groups, training)
         self._folder, self._training = Path(training.output_dir), training
-        # The main process looks and tells the others, because the folder changes from here on.
-        found = [self._open_folder() if training.process_index == 0 else None]
-        self.results, self.checkpoint = broadcast_object_list(found)[0]
+        try:
+            self.results, self.checkpoint = in_main_process(training, self._open_folder)
+        except RecipeError:
+            unlock_folder(self._folder)
+            raise
 
     def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
-        asked, arguments = self._training.resume_from_checkpoint, json.loads(json.dumps(merge(self.groups)))
-        results: dict[str, Any] | None = None
+        training, folder, arguments = self._training, self._folder, json.loads(json.dumps(merge(self.groups)))
+        asked, overwrites = training.resume_from_checkpoint, training.overwrite_output_dir
+        same = not changed_arguments(read_object(folder / ARGUMENTS_FILE) or {}, arguments)
+        if same and not overwrites and asked is None and (results := self._read_results()) is not None:
+            print(f"{folder} holds this run, finished: nothing is trained.")
+            return results, None
+
+        lock_folder(folder)
         checkpoint: str | None = None
-        if self._training.overwrite_output_dir:
-            for path in self._folder.glob("checkpoint-*"):
+        if overwrites:
+            for path in folder.glob("checkpoint-*"):
                 shutil.rmtree(path)
-        elif asked is not None:
-            checkpoint = last_checkpoint(self._folder) if asked == LAST else asked
-            if asked != LAST and not Path(asked).is_dir():
+        elif asked not in (None, LAST):
+            checkpoint = asked
+            damage = find_checkpoint_damage(Path(asked), load_best=training.load_best_model_at_end)
+            if damage is not None:
                 raise RecipeError(
-                    f"--resume_from_checkpoint must be the folder of a checkpoint or {LAST!r}, got {asked}."
+                    f"--resume_from_checkpoint must be the folder of a complete checkpoint or {LAST!r}, got {asked}: "
+                    f"{damage}."
                 )
-        elif self._is_occupied():
-            self._check_arguments(arguments)
-            path = self._folder / RESULTS_FILE
-            results = json.loads(path.read_text()) if path.exists() else None
-            checkpoint = last_checkpoint(self._folder)
-        if results is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / RESULTS_FILE).unlink(missing_ok=True)
-            write_atomically(self._folder / ARGUMENTS_FILE, json.dumps(arguments, indent=2) + "\n")
-        if self._training.should_log and results:
-            print(f"{self._folder} holds this run, finished: nothing is trained.")
-        elif self._training.should_log and checkpoint:
+        elif self._holds_trained_weights():
+            if asked is None and not same:
+                self._refuse_arguments(arguments)
+            checkpoint = last_checkpoint(folder, training.load_best_model_at_end)
+            if checkpoint is None:
+                print(f"{folder} has no checkpoint to resume from: the run starts over.")
+        if not same or overwrites or asked is not None:
+            (folder / RESULTS_FILE).unlink(missing_ok=True)  # those of another run
+        write_atomically(folder / ARGUMENTS_FILE, json.dumps(arguments, indent=2) + "\n")
+        if checkpoint:
             print(f"Resuming from {checkpoint}.")
-        return results, checkpoint
+        return None, checkpoint
 
-    def _is_occupied(self) -> bool:
-        names = (ARGUMENTS_FILE, RESULTS_FILE)
-        return any((self._folder / name).exists() for name in names) or any(self._folder.glob("checkpoint-*"))
+    def _read_results(self) -> dict[str, Any] | None:
+        """Return the content of results.json, or None if the run is not finished; report it if a file is damaged."""
+        path = self._folder / RESULTS_FILE
+        if not path.exists():
+            return None
+        results = read_object(path)
+        if results is None or "best_scores" not in results:
+            damage: str | None = f"{RESULTS_FILE} is damaged"
+        else:
+            damage = find_damage(self._folder, results.get("files", {}))
+        if damage is None:
+            return results
+        print(f"{self._folder} holds this run, but {damage}: it does not count as finished.")
+        return None
 
-    def _check_arguments(self, arguments: Mapping[str, Any]) -> None:
-        try:
-            before = json.loads((self._folder / ARGUMENTS_FILE).read_text())
-        except FileNotFoundError:
-            reason = "a run with unknown arguments"
+    def _holds_trained_weights(self) -> bool:
+        return (self._folder / RESULTS_FILE).exists() or any(self._folder.glob(f"checkpoint-*/{TRAINER_STATE_NAME}"))
+
+    def _refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
+        before = read_object(self._folder / ARGUMENTS_FILE)
+        if before is None:
+            reason = f"a run with unknown arguments (it has no whole {ARGUMENTS_FILE})"
         else:
             changed = changed_arguments(before, arguments)
-            if not changed:
-                return
             reason = f"a run with other arguments: {', '.join(changed[:_LISTED])}" + (
                 f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
             )
@@ -107,7 +136,10 @@ class Run:
 
     def finish(self, trainer: RecipeTrainer, **results: Any) -> dict[str, Any]:
         """Write results.json, as the last act of the run, and return its content."""
-        return write_results(trainer, self.groups, **results)
+        content = write_results(trainer, self.groups, **results)
+        if self._training.process_index == 0:
+            unlock_folder(self._folder)
+        return content
 
 
 def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -120,23 +152,62 @@ def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     ]
 
 
-def last_checkpoint(output_dir: str | Path) -> str | None:
-    """Return the newest complete checkpoint in a folder, or None; report and skip incomplete ones.
+def in_main_process(training: RecipeTrainingArguments, look: Callable[[], Result]) -> Result:
+    """Return in all processes what `look` returns, or raise the RecipeError that it raises, in the main process.
 
-    A checkpoint is complete if it has trainer_state.json, which RecipeTrainer writes after all processes have written
-    everything else.
+    Only the main process looks at a run's folder and tells the others, because the folder changes from then on.
     """
-    numbered = {path: path.name.removeprefix("checkpoint-") for path in Path(output_dir).glob("checkpoint-*")}
-    numbered = {path: number for path, number in numbered.items() if re.fullmatch(r"\d+", number)}
-    for path in sorted(numbered, key=lambda path: int(numbered[path]), reverse=True):
+    found: list[Any] = [None]
+    if training.process_index == 0:
         try:
-            state = json.loads((path / TRAINER_STATE_NAME).read_text())
-        except (OSError, ValueError):
-            state = None
-        if isinstance(state, dict) and str(state.get("global_step")) == numbered[path]:
-            return str(path)
-        print(f"Skipping {path}, which is incomplete.")
-    return None
+            found = [look()]
+        except RecipeError as error:
+            found = [error]
+    [outcome] = broadcast_object_list(found)
+    if isinstance(outcome, RecipeError):
+        raise outcome
+    return outcome
+
+
+# The open lock files of this process, by their resolved paths.
+_LOCKS: dict[Path, int] = {}
+
+
+def lock_folder(folder: Path) -> None:
+    """Create a run's folder and reserve it for this process, until unlock_folder or the end of the process.
+
+    Raises:
+        RecipeError: If another process has reserved it, or it cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder.resolve() / LOCK_FILE
+        if path in _LOCKS:
+            return
+        file = os.open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            # The kernel holds it on the open file, so that no lock is left behind by a process that was killed.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(file, 1000).decode().strip() or "another process"
+            os.close(file)
+            raise RecipeError(
+                f"{folder} is in use by {owner}. Wait for its end, end it, or give another --output_dir."
+            ) from error
+        except OSError as error:  # some network file systems have no locks
+            print(f"{folder} cannot be locked ({error.strerror}): do not start a second run in it.")
+        _LOCKS[path] = file
+        os.ftruncate(file, 0)
+        os.write(file, f"process {os.getpid()} on {platform.node()}\n".encode())
+    except OSError as error:
+        raise refuse_folder(folder, error) from error
+
+
+def unlock_folder(folder: Path) -> None:
+    """Give up the reservation of a folder, if this process has it."""
+    file = _LOCKS.pop(folder.resolve() / LOCK_FILE, None)
+    if file is not None:
+        os.close(file)
 
 
 def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..., None]:

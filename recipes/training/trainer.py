@@ -1,7 +1,9 @@
-"""transformers' Trainer with four changes: its loss, its divergence, the order of its rows, its checkpoints."""
+"""transformers' Trainer with five changes: its loss, divergence, order of predictions, checkpoints, kept weights."""
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,9 @@ from torch import nn
 from torch.utils.data import Dataset, Sampler
 from transformers import EarlyStoppingCallback, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PredictionOutput, TrainOutput
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
 
+from training.checkpoints import find_checkpoint_damage, get_step, seal
 from training.errors import RecipeError
 
 
@@ -24,23 +27,29 @@ def check_finite(outputs: NDArray[np.float32]) -> None:
 
 
 class RecipeTrainer(Trainer):
-    """A Trainer with four changes.
+    """A Trainer with five changes.
 
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
     - Predictions are in the order of the rows.
-    - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights as no interruption.
+    - A complete checkpoint can be told from an incomplete or damaged one, and resuming gives the same weights as no
+      interruption.
+    - It is known which step's weights the model ends with, and there are scores of that step.
 
     Attributes:
         start: The time when it was made, by time.perf_counter().
         trainable, total: Numbers of parameters of the model, as PEFT counts them, for every method.
         saved_as: The subfolder of the output folder for the kept weights: "adapter" or "model".
+        best_step: The step of the best checkpoint, if the model has its weights after training; else None, and the
+            model has those of the last step.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.start = time.perf_counter()
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
+        self.best_step: int | None = None
+        self._resumed_from: str | None = None
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
@@ -50,11 +59,24 @@ class RecipeTrainer(Trainer):
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
-        """Print the number of trained parameters, then train as Trainer.train does."""
+        """Print the number of trained parameters, train as Trainer.train does, and score the last step if it has the
+        kept weights and was not evaluated."""
         if self.args.should_log:
             share = self.trainable / self.total
             print(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        self._resumed_from = resume_from_checkpoint
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        if self.args.eval_strategy != "no" and not any(
+            entry["step"] == self.kept_step and any(name.startswith("eval_") for name in entry)
+            for entry in self.state.log_history
+        ):
+            self.evaluate()
+        return output
+
+    @property
+    def kept_step(self) -> int:
+        """The step whose weights the model has after training."""
+        return self.state.global_step if self.best_step is None else self.best_step
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Take a step as Trainer.training_step does.
@@ -72,8 +94,13 @@ class RecipeTrainer(Trainer):
         return loss
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`."""
-        self.save_model(f"{self.args.output_dir}/{self.saved_as}")
+        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an
+        earlier run, or an attempt that was killed, has left there."""
+        folder = Path(self.args.output_dir, self.saved_as)
+        if self.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(folder))
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
@@ -81,11 +108,37 @@ class RecipeTrainer(Trainer):
             return _OrderOfEpoch(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
         return sampler
 
-    def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        # This is the last file that all processes write. Only after all of them have, the main process writes
-        # trainer_state.json and deletes older checkpoints, so that a crash at any moment leaves a complete one.
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            # A damaged one of an earlier attempt, whose files must not be taken for those of this one.
+            shutil.rmtree(checkpoint, ignore_errors=True)
         self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        # Only now are older checkpoints deleted, so that a crash at any moment leaves a complete one.
+        if self.args.should_save:
+            seal(checkpoint, resumable=not self.args.save_only_model)
+            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_best_model(self) -> None:
+        # By its name, as the run's folder may have been moved since the checkpoint was saved.
+        name = Path(self.state.best_model_checkpoint).name
+        folders = [Path(self.args.output_dir), *([Path(self._resumed_from).parent] if self._resumed_from else [])]
+        best = next((path for folder in folders if (path := folder / name).is_dir()), folders[0] / name)
+        damage = find_checkpoint_damage(best, resume=False)
+        if damage is not None:
+            raise RecipeError(
+                f"The best epoch's checkpoint {best} cannot be loaded: {damage}. The same command trains again from "
+                "the last checkpoint before it."
+            )
+        self.state.best_model_checkpoint, self.best_step = str(best), get_step(best)
+        super()._load_best_model()
 
     def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
         """Predict as Trainer.predict does, in the order of the rows, which length grouping would change."""

@@ -19,7 +19,6 @@ from transformers import AutoModelForSequenceClassification
 
 from distributed_checks import CHECKS
 from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
-from training.runs import last_checkpoint
 
 
 SHARED = ("--share_layers", "3")
@@ -164,7 +163,7 @@ def test_a_process_is_killed_while_it_saves(inputs, ddp, tmp_path):
     resumed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
     log = (tmp_path / "log.txt").read_text()
     assert "exitcode: -9" in log
-    assert "checkpoint-15, which is incomplete" in log
+    assert "checkpoint-15: it is incomplete" in log
     assert_same_end(resumed, ddp)
 
 
@@ -175,29 +174,3 @@ def test_a_stuck_process_ends_the_run(inputs, tmp_path):
     assert stuck.returncode != 0
     assert "Timed out waiting 15000ms" in output
     assert time.monotonic() - begin < 200
-
-
-class TestLastCheckpoint:
-    def checkpoint(self, folder: Path, step: int, content: str | None) -> str:
-        path = folder / f"checkpoint-{step}"
-        path.mkdir()
-        if content is not None:
-            (path / "trainer_state.json").write_text(content)
-        return str(path)
-
-    def test_there_is_none(self, tmp_path):
-        assert last_checkpoint(str(tmp_path)) is None
-        assert last_checkpoint(str(tmp_path / "absent")) is None
-
-    def test_the_largest_step_is_the_last(self, tmp_path):
-        for step in (5, 100, 20):
-            self.checkpoint(tmp_path, step, json.dumps({"global_step": step}))
-        (tmp_path / "checkpoint-best").mkdir()
-        assert last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-100")
-
-    @pytest.mark.parametrize("content", [None, "", '{"global_step": 1', "[1]", "{}", '{"global_step": 5}'])
-    def test_half_written_ones_are_named_and_skipped(self, tmp_path, content, capsys):
-        whole = self.checkpoint(tmp_path, 5, json.dumps({"global_step": 5}))
-        half = self.checkpoint(tmp_path, 10, content)
-        assert last_checkpoint(str(tmp_path)) == whole
-        assert capsys.readouterr().out == f"Skipping {half}, which is incomplete.\n"

@@ -169,7 +169,7 @@ class TestTheFolderOfARun:
         assert [entry["step"] for entry in scores(tmp_path)] == [12, 18]
 
     def test_a_checkpoint_that_is_not_there(self, flags, tmp_path):
-        with pytest.raises(RecipeError, match=r"must be the folder of a checkpoint or 'last', got .*checkpoint-7\."):
+        with pytest.raises(RecipeError, match=r"of a complete checkpoint or 'last', got .*checkpoint-7: there is no"):
             run(glue, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", tmp_path / "checkpoint-7")
 
     def test_what_counts_as_other_arguments(self):
