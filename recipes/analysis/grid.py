@@ -105,14 +105,11 @@ def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> No
     sweep, slots = Sweep(arguments.output_dir, runs), find_slots(arguments.jobs)
     launch = launch_command(None, slots)
     if arguments.dry_run:
-        print("".join(f"{shlex.join([*launch, *run.arguments])}
-" for run in sweep.left()), end="")
+        print("".join(f"{shlex.join([*launch, *run.arguments])}\n" for run in sweep.left()), end="")
         return
     failures = sweep.execute(launch, slots)
     for run, error in failures.items():
-        print(f"
-FAILED: {run.name}; log: {run.folder / 'log.txt'}
-{error}", file=sys.stderr)
+        print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
     if failures:
         raise RecipeError(f"{len(failures)} of {len(runs)} runs have failed. The same command tries them again.")
 
