@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .fingerprint import is_fingerprint
+
 
 @dataclass
 class Source:
@@ -85,17 +87,6 @@ class AdapterRecord:
         facts = asdict(self)
         del facts["source"], facts["has_labels_of_base"]
         return {name: value for name, value in facts.items() if value is not None and value is not False}
-
-
-def is_fingerprint(value: Any) -> bool:
-    """Return whether a value from JSON has the form that `fingerprint` gives."""
-    if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
-        return False
-    rows = value.get("weights")
-    return isinstance(rows, list) and all(
-        row is None or (isinstance(row, list) and all(isinstance(number, (int, float)) for number in row))
-        for row in rows
-    )
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:

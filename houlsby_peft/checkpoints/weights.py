@@ -126,9 +126,9 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
         if name in found and found[name] != shape
     ]
     problems = [
-        *([f"it lacks {_first_of(missing)}"] if missing else []),
-        *([f"it has {_first_of(unknown)}, which this model and configuration have no place for"] if unknown else []),
-        *([_first_of(wrong)] if wrong else []),
+        *([f"it lacks {first_of(missing)}"] if missing else []),
+        *([f"it has {first_of(unknown)}, which this model and configuration have no place for"] if unknown else []),
+        *([first_of(wrong)] if wrong else []),
     ]
     if problems:
         raise ValueError(
@@ -147,6 +147,7 @@ def _pickle_message(where: object) -> str:
     )
 
 
-def _first_of(items: Sequence[str]) -> str:
+def first_of(items: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     rest = len(items) - _MOST_NAMES
     return ", ".join(items[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

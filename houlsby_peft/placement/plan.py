@@ -18,7 +18,7 @@ from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
 from ..checkpoints.weights import FILE_PREFIX, check_file, check_shapes, missing_message
 from ..config import HoulsbyConfig
-from ..heads.find import find_trained_modules
+from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
@@ -55,7 +55,6 @@ class Plan:
         bottlenecks: Those that get a bottleneck.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
             registered only at its owner, the first place that uses it.
-        base: Fingerprint of the base model.
 
     Raises:
         ValueError: There is nothing to adapt, a module would never be called, or a head cannot be made.
@@ -72,12 +71,27 @@ class Plan:
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place)
         self._model = model
-        ends = list(self.bottlenecks.values())
-        self.base = fingerprint(model, [self.reference(place) for place in ends[:1] + ends[-1:]])
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
         self.names = SimpleNamespace(
             target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
         )
+
+    @cached_property
+    def base(self) -> dict[str, Any]:
+        """The fingerprint of the base model without its task head.
+
+        For a new adapter, what its checkpoint lacks is left out as well, such as an unused pooler: it is another one
+        each time that the model is loaded.
+        """
+        ends = list(self.bottlenecks.values())
+        references = [self.reference(place) for place in ends[:1] + ends[-1:]]
+        modules = list(base_modules(self._model))
+        without = find_head(self._model, self.bottlenecks)
+        if suffixes := tuple(self.config.modules_to_save or ()):
+            without += [name for name, _ in modules if name.endswith(suffixes)]
+        if not self.config.is_loaded:
+            without += find_not_loaded(self._model, self.bottlenecks)
+        return fingerprint(self._model, modules, references, without)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
