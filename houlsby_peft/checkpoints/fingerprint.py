@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .weights import first_of
+from .weights import PRECISIONS, first_of
 
 
 _CONFIG_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size")
@@ -24,8 +24,6 @@ _MOST_LAYERS = 1000
 # Values are recorded in bfloat16, which has 8 significant bits. Rounded to float16 before, a value may differ by one
 # unit of the last bit, and a value near zero by less than 1e-7.
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-6
-# The precisions in which the same base model may be loaded. Other dtypes are those of quantized weights.
-_PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 # Of the samples that earlier versions have recorded.
 _SAMPLES = 8
@@ -38,7 +36,7 @@ def fingerprint(
     references: Iterable[nn.Module],
     without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return a few facts of a base model's configuration and a few values of its weights, in a form that JSON can hold.
+    """Return a few facts of a base model's configuration and a few values of its weights, as JSON can hold them.
 
     Quantized weights, weights on the meta device and those that another process holds are left out. It takes some
     milliseconds.
@@ -124,7 +122,7 @@ def is_fingerprint(value: Any) -> bool:
 def _is_readable(weight: torch.Tensor) -> bool:
     # Of a subclass of tensors, which is quantized or sharded, single values cannot be read.
     is_plain = type(weight) in (nn.Parameter, torch.Tensor) and type(weight.data) is torch.Tensor
-    return is_plain and not weight.is_meta and weight.dtype in _PRECISIONS and weight.numel() > 0
+    return is_plain and not weight.is_meta and weight.dtype in PRECISIONS and weight.numel() > 0
 
 
 def _fold(name: str) -> tuple[str, int]:
@@ -167,7 +165,7 @@ def _decode(text: str) -> torch.Tensor:
 
 
 def _find_other_values(key: str, recorded: str, found: str) -> Iterator[tuple[str, int]]:
-    """Yield the layers, as name and index, in which a weight differs; the index is -1 for a module beside the layers."""
+    """Yield the layers, as name and index, in which a weight differs; for other modules, the index is -1."""
     old, new = _decode(recorded), _decode(found)
     old, new = old[: len(new)], new[: len(old)]
     is_missing = old.isnan() | new.isnan()

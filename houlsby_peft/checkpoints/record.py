@@ -15,10 +15,16 @@ class Source:
     """The file that a configuration was read from, and the settings that were in it.
 
     A copy of a configuration was not read from a file, so a copy of this object is None.
+
+    Args:
+        settings: The settings.
+        weights: The file of the adapter's weights, which a folder may lack.
+        is_being_loaded: Whether PEFT has prepared the configuration to load the adapter.
     """
 
     settings: dict[str, Any]
     weights: Path | None = None
+    is_being_loaded: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
