@@ -111,12 +111,12 @@ def check_file(
         long = f"{FILE_PREFIX}{optional_prefix}."
         return FILE_PREFIX + name.removeprefix(long) if optional_prefix and name.startswith(long) else name
 
-    likes = {short(name): tensor for name, tensor in expected.items()}
-    needed = {name: tensor.shape for name, tensor in likes.items()}
+    in_model = {short(name): name for name in expected}
+    needed = {name: tensor.shape for name, tensor in expected.items()}
     try:
         with safe_open(file, framework="pt") as tensors:
-            names = list(tensors.keys())
-            found = {short(name): torch.Size(tensors.get_slice(name).get_shape()) for name in names}
+            names = {name: in_model.get(short(name), name) for name in tensors.keys()}  # noqa: SIM118
+            found = {own: torch.Size(tensors.get_slice(name).get_shape()) for name, own in names.items()}
             missing = {name: shape for name, shape in needed.items() if name not in found}
             unknown = {name: shape for name, shape in found.items() if name not in needed}
             is_renamed = missing and all(f".{PREFIX}" in name for name in missing)
@@ -124,14 +124,14 @@ def check_file(
                 needed = {name: shape for name, shape in needed.items() if name in found}
                 found = {name: found[name] for name in needed}
             check_shapes(needed, found, str(file))
-            for name in names:
-                check_values(str(file), name, tensors.get_tensor(name), likes.get(short(name)))
+            for name, own in names.items():
+                check_values(str(file), name, tensors.get_tensor(name), expected.get(own))
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"An adapter's weights must be in a complete safetensors file; {file} ({file.stat().st_size:,} bytes) "
             f"cannot be read: {error}. Download or save it again."
         ) from error
-    return expected.keys() <= set(names)
+    return expected.keys() <= names.keys()
 
 
 def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str) -> None:

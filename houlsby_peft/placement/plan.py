@@ -192,7 +192,7 @@ class Plan:
             Tensors by name, with the shapes and the dtypes that they have in the model.
         """
         modules: dict[str, nn.Module] = {}
-        dtypes: dict[str, torch.dtype | None] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for key, place in self.places.items():
             name, reference = f"{key}.{'houlsby_norm' if place.is_norm else 'houlsby_adapter'}", self.reference(place)
             if place.is_norm:
@@ -207,9 +207,7 @@ class Plan:
             head = own or self._model.get_submodule(key)
             modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
         tensors = {
-            f"{key}.{name}": torch.empty(
-                tensor.shape, dtype=dtypes.get(key) if tensor.is_floating_point() else tensor.dtype, device="meta"
-            )
+            f"{key}.{name}": torch.empty(tensor.shape, dtype=dtypes.get(key, tensor.dtype), device="meta")
             for key, module in modules.items()
             for name, tensor in module.state_dict().items()
         }
