@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 
@@ -9,6 +10,7 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
+from .checkpoints.weights import check_values
 from .config import HoulsbyConfig
 from .layer import HoulsbyTunerLayer
 
@@ -39,11 +41,25 @@ def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters
             )
 
 
+def check_average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float]) -> None:
+    """Check that the weighted sums that `average` computes can be an adapter's weights, before one is added for them.
+
+    Raises:
+        ValueError: A coefficient or a sum is not finite.
+    """
+    if not all(isinstance(weight, (int, float)) and math.isfinite(weight) for weight in weights):
+        raise ValueError(f"The coefficients of adapters must be finite numbers; got {list(weights)}. Use 1 / n each.")
+    for module_name, container in _adapter_containers(model):
+        for key, total in _sum_tensors(container, adapters, weights).items():
+            like = _get_tensors(container, adapters[0])[key]
+            check_values("The average of " + ", ".join(adapters), f"{module_name}.{key}", total, like)
+
+
 def average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float], adapter_name: str) -> None:
     """Set the bottlenecks, norms and heads of an adapter to the weighted sum of those of other adapters.
 
     Args:
-        model: Base model with the adapters, which `check_alike` has accepted.
+        model: Base model with the adapters, which `check_alike` and `check_average` have accepted.
         adapters: Names of the adapters to sum.
         weights: One coefficient per adapter. They may be negative and need not sum to 1.
         adapter_name: Name of the adapter to fill. It has the same shapes and takes the dtypes and devices of the
@@ -51,15 +67,27 @@ def average(model: nn.Module, adapters: Sequence[str], weights: Sequence[float],
     """
     with torch.no_grad():
         for _, container in _adapter_containers(model):
-            sources = [_get_tensors(container, name) for name in adapters]
-            if sources[0] and isinstance(container, nn.ModuleDict):
+            sums = _sum_tensors(container, adapters, weights)
+            if sums and isinstance(container, nn.ModuleDict):
                 like = next(container[adapters[0]].parameters())
                 container[adapter_name].to(device=like.device, dtype=like.dtype)
             for key, target in _get_tensors(container, adapter_name).items():
-                # In half precision, rounding errors of the sum can exceed the differences between the adapters.
-                terms = [weight * source[key].float() for weight, source in zip(weights, sources, strict=True)]
-                # Integer buffers of a head are counts, not weights.
-                target.copy_(sum(terms[1:], terms[0]) if target.is_floating_point() else sources[0][key])
+                target.copy_(sums[key])
+
+
+@torch.no_grad()
+def _sum_tensors(
+    container: nn.ModuleDict | nn.ParameterDict, adapters: Sequence[str], weights: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """Return the weighted sums of the adapters' tensors in a container, by name; of counts, the first adapter's."""
+    sources = [_get_tensors(container, name) for name in adapters]
+    sums = {}
+    for key, first in sources[0].items():
+        # In half precision, rounding errors of the sum can exceed the differences between the adapters.
+        terms = [weight * source[key].float() for weight, source in zip(weights, sources, strict=True)]
+        # Integer buffers of a head are counts, not weights.
+        sums[key] = sum(terms[1:], terms[0]) if first.is_floating_point() else first
+    return sums
 
 
 def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:

@@ -116,6 +116,12 @@ class HoulsbyConfig(PeftConfig):
         if recorded is not None or base_fingerprint is not None:
             self._mark_as_loaded(AdapterRecord.from_dict(recorded or {"base": base_fingerprint}))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Whatever loads an adapter sets this after it has read the configuration, and nothing else does.
+        if name == "inference_mode" and (record := getattr(self, "record", None)) and record.source:
+            record.source.is_being_loaded = True
+
     @classmethod
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any

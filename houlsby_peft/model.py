@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
-from .averaging import average, check_alike
+from .averaging import average, check_alike, check_average
 from .batching import forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import wrong_base_message
-from .checkpoints.weights import check_shapes
+from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
 from .heads.tasks import label_facts
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
@@ -25,6 +26,10 @@ from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTuner
 from .offloading import check_not_sharded
 from .placement.plan import Plan, check_name
 from .registration import PREFIX
+
+
+# The attribute of a base model that undoes the addition of an adapter whose weights are yet to be checked.
+_RESTORE = "houlsby_restore"
 
 
 class HoulsbyModel(BaseTuner):
@@ -45,10 +50,13 @@ class HoulsbyModel(BaseTuner):
     prefix = PREFIX
     tuner_layer_cls = HoulsbyTunerLayer
     _has_run_batches = False
+    _may_map_names = True
 
     def __init__(
         self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
     ) -> None:
+        # A `PeftModel` gives a dict. Otherwise transformers may load the weights, without calling this class again.
+        self._may_map_names = isinstance(peft_config, dict)
         with _restore_configs(getattr(model, "peft_config", {})):
             super().__init__(model, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
 
@@ -71,7 +79,7 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         plan = Plan(model, config)
-        plan.check_weights(state_dict)
+        names_fit = plan.check_weights(state_dict, autocast_adapter_dtype, self._may_map_names)
         check_name(model, adapter_name)
 
         record = plan.new_record()
@@ -85,10 +93,14 @@ class HoulsbyModel(BaseTuner):
         self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
         forget_batches(model)
         active = [adapter_name] if adapter_name in self.active_adapters else []
-        with _restore_model(model, adapter_name):
+        restore = _remember_model(model, adapter_name)
+        try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             add_heads(model, plan.heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+        except Exception:
+            restore()
+            raise
         found = [name for name in plan.heads if not name.endswith(tuple(config.modules_to_save or ()))]
         train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
         hook_other_wrappers(model, self._batches)
@@ -96,8 +108,10 @@ class HoulsbyModel(BaseTuner):
         # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
         model.__dict__.setdefault("houlsby_records", {})[adapter_name] = record
         config.record = record
-        # transformers disables heads together with tuner layers, but enables only the tuner layers.
-        next(_tuner_layers(model)).heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+        _connect_heads(model)
+        if not names_fit:
+            # They are checked only after PEFT has mapped them.
+            model.__dict__[_RESTORE] = (adapter_name, restore)
 
     def _prepare_adapter_config(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
@@ -195,7 +209,8 @@ class HoulsbyModel(BaseTuner):
             adapter_name: Name of the new adapter.
 
         Raises:
-            ValueError: The name is taken, the numbers of names and coefficients differ, or the adapters differ.
+            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, or their
+                combination is not finite.
         """
         if adapter_name in self.peft_config:
             raise ValueError(
@@ -204,6 +219,7 @@ class HoulsbyModel(BaseTuner):
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
         check_alike(self.model, self._own_adapters, adapters)
+        check_average(self.model, adapters, weights)
         with _restore_configs(self.peft_config):
             first = replace(self._own_adapters[adapters[0]])
             first.record = self.model.houlsby_records[adapters[0]]
@@ -238,10 +254,18 @@ class HoulsbyModel(BaseTuner):
     ) -> dict[str, torch.Tensor]:
         """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be loaded."""
         found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        added, restore = base.__dict__.pop(_RESTORE, (None, None))
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
-        expected = {key: value.shape for key, value in model.state_dict().items() if own.search(key)}
+        expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
         source = config.record.source.weights if config.record and config.record.source else None
-        check_shapes(expected, {key: value.shape for key, value in found.items()}, str(source or "what is loaded"))
+        try:
+            check_tensors(expected, found, str(source or "what is loaded"))
+        except ValueError:
+            if restore is not None and added == adapter_name:
+                restore()
+                base.peft_config.pop(adapter_name, None)
+            raise
         return found
 
     @contextmanager
@@ -276,9 +300,14 @@ def _restore_configs(configs: dict[str, Any]) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def _restore_model(model: nn.Module, adapter_name: str) -> Iterator[None]:
-    """Restore the modules of a model and what trains if an adapter cannot be added."""
+def _connect_heads(model: nn.Module) -> None:
+    """Let the first tuner layer switch the heads: transformers disables them, but enables only the tuner layers."""
+    for layer in islice(_tuner_layers(model), 1):
+        layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+
+
+def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
+    """Return a function that restores the modules of a model and what trains, if an adapter cannot be added."""
     training = [(weight, weight.requires_grad) for weight in model.parameters()]
     modules = {key: module for key, module in model.named_modules() if key}
     containers = [
@@ -288,9 +317,8 @@ def _restore_model(model: nn.Module, adapter_name: str) -> Iterator[None]:
         for name in (*module.adapter_layer_names, *module.other_param_names)
     ]
     is_new = not any(adapter_name in container for container in containers)
-    try:
-        yield
-    except Exception:
+
+    def restore() -> None:
         for key, module in modules.items():
             parent, _, name = key.rpartition(".")
             owner = modules[parent] if parent else model
@@ -301,4 +329,8 @@ def _restore_model(model: nn.Module, adapter_name: str) -> Iterator[None]:
                 del container[adapter_name]
         for weight, requires_grad in training:
             weight.requires_grad_(requires_grad)
-        raise
+        if is_new:
+            model.__dict__.get("houlsby_records", {}).pop(adapter_name, None)
+        _connect_heads(model)
+
+    return restore

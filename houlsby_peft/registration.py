@@ -1,15 +1,16 @@
-"""Makes PEFT know the method "houlsby": the one place that touches PEFT's registry."""
+"""Makes PEFT know the method "houlsby": the one place that touches PEFT's registry and classes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
+from peft import PeftConfig
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.utils import PeftType, register_peft_method
 
 
 if TYPE_CHECKING:
-    from peft import PeftConfig
     from peft.tuners.tuners_utils import BaseTuner
 
 
@@ -47,14 +48,34 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
     """
     peft_type = houlsby_peft_type()
     registered = PEFT_TYPE_TO_CONFIG_MAPPING.get(peft_type)
-    if registered is None:
-        register_peft_method(name=NAME, config_cls=config_cls, model_cls=model_cls, prefix=PREFIX)
-        return
-    if registered.__module__.partition(".")[0] != __name__.partition(".")[0]:
+    if registered is not None and registered.__module__.partition(".")[0] != __name__.partition(".")[0]:
         raise RuntimeError(
             f"A PEFT method named '{NAME}' must come from one package only; '{registered.__module__}' has registered "
             f"{registered.__name__} already. Use that one, or do not import houlsby_peft in the same process."
         )
+    _read_as_own_class_does(config_cls)
+    if registered is None:
+        register_peft_method(name=NAME, config_cls=config_cls, model_cls=model_cls, prefix=PREFIX)
+        return
     PEFT_TYPE_TO_CONFIG_MAPPING[peft_type] = config_cls
     PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
     PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = PREFIX
+
+
+def _read_as_own_class_does(config_cls: type[PeftConfig]) -> None:
+    """Let `PeftConfig.from_pretrained` read this method's files as the method's own class does.
+
+    transformers reads the configuration of an adapter so, and loads the weights itself. With PEFT's version, the
+    configuration would not know the adapter's file, which is checked before an adapter is added.
+    """
+    current = PeftConfig.from_pretrained.__func__  # type: ignore[attr-defined]
+    original = getattr(current, "houlsby_original", current)
+
+    @wraps(original)
+    def from_pretrained(cls: type[PeftConfig], *args: Any, **kwargs: Any) -> PeftConfig:
+        config: PeftConfig = original(cls, *args, **kwargs)
+        is_ours = cls is PeftConfig and isinstance(config, config_cls)
+        return config_cls.from_pretrained(*args, **kwargs) if is_ours else config
+
+    vars(from_pretrained)["houlsby_original"] = original
+    setattr(PeftConfig, "from_pretrained", classmethod(from_pretrained))  # noqa: B010

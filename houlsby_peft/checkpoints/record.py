@@ -7,16 +7,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .fingerprint import is_fingerprint
+
 
 @dataclass
 class Source:
     """The file that a configuration was read from, and the settings that were in it.
 
     A copy of a configuration was not read from a file, so a copy of this object is None.
+
+    Args:
+        settings: The settings.
+        weights: The file of the adapter's weights, which a folder may lack.
+        is_being_loaded: Whether PEFT has prepared the configuration to load the adapter.
     """
 
     settings: dict[str, Any]
     weights: Path | None = None
+    is_being_loaded: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
@@ -85,17 +93,6 @@ class AdapterRecord:
         facts = asdict(self)
         del facts["source"], facts["has_labels_of_base"]
         return {name: value for name, value in facts.items() if value is not None and value is not False}
-
-
-def is_fingerprint(value: Any) -> bool:
-    """Return whether a value from JSON has the form that `fingerprint` gives."""
-    if not isinstance(value, dict) or not isinstance(value.get("config"), dict):
-        return False
-    rows = value.get("weights")
-    return isinstance(rows, list) and all(
-        row is None or (isinstance(row, list) and all(isinstance(number, (int, float)) for number in row))
-        for row in rows
-    )
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:

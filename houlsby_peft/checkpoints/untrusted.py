@@ -13,13 +13,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from .weights import missing_message
+from .weights import check_values, missing_message
 
 
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
@@ -86,7 +85,7 @@ def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
             shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
             _check_sizes(path, shapes, config)
             for key in shapes:
-                _check_numbers(path, key, file.get_tensor(key))
+                check_values(str(path), key, file.get_tensor(key))
     except (SafetensorError, OSError) as error:
         raise AdapterError(
             f"{path} is not a valid safetensors file ({path.stat().st_size:,} bytes): {shortened(str(error))}. "
@@ -174,13 +173,4 @@ def _check_sizes(path: Path, shapes: dict[str, tuple[int, ...]], config: Houlsby
         raise AdapterError(
             f"{path.with_name(CONFIG_NAME)} asks for bottlenecks of size {r:,}, which have more weights than all of "
             f"{path.name} has bytes ({size:,}); its largest has size {largest:,}."
-        )
-
-
-def _check_numbers(path: Path, key: str, tensor: torch.Tensor) -> None:
-    if not tensor.is_floating_point():
-        raise AdapterError(f"{path}: {shortened(key)!r} must hold floating-point numbers, got {tensor.dtype}.")
-    if not torch.isfinite(tensor).all():
-        raise AdapterError(
-            f"{path}: {shortened(key)!r} must hold finite numbers, got NaN or infinity: its training has diverged."
         )

@@ -1,11 +1,13 @@
-"""What PEFT leaves unchecked when it loads an adapter: that its file can be read, and that it fits the model.
+"""What PEFT leaves unchecked when it loads an adapter: that its file can be read, fits the model and holds numbers.
 
 PEFT adds an adapter first and reads its file afterwards. It leaves weights that the file lacks at random, and may have
-copied half of them when it meets one that does not fit. So the file is checked before the model is changed.
+copied half of them when it meets one that does not fit. It accepts weights of any dtype and value. So the file is
+checked before the model is changed.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +19,19 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
+from ..errors import AdapterError
 from ..registration import PREFIX
 
 
+# The dtypes that weights may be saved in, and that a base model which is not quantized may be loaded in.
+PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+# The dtypes of counts, which a head may hold, as batch norms do.
+_COUNTS = (torch.int64, torch.int32)
 # What PEFT puts before the names of modules in a file.
 FILE_PREFIX = "base_model.model."
-_MOST_NAMES = 3
+_MOST_NAMES, _MOST_LETTERS = 3, 300
+# The square of a larger weight is not finite in float32, so that outputs would be NaN.
+_LARGEST_WEIGHT = torch.finfo(torch.float32).max ** 0.5
 _DOWNLOAD_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 
@@ -79,31 +88,104 @@ def refuse_pickle(folder: Path) -> None:
         raise ValueError(_pickle_message(folder))
 
 
-def check_file(file: Path, expected: Mapping[str, torch.Size]) -> None:
+def check_file(
+    file: Path, expected: Mapping[str, torch.Tensor], may_map_names: bool = False, optional_prefix: str = ""
+) -> bool:
     """Check an adapter's file against what a model needs, before anything is added to the model.
 
     Args:
-        file: The safetensors file, of which only the header is read.
-        expected: Names, as in a file, and shapes.
+        file: The safetensors file.
+        expected: The tensors by name, as in a file, with the shapes and dtypes that they have in the model.
+        may_map_names: Whether PEFT may map the names of bottlenecks and norms while loading. A file in which only
+            these names differ passes then; `check_tensors` sees the mapped names.
+        optional_prefix: A prefix of modules that transformers adds to names, or removes, while loading.
+
+    Returns:
+        Whether the names fit, even without that.
 
     Raises:
-        ValueError: The file cannot be read or does not fit. A file whose tensors differ only in their names passes,
-            because PEFT may map names while loading; `check_shapes` sees the mapped names.
+        ValueError: The file cannot be read, does not fit, or holds weights that cannot be right.
     """
+
+    def short(name: str) -> str:
+        long = f"{FILE_PREFIX}{optional_prefix}."
+        return FILE_PREFIX + name.removeprefix(long) if optional_prefix and name.startswith(long) else name
+
+    in_model = {short(name): name for name in expected}
+    needed = {name: tensor.shape for name, tensor in expected.items()}
     try:
         with safe_open(file, framework="pt") as tensors:
-            found = {name: torch.Size(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+            names = {name: in_model.get(short(name), name) for name in tensors.keys()}  # noqa: SIM118
+            found = {own: torch.Size(tensors.get_slice(name).get_shape()) for name, own in names.items()}
+            missing = {name: shape for name, shape in needed.items() if name not in found}
+            unknown = {name: shape for name, shape in found.items() if name not in needed}
+            is_renamed = missing and all(f".{PREFIX}" in name for name in missing)
+            if may_map_names and is_renamed and Counter(missing.values()) == Counter(unknown.values()):
+                needed = {name: shape for name, shape in needed.items() if name in found}
+                found = {name: found[name] for name in needed}
+            check_shapes(needed, found, str(file))
+            for name, own in names.items():
+                check_values(str(file), name, tensors.get_tensor(name), expected.get(own))
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"An adapter's weights must be in a complete safetensors file; {file} ({file.stat().st_size:,} bytes) "
             f"cannot be read: {error}. Download or save it again."
         ) from error
-    missing = {name: shape for name, shape in expected.items() if name not in found}
-    unknown = {name: shape for name, shape in found.items() if name not in expected}
-    if Counter(missing.values()) == Counter(unknown.values()):
-        expected = {name: shape for name, shape in expected.items() if name in found}
-        found = {name: found[name] for name in expected}
-    check_shapes(expected, found, str(file))
+    return expected.keys() <= names.keys()
+
+
+def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str) -> None:
+    """Check that an adapter's tensors fit those of the model and hold weights that can be right.
+
+    Args:
+        expected: The tensors in the model, by name.
+        found: What is loaded. Further tensors are allowed as in `check_shapes`.
+        source: Where they come from, for the message.
+
+    Raises:
+        ValueError: A tensor does not fit, or holds weights that cannot be right.
+    """
+    needed, present = ({name: tensor.shape for name, tensor in each.items()} for each in (expected, found))
+    check_shapes(needed, present, source)
+    for name, tensor in found.items():
+        check_values(source, name, tensor, expected.get(name))
+
+
+def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.Tensor | None = None) -> None:
+    """Check that a tensor holds weights that can be right, in the dtype in which the model uses them.
+
+    Args:
+        source: Where it comes from, for the message.
+        name: Its name.
+        tensor: The tensor.
+        expected: The tensor of the model, or one on the meta device, of which only the dtype is read. None: float32.
+
+    Raises:
+        AdapterError: It holds anything but floating-point numbers of at least 16 bits, or a number that is not finite
+            or that makes outputs infinite.
+    """
+    kind = torch.float32 if expected is None else expected.dtype
+    if kind in _COUNTS and tensor.dtype in _COUNTS:
+        return
+    name = name[:_MOST_LETTERS]
+    if tensor.dtype not in PRECISIONS or kind in _COUNTS:
+        rule = "whole numbers" if kind in _COUNTS else "floating-point numbers of at least 16 bits"
+        raise AdapterError(f"{source}: {name!r} must hold {rule}, got {tensor.dtype}. Save the adapter again.")
+    if tensor.is_meta or not tensor.numel():
+        return
+    low, high = (value.item() for value in tensor.detach().aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise AdapterError(
+            f"{source}: {name!r} must hold finite numbers, got NaN or infinity: its training has diverged. Use an "
+            "earlier checkpoint, or train it again with a smaller learning rate."
+        )
+    limit = min(torch.finfo(kind).max, _LARGEST_WEIGHT)
+    if max(-low, high) > limit:
+        remedy = "Load the base model in float32" if kind is torch.float16 else "Train it again"
+        raise AdapterError(
+            f"{source}: {name!r} must hold numbers up to {limit:.3g}, as it is used in {kind}, got "
+            f"{max(low, high, key=abs):.3g}. {remedy}."
+        )
 
 
 def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size], source: str) -> None:
@@ -126,9 +208,9 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
         if name in found and found[name] != shape
     ]
     problems = [
-        *([f"it lacks {_first_of(missing)}"] if missing else []),
-        *([f"it has {_first_of(unknown)}, which this model and configuration have no place for"] if unknown else []),
-        *([_first_of(wrong)] if wrong else []),
+        *([f"it lacks {first_of(missing)}"] if missing else []),
+        *([f"it has {first_of(unknown)}, which this model and configuration have no place for"] if unknown else []),
+        *([first_of(wrong)] if wrong else []),
     ]
     if problems:
         raise ValueError(
@@ -147,6 +229,7 @@ def _pickle_message(where: object) -> str:
     )
 
 
-def _first_of(items: Sequence[str]) -> str:
+def first_of(items: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     rest = len(items) - _MOST_NAMES
-    return ", ".join(items[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(item[:_MOST_LETTERS] for item in items[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -13,7 +13,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..layer import is_inside
+from ..layer import base_modules, is_inside
 
 
 logger = logging.getLogger(__name__)
@@ -130,16 +130,33 @@ def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> 
         heads: Names of its heads. Without a head, a module beside the layers may not contribute to the output.
         adapted: Names of the modules that get a bottleneck.
     """
+    return list(_find_new_in_encoder(model, list(adapted))) if heads else []
+
+
+def find_not_loaded(model: nn.Module, adapted: Iterable[str]) -> list[str]:
+    """Return the names of the modules beside a model's layers that are another one each time that it is loaded.
+
+    These are those of `find_new`, also in a model without a head, and new modules outside of the encoder, such as the
+    head of a language model that its checkpoint lacks.
+
+    Args:
+        model: The base model.
+        adapted: Names of the modules that get a bottleneck.
+    """
+    outer = f"{getattr(model, 'base_model_prefix', '')}."
+    has_marks = outer[:-1] in dict(model.named_children()) and any(map(_is_loaded, model.parameters()))
+    outside = (part for part in base_modules(model) if has_marks and not f"{part[0]}.".startswith(outer))
+    return [*_find_new_in_encoder(model, list(adapted)), *(name for name, module in outside if _is_new(module))]
+
+
+def _find_new_in_encoder(model: nn.Module, adapted: Collection[str]) -> Iterator[str]:
     encoder = getattr(model, "base_model", None)
-    if not heads or not isinstance(encoder, nn.Module) or not any(map(_is_loaded, model.parameters())):
-        return []
+    if not isinstance(encoder, nn.Module) or not any(map(_is_loaded, model.parameters())):
+        return
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is encoder)
-    adapted = list(adapted)
-    return [
-        prefix + name
-        for name, child in encoder.named_children()
-        if _is_new(child) and not any(is_inside(key, prefix + name) for key in adapted)
-    ]
+    for name, child in encoder.named_children():
+        if _is_new(child) and not any(is_inside(key, prefix + name) for key in adapted):
+            yield prefix + name
 
 
 def _is_loaded(weight: torch.Tensor) -> bool:

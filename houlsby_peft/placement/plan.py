@@ -12,13 +12,14 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..bottleneck import Bottleneck
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
-from ..checkpoints.weights import FILE_PREFIX, check_file, check_shapes, missing_message
+from ..checkpoints.weights import FILE_PREFIX, check_file, check_tensors, missing_message
 from ..config import HoulsbyConfig
-from ..heads.find import find_trained_modules
+from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
@@ -55,10 +56,11 @@ class Plan:
         bottlenecks: Those that get a bottleneck.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
             registered only at its owner, the first place that uses it.
-        base: Fingerprint of the base model.
+        tokens: The embedding modules of which tokens are trained, with the shapes of the trained embeddings.
 
     Raises:
-        ValueError: There is nothing to adapt, a module would never be called, or a head cannot be made.
+        ValueError: There is nothing to adapt, a module would never be called, a head cannot be made, or a token to
+            train does not exist.
     """
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
@@ -72,12 +74,28 @@ class Plan:
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place)
         self._model = model
-        ends = list(self.bottlenecks.values())
-        self.base = fingerprint(model, [self.reference(place) for place in ends[:1] + ends[-1:]])
+        self.tokens = _find_tokens(model, config)
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
         self.names = SimpleNamespace(
             target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
         )
+
+    @cached_property
+    def base(self) -> dict[str, Any]:
+        """The fingerprint of the base model without its task head.
+
+        For a new adapter, what its checkpoint lacks is left out as well, such as an unused pooler: it is another one
+        each time that the model is loaded.
+        """
+        ends = list(self.bottlenecks.values())
+        references = [self.reference(place) for place in ends[:1] + ends[-1:]]
+        modules = list(base_modules(self._model))
+        without = find_head(self._model, self.bottlenecks)
+        if suffixes := tuple(self.config.modules_to_save or ()):
+            without += [name for name, _ in modules if name.endswith(suffixes)]
+        if not self.config.is_loaded:
+            without += find_not_loaded(self._model, self.bottlenecks)
+        return fingerprint(self._model, modules, references, without)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
@@ -126,45 +144,75 @@ class Plan:
         """Return how the base model differs from the one that a saved adapter was trained on; empty if it does not."""
         return compare_fingerprints(self.config.record.base if self.config.record else None, self.base)
 
-    def check_weights(self, state_dict: Mapping[str, torch.Tensor] | None = None) -> None:
+    def check_weights(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None = None,
+        autocast_adapter_dtype: bool = True,
+        may_map_names: bool = False,
+    ) -> bool:
         """Check what will be loaded: the file that the configuration came with, and weights that are given.
 
+        Args:
+            state_dict: The given weights.
+            autocast_adapter_dtype: Whether the adapter will be in float32 on a base model in half precision.
+            may_map_names: Whether PEFT loads the weights, which may map names; otherwise transformers may load them.
+
+        Returns:
+            Whether the names in the file fit; see `check_file`.
+
         Raises:
-            ValueError: They do not fit this configuration and this model.
+            ValueError: They do not fit this configuration and this model, or cannot be right.
         """
         source = self.config.record.source if self.config.is_loaded and self.config.record else None
         file = source.weights if source else None
-        if file is not None and not file.is_file():
-            if self.config.inference_mode:  # as PEFT sets it to load an adapter
+        if source is not None and file is not None and not file.is_file():
+            if self.config.inference_mode or source.is_being_loaded:
                 raise ValueError(missing_message(file.parent))
             file = None
         if file is None and state_dict is None:
-            return
-        expected = {FILE_PREFIX + key: shape for key, shape in self.saved_shapes().items()}
+            return True
+        expected = {FILE_PREFIX + key: like for key, like in self.saved_tensors(autocast_adapter_dtype).items()}
+        names_fit = True
         if file is not None:
             check_base_is_loaded(self._model)
-            check_file(file, expected)
+            prefix = "" if may_map_names else getattr(self._model, "base_model_prefix", "")
+            names_fit = check_file(file, expected, may_map_names, prefix)
         if state_dict is not None:
-            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value.shape for key, value in state_dict.items()}
-            check_shapes(expected, found, "the given state_dict")
+            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value for key, value in state_dict.items()}
+            check_tensors(expected, found, "the given state_dict")
+        return names_fit
 
-    def saved_shapes(self) -> dict[str, torch.Size]:
-        """Return names and shapes of the tensors in a file of this configuration, without PEFT's prefix."""
+    def saved_tensors(self, autocast_adapter_dtype: bool = True) -> dict[str, torch.Tensor]:
+        """Return the tensors in a file of this configuration, without PEFT's prefix, on the meta device.
+
+        Args:
+            autocast_adapter_dtype: See `check_weights`.
+
+        Returns:
+            Tensors by name, with the shapes and the dtypes that they have in the model.
+        """
         modules: dict[str, nn.Module] = {}
+        dtypes: dict[str, torch.dtype] = {}
         for key, place in self.places.items():
+            name, reference = f"{key}.{'houlsby_norm' if place.is_norm else 'houlsby_adapter'}", self.reference(place)
             if place.is_norm:
-                modules[f"{key}.houlsby_norm"] = self.reference(place)
+                modules[name] = reference
             elif self.owners[key] == key:
                 with torch.device("meta"):
-                    modules[f"{key}.houlsby_adapter"] = self.new_bottleneck(place)
+                    modules[name] = self.new_bottleneck(place)
+            dtype = dtype_of(reference) or torch.float32
+            is_half = dtype in (torch.float16, torch.bfloat16)
+            dtypes[name] = torch.float32 if autocast_adapter_dtype and is_half else dtype
         for key, own in self.heads.items():
             head = own or self._model.get_submodule(key)
             modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
-        return {
-            f"{key}.{name}": tensor.shape
+        tensors = {
+            f"{key}.{name}": torch.empty(tensor.shape, dtype=dtypes.get(key, tensor.dtype), device="meta")
             for key, module in modules.items()
             for name, tensor in module.state_dict().items()
         }
+        tokens = {f"{key}.token_adapter.trainable_tokens_delta": shape for key, shape in self.tokens.items()}
+        return tensors | {name: torch.empty(shape, device="meta") for name, shape in tokens.items()}
 
 
 def check_name(model: nn.Module, adapter_name: str) -> None:
@@ -213,6 +261,40 @@ def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_l
         key: first_of_group.setdefault((place.stack, (place.layer or 0) // share_layers, widths[key]), key)
         for key, place in places.items()
     }
+
+
+def _find_tokens(model: nn.Module, config: HoulsbyConfig) -> dict[str, tuple[int, int]]:
+    """Return the names of the modules of which `config.trainable_token_indices` trains tokens, and the saved shapes.
+
+    Raises:
+        ValueError: A module or one of its tokens does not exist.
+    """
+    targets: Any = config.trainable_token_indices
+    if targets is None:
+        return {}
+    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
+    modules: dict[str, Any] = {key: module for key, module in base_modules(model) if hasattr(module, "weight")}
+    inputs = [key for key in modules if modules[key] is getattr(embedding, "original_module", embedding)]
+    if not isinstance(targets, dict):
+        targets = {inputs[0] if inputs else "embed_tokens": targets}
+    found: dict[str, tuple[int, int]] = {}
+    for target, tokens in targets.items():
+        matches = [key for key in modules if key.endswith(target)]
+        sizes = {tuple(modules[key].weight.shape) for key in matches}
+        rows = min((size[0] for size in sizes if len(size) == 2 and size[0]), default=0)
+        are_tokens = isinstance(tokens, list) and bool(tokens) and all(type(token) is int for token in tokens)
+        if not are_tokens or len(set(tokens)) < len(tokens) or not 0 <= min(tokens) <= max(tokens) < rows:
+            raise ValueError(
+                "HoulsbyConfig.trainable_token_indices must be a list of different tokens of the model, or a dict "
+                f"from names of embedding modules to such lists; got {str(tokens)[:100]} for {target[:100]!r}, which "
+                f"{f'has tokens 0 to {rows - 1}' if rows else 'is not found in the model'}. Use the numbers that the "
+                "tokenizer gives."
+            )
+        # PEFT refuses to train a module as a whole and its tokens. Of tied modules, it saves the input embeddings.
+        is_whole = target in (config.modules_to_save or ())
+        if len(matches) == 1 and not is_whole and (len(targets) == 1 or matches[0] in inputs):
+            found[matches[0]] = (len(tokens), modules[matches[0]].weight.shape[1])
+    return found
 
 
 def _check_is_called(model: nn.Module, key: str) -> None:

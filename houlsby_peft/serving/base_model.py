@@ -101,7 +101,11 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
         validate_repo_id(name)
     except HFValidationError as error:
         is_downloaded = folder.parent.name == "snapshots"
-        if is_downloaded or not Path(name).is_dir():
+        try:
+            is_folder = Path(name).is_dir()
+        except (OSError, ValueError):  # too long, or with characters that paths cannot have
+            is_folder = False
+        if is_downloaded or not is_folder:
             raise AdapterError(
                 f"{folder / CONFIG_NAME}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. "
                 "Give the base model, or its name or folder, as base_model."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel
@@ -21,9 +22,10 @@ from ..checkpoints.untrusted import (
     check_weights,
     missing_weights,
     read_config,
+    shortened,
 )
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, explain_hub_errors
+from ..errors import AdapterError, HubError, explain_hub_errors
 from ..heads.tasks import Task, task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer
 from ..placement.plan import Plan
@@ -95,24 +97,49 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
         AdapterError: There is no such folder, or no safetensors file in the repository.
         HubError: The repository does not exist, is private or cannot be reached.
     """
-    path, name = Path(name_or_path).expanduser(), str(name_or_path)
-    if path.is_dir():
+    if not isinstance(name_or_path, (str, os.PathLike)) or not (name := os.fspath(name_or_path)):
+        raise AdapterError(
+            f"An adapter must be a folder, or a name on the Hub such as user/adapter; got {name_or_path!r}."
+        )
+    if revision is not None and not (isinstance(revision, str) and revision):
+        raise AdapterError(
+            f"A revision must be a branch, a tag or a commit of the adapter's repository; got {revision!r}. Leave it "
+            "out for the latest version."
+        )
+    try:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, with characters that paths cannot have, no such home
+        path, is_folder = Path("/"), False
+    if is_folder:
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise AdapterError(
-            f"An adapter must be a folder, or a name on the Hub such as user/adapter; {name} is neither."
+            f"An adapter must be a folder, or a name on the Hub such as user/adapter; {shortened(name)} is neither."
         )
     needed = [
         CONFIG_NAME,
         SAFETENSORS_WEIGHTS_NAME,
         *TOKENIZER_FILES,
     ]  # no pattern, so that a repository has no say in paths
-    with explain_hub_errors(name):
+    with explain_hub_errors(name), _explain_portals(name):
         folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
         if (folder / CONFIG_NAME).is_file() and not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)
             raise AdapterError(missing_weights(name, names))
     return folder
+
+
+@contextmanager
+def _explain_portals(name: str) -> Iterator[None]:
+    """Explain an answer that is no JSON, such as the page on which a network wants its users to log in."""
+    try:
+        yield
+    except json.JSONDecodeError as error:
+        raise HubError(
+            f"{name}: {constants.ENDPOINT} must answer with JSON, but its answer begins with {error.doc[:40]!r}. "
+            "A network's login page may stand in between; open it in a browser, or check HF_ENDPOINT."
+        ) from error
 
 
 def _check_kind(folder: Path, config: HoulsbyConfig, task: Task) -> None:
@@ -156,8 +183,8 @@ def _add(folder: Path, config: HoulsbyConfig, name: str, base: PreTrainedModel, 
         return model.train(was_training)
     except AdapterError:
         raise
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise AdapterError(str(error)) from error
+    except (ValueError, RuntimeError, LookupError, TypeError, OSError) as error:
+        raise AdapterError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 @contextmanager

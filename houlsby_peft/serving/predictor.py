@@ -80,7 +80,8 @@ class Predictor:
             `{"answer": ..., "score": ..., "start": ..., "end": ...}`.
 
         Raises:
-            AdapterError: There is no pipeline for the task, or the model is in training mode.
+            AdapterError: There is no pipeline for the task, the model is in training mode, or its logits are not
+                finite.
         """
         pipeline = self.pipeline()
         several = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
@@ -154,4 +155,21 @@ def cut_arguments(
 def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:
     tensors = (value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor) and value.dim())
     rows = next((len(tensor) for tensor in tensors), 1)
-    return model(*args, **inputs, adapter_names=[name] * rows)
+    outputs = model(*args, **inputs, adapter_names=[name] * rows)
+    for key, value in outputs.items():
+        if key.endswith("logits"):
+            check_logits(value, name, model.dtype)
+    return outputs
+
+
+def check_logits(logits: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+    """Refuse to turn logits into a label or an answer if they are not finite.
+
+    Raises:
+        AdapterError: They are not.
+    """
+    if not logits.isfinite().all():
+        raise AdapterError(
+            f"The logits of an adapter must be finite; those of {name!r} are NaN or infinite on a base model in "
+            f"{dtype}. Load it with dtype=torch.float32, or train it again."
+        )

@@ -23,7 +23,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..layer import HoulsbyTunerLayer
 from .load import find_folder, load
-from .predictor import Input, Predictor, cut_arguments
+from .predictor import Input, Predictor, check_logits, cut_arguments
 
 
 class TaskBank:
@@ -86,8 +86,8 @@ class TaskBank:
             One `{"label": ..., "score": ...}` per request, in their order, as `Predictor.predict` gives it.
 
         Raises:
-            AdapterError: A task is unknown, or its adapter's files are damaged, for another base model or another
-                kind of task.
+            AdapterError: A task is unknown, its adapter's files are damaged, for another base model or another kind of
+                task, or its logits are not finite.
             HubError: A repository does not exist, is private or cannot be reached.
         """
         several = list(requests)
@@ -112,8 +112,14 @@ class TaskBank:
             adapters = self._get(task for task, _ in batch)
             rows = [(adapters[batch[row][0]], batch[row][1]) for row in order]
             logits = self._logits(rows)
-            labels_of_base = self._model.config.id2label
-        found = {row: _best_class(logits[i], rows[i][0].config, labels_of_base) for i, row in enumerate(order)}
+            labels_of_base, dtype = self._model.config.id2label, self._model.dtype
+        found = {}
+        for (adapter, _), own, row in zip(rows, logits, order, strict=True):
+            labels = adapter.config.labels or labels_of_base
+            # Heads narrower than the widest were filled up.
+            own = own[: len(labels)]
+            check_logits(own, batch[row][0], dtype)
+            found[row] = _best_class(own, adapter.config, labels)
         return [found[row] for row in range(len(batch))]
 
     @torch.inference_mode()
@@ -243,15 +249,13 @@ def _mappings(model: PeftModel) -> Iterator[Any]:
             yield from (attrgetter(name)(module) for name in (*module.adapter_layer_names, *module.other_param_names))
 
 
-def _best_class(logits: torch.Tensor, config: HoulsbyConfig, labels_of_base: Mapping[int, str]) -> dict[str, Any]:
-    """Return the best class of a row by transformers' rules; heads narrower than the widest were filled up."""
-    labels = config.labels or labels_of_base
-    own = logits[: len(labels)]
+def _best_class(logits: torch.Tensor, config: HoulsbyConfig, labels: Mapping[int, str]) -> dict[str, Any]:
+    """Return the best class of a row by transformers' rules."""
     if config.kind_of_problem == "regression":
-        scores = own
+        scores = logits
     elif config.kind_of_problem == "multi_label_classification" or len(labels) == 1:
-        scores = own.sigmoid()
+        scores = logits.sigmoid()
     else:
-        scores = own.softmax(-1)
+        scores = logits.softmax(-1)
     best = int(scores.argmax())
     return {"label": labels[best], "score": scores[best].item()}

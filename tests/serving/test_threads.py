@@ -35,7 +35,8 @@ def scores(predictor, text):
     return [(found["label"], pytest.approx(found["score"], abs=1e-6)) for found in predictor.predict(text)]
 
 
-def test_eight_threads_over_four_predictors_give_each_its_own_answers(folders):
+@pytest.mark.parametrize("calls", [96, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_eight_threads_over_four_predictors_give_each_its_own_answers(calls, folders):
     expected = {
         number: {text: scores(houlsby_peft.load(folder), text) for text in WORDS[:4]}
         for number, folder in enumerate(folders)
@@ -46,11 +47,10 @@ def test_eight_threads_over_four_predictors_give_each_its_own_answers(folders):
 
     def work(thread):
         wrong = 0
-        for turn in range(12):
-            number, text = (thread + turn) % 4, WORDS[(thread * 7 + turn) % 4]
-            wrong += [(item["label"], item["score"]) for item in predictors[number].predict(text)] != expected[number][
-                text
-            ]
+        for turn in range(calls // 8):
+            number, text = (thread + turn) % 4, WORDS[(thread * 7 + turn // 4) % 4]
+            found = [(item["label"], item["score"]) for item in predictors[number].predict(text)]
+            wrong += found != expected[number][text]
         return wrong
 
     with ThreadPoolExecutor(8) as pool:
