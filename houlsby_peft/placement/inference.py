@@ -317,9 +317,10 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _is_attention(name: str, module: nn.Module) -> bool:
-    """Return whether a module is an attention by its name or class."""
+    """Return whether a module is an attention by its name or class, and not the norm before or after one."""
     own_name, class_name = name.rpartition(".")[2], type(module).__name__
-    return bool(_ATTENTION.search(own_name) or _ATTENTION_CLASS.search(class_name))
+    is_named_so = _ATTENTION.search(own_name) or _ATTENTION_CLASS.search(class_name)
+    return bool(is_named_so) and "norm" not in own_name.lower()
 
 
 def _is_cross(name: str, module: nn.Module) -> bool:

@@ -183,7 +183,7 @@ def find_layers(
     inferred, unknown = infer_layers(rest, config.positions, lambda name: _is_included(name, config))
     layers |= inferred
     if unknown:
-        raise ValueError(_explain_unknown(unknown, layers))
+        raise ValueError(_explain_unknown(unknown, layers, config))
     if inferred:
         log_inferred(inferred)
     _log_left_out(modules, layers, config)
@@ -196,9 +196,9 @@ def find_layers(
         )
     raise ValueError(
         "An adapter follows the attention and the feed-forward of each layer, so the model must have a list of layers "
-        f"with attention that is not excluded; got a {type(model).__name__} with model_type {types.get('', None)!r}, "
-        "in which none is found. Name the modules whose output meets the skip connection in target_modules. "
-        "docs/architectures.md lists the architectures that are known."
+        f"with attention (of linear modules that are not excluded); got a {type(model).__name__} with model_type "
+        f"{types.get('', None)!r}, in which none is found. Name the modules whose output meets the skip connection in "
+        "target_modules. docs/architectures.md lists the architectures that are known."
     )
 
 
@@ -255,20 +255,26 @@ def _find_stack(
     return None
 
 
-def _explain_unknown(unknown: Mapping[str, Unknown], known: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> str:
+def _explain_unknown(
+    unknown: Mapping[str, Unknown], known: Mapping[tuple[str, int], Mapping[str, SubLayer]], config: HoulsbyConfig
+) -> str:
     """Return rule, value and remedy for lists of layers that can neither be looked up nor inferred."""
-    reasons = "; ".join(f"in {stack}, {why.reason}" for stack, why in unknown.items())
+    reasons = "; ".join(f"in {stack or 'the model itself'}, {why.reason}" for stack, why in unknown.items())
     ends = [end.output for sub_layers in known.values() for end in sub_layers.values()]
     example = list(dict.fromkeys(ends + [end for why in unknown.values() for end in why.example]))
-    leave_out = (
-        f"leave lists out with exclude_modules={list(unknown)} (with any exclude_modules of yours), or "
-        if known
-        else ""
-    )
+    own = config.exclude_modules or []
+    excluded: list[str] | str = [*own, *unknown]
+    # A name in a list is a suffix; where it would also exclude a list that is known, only a pattern is exact.
+    is_suffix = any(f".{stack}." in f"{key}." for stack in unknown for key, _ in known)
+    if isinstance(own, str) or is_suffix:
+        patterns = [own] if isinstance(own, str) else [rf"(.*\.)?{re.escape(name)}(\..*)?" for name in own]
+        excluded = "|".join([*patterns, *(rf"{re.escape(stack)}\..*" for stack in unknown)])
+    leave_out = f"Leave them out with exclude_modules={excluded!r}, or name" if known else "Name"
     return (
-        "Every list of layers with attention must be adapted or left out on purpose; where the table has no row, each "
-        f"sub-layer must end in one module that can be distinguished from the others; {reasons}. To go on, {leave_out}"
-        f"name the modules whose output meets the skip connection, for example target_modules={example}."
+        "Every list of layers with attention must be adapted or left out on purpose. In an architecture that is not "
+        "in the table, each sub-layer must end in one module that can be distinguished from the others; "
+        f"{reasons}. {leave_out} the modules whose output meets the skip connection in target_modules"
+        f"{f', for example target_modules={example}' if example else ''}."
     )
 
 
