@@ -50,8 +50,8 @@ class HoulsbyConfig(PeftConfig):
             "cross_attention".
         target_modules: Modules whose output gets a bottleneck, as a list of name suffixes or a regular expression.
             None: the known or inferred places of the architecture, selected by `positions`.
-        exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name suffixes or a regular
-            expression.
+        exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name suffixes, which exclude
+            what is inside these modules as well, or as a regular expression, which must match the whole name.
         layers_to_transform: Index or indices of the layers to adapt. None: all layers.
         layers_pattern: Name of the list of layers that `layers_to_transform` refers to, if there are several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.

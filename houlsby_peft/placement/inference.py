@@ -2,11 +2,17 @@
 
 The rules use what transformers have in common:
 
-- The layers are the innermost list of equal modules with attention in each.
-- The width of a layer is the most common input size of its linear modules (queries, keys, values, feed-forward).
+- The layers are the items of the innermost list that have attention, each of them or, in a hybrid, some of them.
+- The width of a layer is the most common input size of its linear modules (queries, keys, values, feed-forward). If no
+  attention has an output of this size, the layer changes the width, and what its attention writes is the new width.
 - A sub-layer ends in the one linear module of that output size that is not a query, key, value or gate: for the
   attention inside the module with "attention" in its name or class, for the feed-forward outside it.
+- If several modules may end a feed-forward, it is the one that reads what another linear module outside the attention
+  has written, and in a module whose projections are all square, the one that is not named as an input.
+- A layer of a hybrid without attention has its feed-forward where the layers with attention have theirs.
 - PyTorch's own multi-head attention and a mixture of experts count as a whole; PyTorch's own layers end in dropouts.
+
+Where the rules do not select exactly one module, nothing is selected, and the list of layers is named with the reason.
 
 The rules find projections, never dropouts, because a module tree does not tell which dropout follows which projection.
 In training the adapter then comes before the dropout; in evaluation there is no difference.
@@ -18,8 +24,9 @@ import inspect
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -30,8 +37,10 @@ from .architectures import SubLayer
 logger = logging.getLogger(__name__)
 
 _ATTENTION = re.compile(r"attention|attn|^(att|[sc]a|mh?s?a)$", re.IGNORECASE)
+_ATTENTION_CLASS = re.compile(r"(attention|attn)(?!.*(mlp|feedforward|ffn)$)", re.IGNORECASE)
 _CROSS_ATTENTION = re.compile(r"cross|enc_?dec|encoder_att|multihead_attn|^ca ", re.IGNORECASE)
 _ATTENTION_INPUT = re.compile(r"(^|_)(w?[qkv]{1,3}|query|key|value|pos|gate|in)(_|$|\d)|^c_attn$", re.IGNORECASE)
+_FEED_FORWARD_INPUT = re.compile(r"(^|_)(gate|up|in|(fc|lin|linear|dense)_?1)(_|$)", re.IGNORECASE)
 
 # What PyTorch's own layers call last before each skip connection.
 _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
@@ -40,31 +49,78 @@ _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
 }
 
 
+class Unknown(NamedTuple):
+    """Why a list of layers cannot be inferred, with modules of it that `target_modules` could name."""
+
+    reason: str
+    example: list[str]
+
+
 def infer_layers(
-    modules: Mapping[str, nn.Module], positions: Collection[str]
-) -> dict[tuple[str, int], dict[str, SubLayer]]:
-    """Return the sub-layers of every layer in a module tree, and log once in one line what was chosen.
+    modules: Mapping[str, nn.Module],
+    positions: Collection[str],
+    is_included: Callable[[str], bool] = lambda name: True,
+) -> tuple[dict[tuple[str, int], dict[str, SubLayer]], dict[str, Unknown]]:
+    """Return the sub-layers of every layer in a module tree, and the lists of layers that cannot be inferred.
 
     Args:
         modules: The modules by name, in the model's order.
         positions: Which of "attention", "feed_forward" and "cross_attention" to look for.
+        is_included: Whether the module of a name may get an adapter. A layer without any such module is left out.
 
     Returns:
-        The sub-layers by position, for each name of a list of layers and index in it; empty if no list of equal
-        modules has attention in each.
-
-    Raises:
-        ValueError: A layer has no candidate or several candidates for a position; the message names them.
+        The sub-layers by position, for each name of a list of layers and index in it; and for each list of layers that
+        has attention but cannot be inferred, the reason.
     """
+    attentions = find_attentions(modules)
+    around = {outer for name in attentions for outer in _outer_names(name)}
+    lists = {key: modules[key] for key in modules if key in around and _is_list(modules[key])}
+    innermost_first = sorted(lists, key=lambda key: -key.count("."))
     found: dict[tuple[str, int], dict[str, SubLayer]] = {}
-    for key, size in sorted(_equal_lists(modules), key=lambda pair: -pair[0].count(".")):
-        if not any(is_inside(stack, key) for stack, _ in found):
-            layers = [_Layer(f"{key}.{index}", modules) for index in range(size)]
-            if all(layer.attentions for layer in layers):
-                found |= {(key, index): layer.sub_layers(positions) for index, layer in enumerate(layers)}
-    if found:
-        _log_once(_summary(found))
-    return found
+    unknown: dict[str, Unknown] = {}
+    # Lists with attention in each item come first: T5 keeps the sub-layers of each layer in a list as well.
+    for is_hybrid in (False, True):
+        for key in innermost_first:
+            seen = {*(stack for stack, _ in found), *unknown}
+            if any(is_inside(stack, key) or (is_hybrid and is_inside(key, stack)) for stack in seen):
+                continue
+            layers = {
+                index: _Layer(f"{key}.{index}", modules, is_included)
+                for index in range(len(lists[key]))  # type: ignore[arg-type]
+                if f"{key}.{index}" in modules  # an item that is in the list several times has one name
+            }
+            layers = {index: layer for index, layer in layers.items() if layer.is_included}
+            with_attention = [layer for layer in layers.values() if layer.attentions]
+            if not with_attention or (len(with_attention) < len(layers)) != is_hybrid:
+                continue
+            try:
+                found |= {(key, index): ends for index, ends in _infer_list(layers, positions).items()}
+            except _NotInferred as error:
+                unknown[key] = error.why
+    for name, stack in attentions.items():
+        is_asked = "cross_attention" in positions or not _is_cross(name, modules[name])
+        is_known = any(is_inside(name, f"{key}.{index}") for key, index in found)
+        if is_asked and is_included(name) and not is_known and not any(is_inside(name, key) for key in unknown):
+            unknown[stack] = Unknown(f"{name} is not in a layer that has a feed-forward as well", [])
+    return found, unknown
+
+
+def find_attentions(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return the attentions in lists, in the model's order: the innermost modules, each with the name of its list.
+
+    An attention has linear modules. What is called attention but has convolutions or weights of a norm is none.
+    """
+    sized = [name for name, module in modules.items() if _sizes(module)]
+    holders = {outer for name in sized for outer in _outer_names(name)}
+    found: dict[str, str] = {}
+    innermost = ""
+    for name, module in reversed(list(modules.items())):  # what is inside a module comes after it
+        if name in holders and _is_attention(name, module) and not (innermost and is_inside(innermost, name)):
+            innermost = name
+            lists = [key for key in _outer_names(name) if key in modules and _is_list(modules[key])]
+            if lists:
+                found[name] = lists[-1]
+    return dict(reversed(found.items()))
 
 
 def fold_indices(indices: Iterable[int]) -> str:
@@ -78,85 +134,197 @@ def fold_indices(indices: Iterable[int]) -> str:
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
+def log_inferred(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> None:
+    """Log in one line which places were inferred, once for all models in which they are the same."""
+    layers: dict[tuple[str, str], list[int]] = {}
+    for (stack, index), sub_layers in found.items():
+        ends = ", ".join(f"{position} after {sub_layer.output}" for position, sub_layer in sub_layers.items())
+        layers.setdefault((stack, ends or "none"), []).append(index)
+    summary = "; ".join(f"{stack}.{fold_indices(indices)} {ends}" for (stack, ends), indices in layers.items())
+    log_once(
+        "The table of architectures does not describe these layers, so the places of the adapters are inferred: "
+        f"{summary}. To choose others, give target_modules."
+    )
+
+
+@cache
+def log_once(message: str) -> None:
+    """Log a warning, each message once in a process."""
+    logger.warning(message)
+
+
+class _NotInferred(Exception):
+    """A list of layers cannot be inferred."""
+
+    def __init__(self, reason: str, example: list[str]) -> None:
+        super().__init__(reason)
+        self.why = Unknown(reason, example)
+
+
 class _Layer:
     """A layer: the ends of its attentions and of its feed-forward, of which there should be one each."""
 
-    def __init__(self, key: str, modules: Mapping[str, nn.Module]) -> None:
+    def __init__(self, key: str, modules: Mapping[str, nn.Module], may_adapt: Callable[[str], bool]) -> None:
         self.key = key
+        self.may_adapt = may_adapt
         self.modules = {name[len(key) + 1 :]: module for name, module in modules.items() if name.startswith(f"{key}.")}
-        sizes = {name: size for name, module in self.modules.items() if (size := _sizes(module))}
-        width = Counter(inputs for inputs, _ in sizes.values()).most_common(1)
-        self.projections = [name for name, (_, outputs) in sizes.items() if width and outputs == width[0][0]]
-        self.attentions = dict(self._attentions())
+        self.sizes = {name: size for name, module in self.modules.items() if (size := _sizes(module))}
+        self.is_included = any(may_adapt(f"{key}.{name}") for name in self.sizes) or not self.sizes
+        attentions = list(self._attentions())
+        width = Counter(inputs for inputs, _ in self.sizes.values()).most_common(1)
+        self.projections = [name for name, (_, outputs) in self.sizes.items() if width and outputs == width[0][0]]
+        self.attentions = {name: self._ends_of_attention(name) for name in attentions}
+        if attentions and not any(self.attentions.values()):
+            self._use_width_of_attention()
         self.torch_ends = _TORCH_LAYERS.get(type(modules[key]))
 
-    def sub_layers(self, positions: Collection[str]) -> dict[str, SubLayer]:
-        """Return the end of the sub-layer at each position; cross-attention is left out if there is none."""
+    def sub_layers(self, positions: Collection[str], feed_forwards: Collection[str] = ()) -> dict[str, SubLayer]:
+        """Return the end of the sub-layer at each position; positions that the layer does not have are left out.
+
+        Args:
+            positions: The positions to look for.
+            feed_forwards: For a layer without attention, the parts of it that may be its feed-forward.
+
+        Raises:
+            _NotInferred: A position has no candidate or several candidates; the message names them.
+        """
         if self.torch_ends is not None:
             return {at: SubLayer(end, "linear2") for at, end in self.torch_ends.items() if at in positions}
+        has_self_attention = any(not self._is_cross(name) for name in self.attentions)
         result = {}
         for position in positions:
             ends = self._ends(position)
+            if position == "feed_forward" and not self.attentions:
+                ends = [end for end in ends if end.partition(".")[0] in feed_forwards]
+            if ends and not any(self._may_adapt(end) for end in ends):
+                continue
+            ends = [end for end in ends if self._may_adapt(end)]
             if len(ends) == 1:
                 tells_width = ends[0] in self.projections or self._is_torch_attention(ends[0])
                 result[position] = SubLayer(ends[0], None if tells_width else self.projections[0])
-            elif ends or position != "cross_attention":
-                raise ValueError(self._ambiguous(position, ends))
+            elif ends or position == "feed_forward" or (position == "attention" and has_self_attention):
+                raise self._explain(position, ends)
         return result
 
-    def _attentions(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the outermost module of each attention, with the modules that may be its end."""
+    def _may_adapt(self, name: str) -> bool:
+        return self.may_adapt(f"{self.key}.{name}")
+
+    def _attentions(self) -> Iterator[str]:
+        """Yield the outermost module of each attention."""
         outermost = ""
         for name, module in self.modules.items():
-            own_name = name.rpartition(".")[2]
-            is_named_so = _ATTENTION.search(own_name) or re.search(
-                "attention|attn", type(module).__name__, re.IGNORECASE
-            )
-            if is_named_so and not (outermost and is_inside(name, outermost)):
-                inside = [inner for inner in self.modules if is_inside(inner, name)]
-                if any(inner in self.projections for inner in inside):
-                    outermost = name
-                    yield name, [inner for inner in inside if self._may_end_attention(inner, name.count("."))]
+            is_new = _is_attention(name, module) and not (outermost and is_inside(name, outermost))
+            if is_new and any(is_inside(inner, name) for inner in self.sizes):
+                outermost = name
+                yield name
+
+    def _ends_of_attention(self, attention: str) -> list[str]:
+        """Return the modules that may be the end of an attention."""
+        depth = attention.count(".")
+        return [name for name in self.modules if is_inside(name, attention) and self._may_end_attention(name, depth)]
 
     def _may_end_attention(self, name: str, depth: int) -> bool:
         if self._is_torch_attention(name):
             return True
         parent, _, own_name = name.rpartition(".")
+        parent_class: Any = type(self.modules[parent]) if parent else None
         return (
             name in self.projections
             and not any(_ATTENTION_INPUT.search(part) for part in name.split(".")[depth:])
             and not self._is_torch_attention(parent)
-            and not (parent and _is_read_not_called(self.modules[parent], own_name))
+            and not (parent and _is_read_not_called(parent_class, own_name))
         )
+
+    def _use_width_of_attention(self) -> None:
+        """In a layer that changes the width, look for the ends at the size of what its attention writes."""
+        before, self.projections = self.projections, list(self.sizes)
+        ends = {name: self._ends_of_attention(name) for name in self.attentions}
+        widths = {self.sizes[end][1] for group in ends.values() for end in group}
+        if len(widths) == 1:
+            self.attentions = ends
+            self.projections = [name for name, (_, outputs) in self.sizes.items() if outputs in widths]
+        else:
+            self.projections = before
 
     def _is_torch_attention(self, name: str) -> bool:
         return isinstance(self.modules.get(name), nn.MultiheadAttention)
 
+    def _is_cross(self, name: str) -> bool:
+        return _is_cross(name, self.modules[name])
+
     def _ends(self, position: str) -> list[str]:
         if position != "feed_forward":
             wanted = position == "cross_attention"
-            return [end for name, ends in self.attentions.items() if self._is_cross(name) == wanted for end in ends]
+            groups = [ends for name, ends in self.attentions.items() if self._is_cross(name) == wanted]
+            # If one of several attentions has no end, the others are not the whole position.
+            return [end for ends in groups for end in ends] if all(groups) else []
         mixtures = [name.rpartition(".")[0] for name in self.modules if name.endswith(".experts")]
         elsewhere = [*self.attentions, *mixtures]
-        return mixtures + [name for name in self.projections if not any(is_inside(name, outer) for outer in elsewhere)]
+        ends = [name for name in self.projections if not any(is_inside(name, outer) for outer in elsewhere)]
+        return mixtures + (self._choose_output(ends) if len(ends) > 1 else ends)
 
-    def _is_cross(self, name: str) -> bool:
-        return bool(_CROSS_ATTENTION.search(f"{name.rpartition('.')[2]} {type(self.modules[name]).__name__}"))
+    def _choose_output(self, ends: list[str]) -> list[str]:
+        """Return the linear modules that end a feed-forward, where several have the width of the layer."""
+        # A norm that has linear modules computes its scales with them.
+        ends = [name for name in ends if not any("norm" in part.lower() for part in name.split(".")[:-1])]
+        outside = [name for name in self.sizes if not any(is_inside(name, outer) for outer in self.attentions)]
+        # A projection of the skip connection reads the layer's input, which no linear module of the layer writes.
+        fed = []
+        for name in ends:
+            inputs, width = self.sizes[name]
+            written = {self.sizes[other][1] for other in outside if other != name}
+            if inputs in written or 2 * inputs in written - {width}:  # twice as much if a gate is written with it
+                fed.append(name)
+        if len(fed) > 1 and len({name.rpartition(".")[0] for name in fed}) == 1:
+            fed = [name for name in fed if not _FEED_FORWARD_INPUT.search(name.rpartition(".")[2])] or fed
+        return fed or ends
 
-    def _ambiguous(self, position: str, ends: list[str]) -> str:
+    def _explain(self, position: str, ends: list[str]) -> _NotInferred:
+        count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
         example = [found[0] for other in ("attention", "feed_forward") if (found := self._ends(other))]
-        return (
-            "In an architecture that is not in the table, each sub-layer must end in one module that can be "
-            f"distinguished from the others; for the {position} of {self.key} there are {len(ends)} candidates"
-            f"{': ' if ends else ''}{', '.join(ends)}. Name the modules whose output meets the skip connection, for "
-            f"example target_modules={example}."
-        )
+        return _NotInferred(f"for the {position} of {self.key} {count}", example)
 
 
-def _equal_lists(modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, int]]:
-    for key, module in modules.items():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len({type(layer) for layer in module}) == 1:
-            yield key, len(module)
+def _infer_list(layers: Mapping[int, _Layer], positions: Collection[str]) -> dict[int, dict[str, SubLayer]]:
+    """Return the sub-layers of each layer of a list."""
+    found = {index: layer.sub_layers(positions) for index, layer in layers.items() if layer.attentions}
+    if len(found) == len(layers):
+        return found
+    every = [layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions]
+    parts = {end.output.partition(".")[0] for ends in every for end in ends.values()}
+    for index, layer in layers.items():
+        if not layer.attentions:
+            has_feed_forward = any(
+                name.partition(".")[0] in parts and (name in layer.sizes or name.endswith(".experts"))
+                for name in layer.modules
+            )
+            if layer.sizes and not has_feed_forward:
+                raise _NotInferred(
+                    f"{layer.key} has linear modules, such as {next(iter(layer.sizes))}, but neither an attention nor "
+                    f"a part {' or '.join(sorted(parts))}, as the layers with attention have",
+                    [end.output for end in every[0].values()],
+                )
+            found[index] = layer.sub_layers(positions, parts) if has_feed_forward else {}
+    return dict(sorted(found.items()))
+
+
+def _outer_names(name: str) -> list[str]:
+    return [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential))
+
+
+def _is_attention(name: str, module: nn.Module) -> bool:
+    """Return whether a module is an attention by its name or class, and not the norm before or after one."""
+    own_name, class_name = name.rpartition(".")[2], type(module).__name__
+    is_named_so = _ATTENTION.search(own_name) or _ATTENTION_CLASS.search(class_name)
+    return bool(is_named_so) and "norm" not in own_name.lower()
+
+
+def _is_cross(name: str, module: nn.Module) -> bool:
+    return bool(_CROSS_ATTENTION.search(f"{name.rpartition('.')[2]} {type(module).__name__}"))
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
@@ -168,27 +336,11 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _is_read_not_called(parent: nn.Module, name: str) -> bool:
+@cache
+def _is_read_not_called(parent: Any, name: str) -> bool:
     """Return whether a module reads its child's weight instead of calling it (WavLM), judging by its source."""
     try:
-        source = inspect.getsource(type(parent))
+        source = inspect.getsource(parent)
     except (OSError, TypeError):
         return False
     return f"self.{name}.weight" in source and f"self.{name}(" not in source
-
-
-def _summary(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> str:
-    layers: dict[tuple[str, str], list[int]] = {}
-    for (stack, index), sub_layers in found.items():
-        ends = ", ".join(f"{position} after {sub_layer.output}" for position, sub_layer in sub_layers.items())
-        layers.setdefault((stack, ends), []).append(index)
-    return "; ".join(f"{stack}.{fold_indices(indices)} {ends}" for (stack, ends), indices in layers.items())
-
-
-@cache
-def _log_once(summary: str) -> None:
-    logger.warning(
-        "The table of architectures does not describe these layers, so the places of the adapters are inferred: %s. "
-        "To choose others, give target_modules.",
-        summary,
-    )

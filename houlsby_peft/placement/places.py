@@ -15,7 +15,7 @@ from ..config import HoulsbyConfig
 from ..heads.find import find_head
 from ..layer import base_modules, is_inside
 from .architectures import ARCHITECTURES, UNSUPPORTED, Stack, SubLayer
-from .inference import fold_indices, infer_layers
+from .inference import Unknown, find_attentions, fold_indices, infer_layers, log_inferred, log_once
 
 
 _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
@@ -74,7 +74,7 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     if config.target_modules is None:
         candidates = [
             Place(f"{stack}.{index}.{end.output}", position, stack, index, f"{stack}.{index}.{end.tells_width}")
-            for (stack, index), sub_layers in find_layers(model, modules, config.positions).items()
+            for (stack, index), sub_layers in find_layers(model, modules, config).items()
             for position, end in sub_layers.items()
         ]
     else:
@@ -145,7 +145,7 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
 
 
 def find_layers(
-    model: nn.Module, modules: Mapping[str, nn.Module], positions: tuple[str, ...]
+    model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig
 ) -> dict[tuple[str, int], dict[str, SubLayer]]:
     """Return the sub-layers of every layer of a model.
 
@@ -155,44 +155,50 @@ def find_layers(
     Args:
         model: The base model.
         modules: Its modules by name, in order.
-        positions: The sub-layers to look for.
+        config: Which sub-layers to look for, and what to leave out.
 
     Returns:
         The sub-layers by position, for each name of a list of layers and index in it.
 
     Raises:
-        ValueError: The architecture is not supported, has no such sub-layers, or cannot be inferred.
+        ValueError: The architecture is not supported, or has no such sub-layers; or a list of layers with attention
+            can neither be looked up nor inferred, and is not left out.
     """
     types = _model_types(model, modules)
     for model_type in types.values():
         if model_type in UNSUPPORTED:
             raise ValueError(UNSUPPORTED[model_type])
     layers: dict[tuple[str, int], dict[str, SubLayer]] = {}
-    described = set()
     for key, module in modules.items():
         kind = _innermost_type(key, types)
         stack = _find_stack(key, module, modules, kind) if isinstance(module, nn.ModuleList) else None
         if stack is not None:
-            described.add(kind)
             for index in range(len(module)):  # type: ignore[arg-type]
-                ends = {position: getattr(stack, position) for position in positions}
+                ends = {position: getattr(stack, position) for position in config.positions}
                 layers[key, index] = {
                     position: end for position, end in ends.items() if end and f"{key}.{index}.{end.output}" in modules
                 }
-    rest = {key: module for key, module in modules.items() if _innermost_type(key, types) not in described}
-    layers |= infer_layers(rest, positions)
+    described = {stack for stack, _ in layers}
+    rest = {key: module for key, module in modules.items() if not any(is_inside(key, stack) for stack in described)}
+    inferred, unknown = infer_layers(rest, config.positions, lambda name: _is_included(name, config))
+    layers |= inferred
+    if unknown:
+        raise ValueError(_explain_unknown(unknown, layers, config))
+    if inferred:
+        log_inferred(inferred)
+    _log_left_out(modules, layers, config)
     if any(layers.values()):
         return layers
     if layers:
         raise ValueError(
-            f"HoulsbyConfig.positions must name a sub-layer that the model has; got {positions}, and a "
+            f"HoulsbyConfig.positions must name a sub-layer that the model has; got {config.positions}, and a "
             f"{type(model).__name__} of this configuration has none of them. Use ('attention', 'feed_forward')."
         )
     raise ValueError(
-        f"The places of adapters are known for these architectures: {', '.join(sorted(ARCHITECTURES))}; they are "
-        "inferred for others that have a list of equal layers with attention in each. Got "
-        f"{type(model).__name__} with model_type {types.get('', None)!r}, which has none. Name the modules whose "
-        "output meets the skip connection in target_modules."
+        "An adapter follows the attention and the feed-forward of each layer, so the model must have a list of layers "
+        f"with attention (of linear modules that are not excluded); got a {type(model).__name__} with model_type "
+        f"{types.get('', None)!r}, in which none is found. Name the modules whose output meets the skip connection in "
+        "target_modules. docs/architectures.md lists the architectures that are known."
     )
 
 
@@ -249,6 +255,55 @@ def _find_stack(
     return None
 
 
+def _explain_unknown(
+    unknown: Mapping[str, Unknown], known: Mapping[tuple[str, int], Mapping[str, SubLayer]], config: HoulsbyConfig
+) -> str:
+    """Return rule, value and remedy for lists of layers that can neither be looked up nor inferred."""
+    reasons = "; ".join(f"in {stack or 'the model itself'}, {why.reason}" for stack, why in unknown.items())
+    ends = [end.output for sub_layers in known.values() for end in sub_layers.values()]
+    example = list(dict.fromkeys(ends + [end for why in unknown.values() for end in why.example]))
+    own = config.exclude_modules or []
+    excluded: list[str] | str = [*own, *unknown]
+    # A name in a list is a suffix; where it would also exclude a list that is known, only a pattern is exact.
+    is_suffix = any(f".{stack}." in f"{key}." for stack in unknown for key, _ in known)
+    if isinstance(own, str) or is_suffix:
+        patterns = [own] if isinstance(own, str) else [rf"(.*\.)?{re.escape(name)}(\..*)?" for name in own]
+        excluded = "|".join([*patterns, *(rf"{re.escape(stack)}\..*" for stack in unknown)])
+    leave_out = f"Leave them out with exclude_modules={excluded!r}, or name" if known else "Name"
+    return (
+        "Every list of layers with attention must be adapted or left out on purpose. In an architecture that is not "
+        "in the table, each sub-layer must end in one module that can be distinguished from the others; "
+        f"{reasons}. {leave_out} the modules whose output meets the skip connection in target_modules"
+        f"{f', for example target_modules={example}' if example else ''}."
+    )
+
+
+def _log_left_out(
+    modules: Mapping[str, nn.Module],
+    layers: Mapping[tuple[str, int], Mapping[str, SubLayer]],
+    config: HoulsbyConfig,
+) -> None:
+    """Log which layers with attention get no adapter because the configuration leaves them out."""
+    adapted: dict[str, list[int]] = {}
+    for (stack, index), ends in layers.items():
+        if any(_is_included(f"{stack}.{index}.{end.output}", config) for end in ends.values()):
+            adapted.setdefault(stack, []).append(index)
+    names = [f"{stack}.{index}" for stack, indices in adapted.items() for index in indices]
+    left: dict[str, list[int]] = {}
+    for name, stack in find_attentions(modules).items():
+        if not any(is_inside(name, layer) for layer in names):
+            left.setdefault(stack, []).append(int(name.removeprefix(f"{stack}.").partition(".")[0]))
+    if left:
+        log_once(
+            f"Adapters go to the layers {_fold_layers(adapted) or 'none'}; left out, as exclude_modules, "
+            f"modules_to_save or positions ask: {_fold_layers(left)}."
+        )
+
+
+def _fold_layers(layers: Mapping[str, Iterable[int]]) -> str:
+    return ", ".join(f"{stack}.{fold_indices(sorted(set(indices)))}" for stack, indices in layers.items())
+
+
 def _norm_places(
     model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
 ) -> Iterator[Place]:
@@ -301,11 +356,19 @@ def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
 
 
 def _is_included(key: str, config: HoulsbyConfig) -> bool:
-    """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a whole."""
+    """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a whole.
+
+    A list of names excludes what is inside the named modules as well; a regular expression is compared with the name
+    of each module, as in PEFT.
+    """
+    if not config.exclude_modules and not config.modules_to_save:
+        return True
+    by_name = not isinstance(config.exclude_modules, str)
+    keys = [key, *(key[: dot.start()] for dot in re.finditer(r"\.", key))] if by_name else [key]
     names = SimpleNamespace(
-        target_modules=[key], exclude_modules=config.exclude_modules, modules_to_save=config.modules_to_save
+        target_modules=keys, exclude_modules=config.exclude_modules, modules_to_save=config.modules_to_save
     )
-    return bool(check_target_module_exists(names, key))
+    return all(check_target_module_exists(names, name) for name in keys)
 
 
 def _check_layers(candidates: Iterable[Place], config: HoulsbyConfig) -> None:

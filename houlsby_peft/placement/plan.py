@@ -59,8 +59,8 @@ class Plan:
         tokens: The embedding modules of which tokens are trained, with the shapes of the trained embeddings.
 
     Raises:
-        ValueError: There is nothing to adapt, a module would never be called, a head cannot be made, or a token to
-            train does not exist.
+        ValueError: There is nothing to adapt, a module would never be called or be adapted under one of its names
+            only, a head cannot be made, or a token to train does not exist.
     """
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
@@ -73,6 +73,7 @@ class Plan:
         for key, place in self.places.items():
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place)
+        _check_has_one_name(model, self.places)
         self._model = model
         self.tokens = _find_tokens(model, config)
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
@@ -312,6 +313,22 @@ def _check_is_called(model: nn.Module, key: str) -> None:
                 f"An adapter must be on a module that is called; in evaluation, nn.TransformerEncoderLayer has a fast "
                 f"path that does not call its part {key!r}. Switch it off in every process that uses the adapter: "
                 "torch.backends.mha.set_fastpath_enabled(False)."
+            )
+
+
+def _check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Refuse a module that several parents hold, because a tuner layer would replace it in one of them only."""
+    wrapped = {model.get_submodule(key): key for key in places}
+    first: dict[nn.Module, tuple[nn.Module, str]] = {}
+    parents = {"": model}
+    for key, module in model.named_modules(remove_duplicate=False):
+        parents[key] = module
+        parent, _, name = key.rpartition(".")
+        if module in wrapped and first.setdefault(module, (parents[parent], name)) != (parents[parent], name):
+            raise ValueError(
+                f"A module that an adapter wraps must belong to one module of the model; {wrapped[module]!r} is also "
+                f"{key!r}, which would stay without the adapter. Leave it out with "
+                f"exclude_modules={[wrapped[module]]}, or name modules inside it in target_modules."
             )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 
 import pytest
 import torch
@@ -112,15 +114,150 @@ def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
 
 
 def test_a_model_without_layers_is_an_error():
-    with pytest.raises(ValueError, match=r"known for these architectures: albert, .* Got Sequential"):
+    with pytest.raises(ValueError, match=r"list of layers with attention .* got a Sequential .* target_modules"):
         get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
+
+
+class Hybrid(nn.Module):
+    """Layers of which only the second has attention; the others mix in another way."""
+
+    def __init__(self, mixer="mixer", feed_forward="net0"):
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer() for _ in range(3))
+        for index in (0, 2):
+            del self.blocks[index].attention
+            self.blocks[index].add_module(mixer, nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)))
+            self.blocks[index].add_module(feed_forward, self.blocks[index]._modules.pop("net0"))
+
+
+class Rising(nn.Module):
+    """Layers that change the width in the first one, with a projection of the skip connection."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Layer(32) for _ in range(2))
+        self.blocks[0].attention.to_qkv = nn.Linear(16, 96)
+        self.blocks[0].shortcut = nn.Linear(16, 32)
+
+
+def places_of(model, **options):
+    places = find_places(model, HoulsbyConfig(train_layer_norm=False, **options))
+    return {key: place.position for key, place in places.items()}
+
+
+ENDS = {"attention.to_out.0": "attention", "net0.2": "feed_forward"}
+
+
+def test_a_hybrid_gets_the_feed_forwards_of_all_layers_and_the_attention_that_it_has():
+    assert places_of(Hybrid()) == {
+        "blocks.0.net0.2": "feed_forward",
+        "blocks.1.attention.to_out.0": "attention",
+        "blocks.1.net0.2": "feed_forward",
+        "blocks.2.net0.2": "feed_forward",
+    }
+
+
+def test_a_hybrid_whose_feed_forwards_have_other_names_is_refused():
+    with pytest.raises(ValueError, match=r"blocks\.0 has linear modules, such as mixer\.0, but .* a part net0,"):
+        find_places(Hybrid(feed_forward="other"), HoulsbyConfig())
+    assert set(places_of(Hybrid(feed_forward="other"), exclude_modules=["blocks.0", "blocks.2"])) == {
+        "blocks.1.attention.to_out.0",
+        "blocks.1.net0.2",
+    }
+
+
+def test_a_layer_that_changes_the_width():
+    expected = {f"blocks.{index}.{end}": position for index in range(2) for end, position in ENDS.items()}
+    assert places_of(Rising()) == expected
+
+
+def test_a_square_feed_forward_ends_in_the_linear_module_that_is_not_named_as_its_input():
+    layers = [nn.ModuleDict({"attention": Layer().attention, "mlp": nn.ModuleDict()}) for _ in range(2)]
+    for layer in layers:
+        layer["mlp"].update({"fc1": nn.Linear(16, 16), "fc2": nn.Linear(16, 16)})
+    assert set(places_of(nn.ModuleDict({"blocks": nn.ModuleList(layers)}))) == {
+        f"blocks.{index}.{end}" for index in range(2) for end in ("attention.to_out.0", "mlp.fc2")
+    }
+
+
+def test_one_layer_that_is_used_several_times_is_adapted_once():
+    torch.manual_seed(0)
+    base, ids = HomeMade(), torch.randint(0, 50, (3, 5))
+    base.blocks = nn.Sequential(*[base.blocks[0]] * 3)
+    base.eval()
+    before = base(ids)
+    model = get_peft_model(base, HoulsbyConfig(r=4))
+    keys = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
+    assert keys == [f"blocks.0.{end}" for end in ENDS]
+    perturb(model)
+    assert not torch.allclose(model(ids), before, atol=1e-2)
+
+
+def test_a_module_that_two_layers_hold_is_refused():
+    base = HomeMade()
+    base.blocks[2].attention.to_out[0] = base.blocks[1].attention.to_out[0]
+    with pytest.raises(
+        ValueError, match=r"'blocks\.1\.attention\.to_out\.0' is also 'blocks\.2\.attention\.to_out\.0'"
+    ):
+        get_peft_model(base, HoulsbyConfig(r=4, target_modules=["attention.to_out.0"]))
+
+
+def two_towers():
+    return nn.ModuleDict({"text": ROWS["bert"].model(), "image": HomeMade(feed_forwards=2)})
+
+
+def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_out(caplog):
+    with pytest.raises(ValueError, match=r"in image\.blocks, .* 2 candidates") as error:
+        find_places(two_towers(), HoulsbyConfig())
+    assert "exclude_modules=['image.blocks']" in str(error.value)
+    with caplog.at_level(logging.WARNING, "houlsby_peft.placement.inference"):
+        places = places_of(two_towers(), exclude_modules=["image.blocks"])
+    assert {key.partition(".")[0] for key in places} == {"text"}
+    assert len(places) == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        "Adapters go to the layers text.encoder.layer.0-1; left out, as exclude_modules, modules_to_save or positions "
+        "ask: image.blocks.0-2."
+    ]
+
+
+@pytest.mark.parametrize("names", [["image"], ["image.blocks"], ["blocks"], r"image\..*", r"(?!text\.).*"])
+def test_ways_to_leave_a_part_out(names):
+    assert {key.partition(".")[0] for key in places_of(two_towers(), exclude_modules=names)} == {"text"}
+
+
+@pytest.mark.parametrize("names", [["pooler"], r".*pooler"])
+def test_the_remedy_keeps_what_is_excluded_already(names):
+    with pytest.raises(ValueError, match="exclude_modules=") as error:
+        find_places(two_towers(), HoulsbyConfig(exclude_modules=names))
+    remedy = re.search(r"exclude_modules=(\[.*?\]|'.*?')", str(error.value))[1]
+    assert len(places_of(two_towers(), exclude_modules=ast.literal_eval(remedy))) == 4
+
+
+def test_an_excluded_candidate_leaves_the_other_one():
+    assert set(places_of(HomeMade(feed_forwards=2), exclude_modules=["net1"])) == {
+        f"blocks.{index}.{end}" for index in range(3) for end in ENDS
+    }
+
+
+def test_an_excluded_position_is_left_out():
+    assert set(places_of(HomeMade(feed_forwards=2), exclude_modules=["net0", "net1"]).values()) == {"attention"}
+
+
+def test_attentions_in_a_list_of_their_own_are_refused():
+    layers = HomeMade().blocks
+    model = nn.ModuleDict({"attentions": nn.ModuleList(layer.attention for layer in layers)})
+    model["nets"] = nn.ModuleList(layer.net0 for layer in layers)
+    with pytest.raises(ValueError, match=r"in attentions, attentions\.0 is not in a layer"):
+        find_places(model, HoulsbyConfig())
 
 
 def test_attention_of_pytorch_is_wrapped_as_a_whole():
     layer = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2), "up": nn.Linear(16, 24), "down": nn.Linear(24, 16)})
     modules = {"layers": nn.ModuleList([layer]), **{f"layers.0.{key}": module for key, module in layer.items()}}
     modules |= {"layers.0": layer, "layers.0.attn.out_proj": layer["attn"].out_proj}
-    found = infer_layers(modules, ("attention", "feed_forward"))[("layers", 0)]
+    layers, unknown = infer_layers(modules, ("attention", "feed_forward"))
+    assert not unknown
+    found = layers["layers", 0]
     assert {position: end.output for position, end in found.items()} == {"attention": "attn", "feed_forward": "down"}
 
 
