@@ -107,7 +107,9 @@ def test_gradient_checkpointing(row):
                 continue
             inner = layer.get_submodule(next(iter(ends.values())))
             inner.register_forward_pre_hook(lambda *_, name=name, calls=calls: calls.append(name))
-        torch.testing.assert_close(gradients(model, row.batch()), plain, rtol=1e-4, atol=1e-5)
+        for weight, gradient in gradients(model, row.batch()).items():
+            atol = 1e-5 * max(1, float(plain[weight].abs().max()))
+            torch.testing.assert_close(gradient, plain[weight], rtol=1e-4, atol=atol)
         # What is in a layer runs again for its backward pass.
         assert set(Counter(calls).values()) == {2}
 

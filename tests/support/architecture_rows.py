@@ -497,6 +497,7 @@ def _seamless(name: str, conformer_norms: int) -> Row:
         norms=conformer_norms * LAYERS + 3 + 3 * LAYERS,
         dropout=dict(zip(stacks, dropout, strict=True)),
         inputs="mel_to_text",
+        checkpointing=(False,),
         inferred=False,
         layer=dict(zip(stacks, layers, strict=True)),
     )
@@ -654,7 +655,7 @@ ROWS: dict[str, Row] = {
             "hidden_size": 16,
             "num_hidden_layers": LAYERS,
             "num_attention_heads": 2,
-            "subsampling_conv_channels": [8, 2],
+            "subsampling_conv_channels": [8, 8],
             "attention_chunk_size": 4,
             "attention_context_left": 5,
             "output_proj_dims": 16,
