@@ -67,11 +67,15 @@ class Stack:
     has: str | None = None
 
     @property
-    def feed_forwards(self) -> tuple[SubLayer, ...]:
-        """The feed-forwards of a layer, of which most architectures have one."""
-        if self.feed_forward is None or isinstance(self.feed_forward, SubLayer):
-            return (self.feed_forward,) if self.feed_forward else ()
-        return self.feed_forward
+    def positions(self) -> list[tuple[str, SubLayer]]:
+        """All sub-layers with their positions; most architectures have one feed-forward in each layer."""
+        several = self.feed_forward if isinstance(self.feed_forward, tuple) else (self.feed_forward,)
+        ends = [
+            ("attention", self.attention),
+            *(("feed_forward", end) for end in several),
+            ("cross_attention", self.cross_attention),
+        ]
+        return [(position, end) for position, end in ends if end is not None]
 
     def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
         """Return the sub-layers of a layer with their positions; None if the layer is of another kind.
@@ -79,13 +83,10 @@ class Stack:
         Args:
             exists: Whether the layer has a module of this name.
         """
-        ends = [("attention", self.attention), *(("feed_forward", end) for end in self.feed_forwards)]
-        found = [(position, single) for position, end in ends if end for single in _indexed(end, exists)]
-        names = [name for _, end in found for name in (end.output, end.tells_width)]
-        if not all(map(exists, [*names, *([self.has] if self.has else [])])):
-            return None
-        crossing = self.cross_attention
-        return [*found, ("cross_attention", crossing)] if crossing and exists(crossing.output) else found
+        found = [(position, each) for position, end in self.positions for each in _indexed(end, exists)]
+        present = [(position, end) for position, end in found if exists(end.output) and exists(end.tells_width)]
+        lacks = any(position != "cross_attention" for position, _ in set(found) - set(present))
+        return None if lacks or (self.has and not exists(self.has)) else present
 
 
 def _indexed(end: SubLayer, exists: Callable[[str], bool]) -> list[SubLayer]:
@@ -150,10 +151,12 @@ _LONGT5 = (
     Stack("encoder.block", SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo"), _T5_FEED_FORWARD),
     _T5_DECODER,
 )
-_OPT = (Stack("decoder.layers", SubLayer("self_attn.out_proj", None, True), SubLayer("fc2", None, True)),)
+_OPT = (
+    Stack("decoder.layers", SubLayer("self_attn.out_proj", late_dropout=True), SubLayer("fc2", late_dropout=True)),
+)
 _BART = (
     replace(_OPT[0], layers="encoder.layers"),
-    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj", None, True)),
+    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj", late_dropout=True)),
 )
 
 _GPT2 = (
@@ -177,11 +180,13 @@ _GPT_NEOX = (
     ),
 )
 _GPTJ = (Stack("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out")),)
-_BLOOM = (Stack("h", SubLayer("self_attention.dense"), SubLayer("mlp.dense_4h_to_h")),)
+_BLOOM = (
+    Stack("h", SubLayer("self_attention.dense", late_dropout=True), SubLayer("mlp.dense_4h_to_h", late_dropout=True)),
+)
 _LLAMA = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.down_proj")),)
 # The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
 _MIXTURE = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp", "self_attn.o_proj")),)
-_PHI = (Stack("layers", SubLayer("self_attn.dense"), SubLayer("mlp.fc2")),)
+_PHI = (Stack("layers", SubLayer("self_attn.dense", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
 _PHI3 = (
     Stack(
         "layers",
@@ -189,7 +194,9 @@ _PHI3 = (
         SubLayer("resid_mlp_dropout", "mlp.down_proj"),
     ),
 )
-_STARCODER2 = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.c_proj")),)
+_STARCODER2 = (
+    Stack("layers", SubLayer("self_attn.o_proj", late_dropout=True), SubLayer("mlp.c_proj", late_dropout=True)),
+)
 
 # A layer's experts run beside its feed-forward, and the sum of both meets the skip connection.
 _GEMMA4 = (
@@ -268,9 +275,9 @@ _SEAMLESS = (
     # The decoder's dropout serves both attentions.
     Stack(
         "layers",
-        SubLayer("self_attn.out_proj", None, True),
+        SubLayer("self_attn.out_proj", late_dropout=True),
         _SEAMLESS_FEED_FORWARD,
-        SubLayer("cross_attention.out_proj", None, True),
+        SubLayer("cross_attention.out_proj", late_dropout=True),
         has="cross_attention",
     ),
     Stack("layers", SubLayer("attn_dropout", "self_attn.out_proj"), _SEAMLESS_FEED_FORWARD),
@@ -298,12 +305,12 @@ _MOBILEBERT = tuple(
     )
 )
 # The feed-forward's module includes its dropout.
-_XLM = (Stack("*", SubLayer("attentions.out_lin", None, True), SubLayer("ffns", "ffns.lin2")),)
+_XLM = (Stack("*", SubLayer("attentions.out_lin", late_dropout=True), SubLayer("ffns", "ffns.lin2")),)
 
 _CLIP = (Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("mlp.fc2")),)
 _DINOV2 = (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),)
 # One dropout of the layer serves both sub-layers.
-_VIT = (Stack("layers", SubLayer("attention.o_proj"), SubLayer("mlp.fc2")),)
+_VIT = (Stack("layers", SubLayer("attention.o_proj", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
 _WAV2VEC2 = (
     Stack(
         "encoder.layers",

@@ -83,7 +83,9 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
             return {key: recorded[key] for key in modules if key in recorded}
     if config.target_modules is None:
         candidates = [
-            Place(_full(stack, index, end.output), position, stack, index, _full(stack, index, end.tells_width))
+            Place(
+                full_name(stack, index, end.output), position, stack, index, full_name(stack, index, end.tells_width)
+            )
             for (stack, index), sub_layers in find_layers(model, modules, config.positions).items()
             for position, end in sub_layers
         ]
@@ -149,7 +151,7 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
             runs = [[int(end) for end in run.split("-")] for run in layers.split(",")]
             indices = [index for run in runs for index in range(run[0], run[-1] + 1)]
         for index in indices:
-            names = (_full(stack, index, name) for name in (module, projection))
+            names = (full_name(stack, index, name) for name in (module, projection))
             places.append(Place(next(names), position, stack, index, next(names)))
     return places
 
@@ -284,7 +286,7 @@ def _name_of_stack(row: Stack, key: str) -> str | None:
 
 
 def _is_module(modules: Mapping[str, nn.Module], stack: str, layer: int, name: str) -> bool:
-    return _full(stack, layer, name) in modules
+    return full_name(stack, layer, name) in modules
 
 
 @cache
@@ -307,7 +309,7 @@ def _log_missing(found: Mapping[tuple[str, int], list[tuple[str, SubLayer]]]) ->
         _log_once(f"These layers have no {what}, and so no adapter there: {which}.")
 
 
-def _full(stack: str, layer: int | None, module: str) -> str:
+def full_name(stack: str, layer: int | None, module: str) -> str:
     """Return the full name of a module of a layer; see `Place.relative`."""
     if layer is None:
         return module

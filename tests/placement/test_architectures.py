@@ -13,7 +13,9 @@ from transformers.models.auto import modeling_auto
 
 from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.architectures import ARCHITECTURES
+from houlsby_peft.placement.places import find_layers, full_name
 from tiny_models import perturb
 
 
@@ -204,6 +206,43 @@ def test_place_and_dropout(row):
             dropped = [torch.allclose(hidden, torch.where(hidden == 0, 0, 2 * given)) for hidden in alike]
             assert [torch.equal(hidden, given) for hidden in alike].count(True) == (position not in with_dropout)
             assert dropped.count(True) == (position in with_dropout)
+
+
+@every_row
+def test_dropout_after_the_adapter(row, monkeypatch):
+    """The table says for every sub-layer whether a dropout follows the adapter."""
+    model = adapted(row).train()
+    base = model.get_base_model()
+    late = {
+        full_name(stack, index, end.output): end.late_dropout
+        for (stack, index), ends in find_layers(base, dict(base_modules(base)), EVERY_POSITION).items()
+        for _, end in ends
+    }
+    recorders = {name: Recorder(base.get_submodule(name)) for name in late}
+    dropped = []
+    dropout = torch.nn.functional.dropout
+
+    def record_dropout(hidden, *args, **kwargs):
+        dropped.append(hidden.detach().clone())
+        return dropout(hidden, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", record_dropout)
+    model(**row.batch())
+    given = {name: recorder.outputs[0] for name, recorder in recorders.items() if recorder.outputs}
+    assert given.keys() == late.keys()
+    sums = []
+    if row.skip == "parallel":  # where the dropout is applied to the sum of both sub-layers
+        names = list(given)
+        sums = [given[first] + given[second] for first, second in zip(names[::2], names[1::2], strict=True)]
+
+    def is_dropped(output):
+        return any(hidden.shape == output.shape and torch.equal(hidden, output) for hidden in dropped)
+
+    found = {
+        name: is_dropped(output) or (bool(sums) and is_dropped(sums[number // 2]))
+        for number, (name, output) in enumerate(given.items())
+    }
+    assert found == late
 
 
 @every_row

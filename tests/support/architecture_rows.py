@@ -30,8 +30,9 @@ class Row:
         ends: the projection that ends each sub-layer, by the name of its list of layers and position; a second
             feed-forward is "feed_forward 2". A tuple has them for each layer of a list.
         norms: norms in all layers together.
-        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "post": a norm after
-            each skip; "branch": a module on each output before its skip (a norm); "factor": a weight there.
+        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "parallel": the same,
+            where a dropout is applied to the sum of these outputs; "post": a norm after each skip; "branch": a module
+            on each output before its skip (a norm); "factor": a weight there.
         after: the norms, modules or weights of `skip`, by position, as named in the layer.
         dropout: positions with a dropout module of their own between projection and skip; by the name of the list
             of layers, where the lists differ.
@@ -258,7 +259,9 @@ def _gpt2(name: str, **changes: Any) -> Row:
 
 def _falcon(norms_per_layer: int, **changes: Any) -> Row:
     ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
-    return Row("FalconModel", {**_TEXT, "alibi": False, **changes}, {"h": ends}, norms=norms_per_layer * LAYERS)
+    skip = "pre" if changes.get("parallel_attn") is False else "parallel"
+    config = {**_TEXT, "alibi": False, **changes}
+    return Row("FalconModel", config, {"h": ends}, norms=norms_per_layer * LAYERS, skip=skip)
 
 
 def _gpt_neox(**changes: Any) -> Row:
