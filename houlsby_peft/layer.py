@@ -38,7 +38,7 @@ class Batch(Protocol):
         """Apply to each row its adapter's bottleneck."""
         ...
 
-    def normalize(self, layer: HoulsbyLayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+    def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
         """Apply to each row its adapter's norm."""
         ...
 
@@ -104,6 +104,8 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         self.in_features, self.out_features = self._sizes(wrapped)
         # The heads to enable and disable with this layer, in a plain list because they are registered elsewhere.
         self.heads: list[AuxiliaryTrainingWrapper] = []
+        # The layers that a forward pass may leave out although it calls this one; see `_reach_optional`.
+        self.optional: list[HoulsbyTunerLayer] = []
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -134,6 +136,26 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     def unmerge(self) -> None:
         """Warn that there is nothing to do, as every PEFT layer that is not merged does."""
         warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+
+    def _reach_optional(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Give the active adapters' weights in optional layers a gradient of zero, to which theirs is added.
+
+        A decoder without encoder states never calls its cross-attention. The weights there would train without a
+        gradient, for which DistributedDataParallel waits in vain.
+        """
+        if not self.optional or not torch.is_grad_enabled():
+            return hidden
+        weights = [
+            weight
+            for layer in self.optional
+            for container in (getattr(layer, name) for name in layer.adapter_layer_names)
+            for name in self.active_adapters
+            if name in container
+            for weight in container[name].parameters()
+            # DeepSpeed does not wait for gradients of the weights that it has sharded.
+            if weight.requires_grad and not hasattr(weight, "ds_id")
+        ]
+        return _WithZeroGradients.apply(hidden, *weights) if weights else hidden
 
     def cast_to_base(self, adapter_name: str) -> None:
         """Cast an adapter's weights to the dtype of the base model."""
@@ -226,6 +248,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
                 bottleneck = self.bottleneck(name)
                 if bottleneck is not None:
                     hidden = bottleneck(hidden)
+            hidden = self._reach_optional(hidden)
         return hidden if self.channel_dim == -1 else hidden.movedim(-1, self.channel_dim)
 
     def _get_available_adapters(self) -> set[str]:
@@ -253,19 +276,62 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         """Return the norm that an adapter trains here; None if it trains none here."""
         return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.disable_adapters:
-            return self.base_layer(hidden)  # type: ignore[no-any-return]
+            return self.base_layer(*args, **kwargs)
         batch = self.mixed_batch
         if batch is not None:
-            return batch.normalize(self, hidden)
-        return self.apply_norm(next(self._active_norms(), self.base_layer), hidden)
+            return batch.normalize(self, *args, **kwargs)
+        result = self.apply_norm(next(self._active_norms(), self.base_layer), *args, **kwargs)
+        if isinstance(result, tuple):
+            return (self._reach_optional(result[0]), *result[1:])
+        return self._reach_optional(result)
 
-    def apply_norm(self, norm: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """Apply a norm whose dtype (float32) may differ from that of the norm that it replaces."""
-        if norm.weight.dtype == self.base_layer.weight.dtype:
-            return norm(hidden)  # type: ignore[no-any-return]
-        return norm(hidden.to(norm.weight.dtype)).to(hidden.dtype)  # type: ignore[no-any-return, arg-type]
+    def apply_norm(self, norm: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Apply a norm whose dtype (float32) may differ from that of the norm that it replaces.
+
+        Args:
+            norm: The norm.
+            args, kwargs: What the model calls its norm with; besides the hidden states, I-BERT gives a scaling factor.
+
+        Returns:
+            What the norm returns, in the dtype of the hidden states.
+        """
+        dtype = norm.weight.dtype
+        if dtype == self.base_layer.weight.dtype:
+            return norm(*args, **kwargs)
+        hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        own_args, own_kwargs = _cast((args, kwargs), dtype)  # type: ignore[arg-type]
+        return _cast(norm(*own_args, **own_kwargs), hidden.dtype)
 
     def _active_norms(self) -> Iterator[nn.Module]:
         return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
+
+
+class _WithZeroGradients(torch.autograd.Function):
+    """The identity of its first input; in the backward pass, the gradients of the others are zero."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(hidden: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        ctx.weights = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return (gradient, *map(torch.zeros_like, ctx.weights))
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast the floating-point tensors inside arguments or results."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(_cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: _cast(item, dtype) for key, item in value.items()}
+    return value

@@ -104,6 +104,9 @@ class HoulsbyModel(BaseTuner):
         found = [name for name in plan.heads if not name.endswith(tuple(config.modules_to_save or ()))]
         train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
         hook_other_wrappers(model, self._batches)
+        for key, others in plan.optional.items():
+            layer = model.get_submodule(key)
+            layer.optional += [other for other in map(model.get_submodule, others) if other not in layer.optional]  # type: ignore[operator]
         # Kept with the model as well, because several adapters may have been added with one configuration.
         # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
         model.__dict__.setdefault("houlsby_records", {})[adapter_name] = record
@@ -123,7 +126,9 @@ class HoulsbyModel(BaseTuner):
     ) -> Any:
         if self._plan.config is not peft_config:
             self._plan = Plan(self.model, peft_config)
-        return check_target_module_exists(self._plan.names, key)
+        found = check_target_module_exists(self._plan.names, key)
+        # PEFT's matcher takes the ends of names, and the final `norm` must not match a router's `norm`.
+        return key in self._plan.places if found else found
 
     def _create_and_replace(  # type: ignore[override]
         self,

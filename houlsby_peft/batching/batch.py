@@ -71,16 +71,23 @@ class MixedBatch:
             result = group.adapt(hidden, result)
         return result
 
-    def normalize(self, layer: HoulsbyLayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+    def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
         """Apply to each row the norm of its adapter or, where it has none, the base model's norm.
 
         Args:
             layer: The layer.
-            hidden: Hidden states of the shape `(rows, ..., width)`.
+            args, kwargs: Hidden states of the shape `(rows, ..., width)`, and what else the model gives its norm.
+
+        Raises:
+            TypeError: A norm returns more tensors than one.
         """
         base = layer.base_layer
         if self.only_name is not None:
-            return layer.apply_norm(layer.norm(self.only_name) or base, hidden)
+            return layer.apply_norm(layer.norm(self.only_name) or base, *args, **kwargs)
+        (hidden, *more) = (*args, *kwargs.values())
+        plain = next((cls for cls in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, cls)), None)
+        if more or (plain is not None and type(base).forward is not plain.forward):
+            return self._normalize_each(layer, args, kwargs)
         shape = (hidden.shape[0], *[1] * (hidden.dim() - 2), hidden.shape[-1])
 
         def build() -> dict[str, torch.Tensor]:
@@ -99,6 +106,26 @@ class MixedBatch:
             # The models' own RMS norms multiply by their weight last, so that a weight per row broadcasts.
             result = torch.func.functional_call(base, rows, (wide,))
         return result.to(hidden.dtype)
+
+    def _normalize_each(self, layer: HoulsbyLayerNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Apply norms whose weights cannot be stacked, such as I-BERT's, one after the other."""
+        inputs = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        names = self.names_of_rows(inputs.shape[0])
+        normalized = torch.empty_like(inputs)
+        more: list[Any] = []
+        for name in dict.fromkeys(names):
+            rows = rows_of(name, names, inputs.device)
+            own_args, own_kwargs = select_rows((args, kwargs), rows, len(names))
+            result = layer.apply_norm(layer.norm(name) or layer.base_layer, *own_args, **own_kwargs)
+            if isinstance(result, tuple):
+                result, *more = result
+            if any(isinstance(value, torch.Tensor) for value in more):
+                raise TypeError(
+                    "Mixed batches need norms that return one tensor; "
+                    f"{type(layer.base_layer).__name__} returns several. Run the rows of each adapter separately."
+                )
+            normalized = normalized.index_copy(0, rows, result)
+        return (normalized, *more) if more else normalized
 
     def run_heads(self, wrapper: HoulsbyHead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply to each row the head of its adapter.

@@ -5,19 +5,24 @@ the skip connection and the norm. `SubLayer.output` names the last module before
 model has a module for it, else the projection. The rows follow three decisions:
 
 - A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the projection is. In
-  training the dropout then comes after the adapter; in evaluation there is no difference.
-- A norm between the projection and the skip connection (Gemma 2 and 3, OLMo 2) stays after the adapter, as the
+  training the dropout then comes after the adapter (`late_dropout`); in evaluation there is no difference.
+- A norm between the projection and the skip connection (Gemma 2 to 4, OLMo 2) stays after the adapter, as the
   paper's norm does, because it is trained like every norm of the layer. So does a factor without a module (BEiT's
-  layer scale).
+  layer scale, the half of a Conformer's feed-forwards).
 - Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip connection: each
   output gets an adapter, and the sum of both meets the skip connection.
+
+A hybrid has layers of several kinds. Each sub-layer that is an attention or a feed-forward gets an adapter; a
+state-space model or a convolution in its place gets none.
 
 To add an architecture, read its layer's `forward`, write a row here and one in `tests/support/architecture_rows.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count, takewhile
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,16 @@ class SubLayer:
     """The end of one sub-layer. Names are relative to the layer.
 
     Args:
-        output: The module whose output meets the skip connection; the adapter is applied to this output.
+        output: The module whose output meets the skip connection; the adapter is applied to this output. An asterisk
+            stands for every index of a list: `ffn.*.output.dense`.
         projection: A module of the layer whose weights determine width, device and dtype if `output` has no such
             weights (a dropout, a mixture of experts). None: `output` itself.
+        late_dropout: Whether a dropout follows the adapter in training, because it cannot be wrapped.
     """
 
     output: str
     projection: str | None = None
+    late_dropout: bool = False
 
     @property
     def tells_width(self) -> str:
@@ -41,18 +49,52 @@ class SubLayer:
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of equal layers.
+    """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind that fits it.
 
     Args:
-        layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`.
-        attention, feed_forward: The sub-layers that every layer has.
+        layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`. An asterisk: the model has
+            one list for each part of its layers, and the names of modules begin with the name of such a list (XLM).
+        attention: The attention that every layer has; None if these layers have none.
+        feed_forward: The feed-forward that every layer has, or several; None if these layers have none.
         cross_attention: The attention of a decoder to the encoder's output; None if no layer has one.
+        has: A further module that layers of this kind have, if the sub-layers do not tell them from other kinds.
     """
 
     layers: str
-    attention: SubLayer
-    feed_forward: SubLayer
+    attention: SubLayer | None = None
+    feed_forward: SubLayer | tuple[SubLayer, ...] | None = None
     cross_attention: SubLayer | None = None
+    has: str | None = None
+
+    @property
+    def positions(self) -> list[tuple[str, SubLayer]]:
+        """All sub-layers with their positions; most architectures have one feed-forward in each layer."""
+        several = self.feed_forward if isinstance(self.feed_forward, tuple) else (self.feed_forward,)
+        ends = [
+            ("attention", self.attention),
+            *(("feed_forward", end) for end in several),
+            ("cross_attention", self.cross_attention),
+        ]
+        return [(position, end) for position, end in ends if end is not None]
+
+    def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
+        """Return the sub-layers of a layer with their positions; None if the layer is of another kind.
+
+        Args:
+            exists: Whether the layer has a module of this name.
+        """
+        found = [(position, each) for position, end in self.positions for each in _indexed(end, exists)]
+        present = [(position, end) for position, end in found if exists(end.output) and exists(end.tells_width)]
+        lacks = any(position != "cross_attention" for position, _ in set(found) - set(present))
+        return None if lacks or (self.has and not exists(self.has)) else present
+
+
+def _indexed(end: SubLayer, exists: Callable[[str], bool]) -> list[SubLayer]:
+    """Return a sub-layer, or one for each index that an asterisk stands for."""
+    if "*" not in end.output:
+        return [end]
+    each = (replace(end, output=end.output.replace("*", str(index))) for index in count())
+    return list(takewhile(lambda single: exists(single.output), each))
 
 
 @dataclass(frozen=True)
@@ -109,10 +151,12 @@ _LONGT5 = (
     Stack("encoder.block", SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo"), _T5_FEED_FORWARD),
     _T5_DECODER,
 )
-_OPT = (Stack("decoder.layers", SubLayer("self_attn.out_proj"), SubLayer("fc2")),)
+_OPT = (
+    Stack("decoder.layers", SubLayer("self_attn.out_proj", late_dropout=True), SubLayer("fc2", late_dropout=True)),
+)
 _BART = (
-    Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("fc2")),
-    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj")),
+    replace(_OPT[0], layers="encoder.layers"),
+    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj", late_dropout=True)),
 )
 
 _GPT2 = (
@@ -136,11 +180,13 @@ _GPT_NEOX = (
     ),
 )
 _GPTJ = (Stack("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out")),)
-_BLOOM = (Stack("h", SubLayer("self_attention.dense"), SubLayer("mlp.dense_4h_to_h")),)
+_BLOOM = (
+    Stack("h", SubLayer("self_attention.dense", late_dropout=True), SubLayer("mlp.dense_4h_to_h", late_dropout=True)),
+)
 _LLAMA = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.down_proj")),)
 # The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
 _MIXTURE = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp", "self_attn.o_proj")),)
-_PHI = (Stack("layers", SubLayer("self_attn.dense"), SubLayer("mlp.fc2")),)
+_PHI = (Stack("layers", SubLayer("self_attn.dense", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
 _PHI3 = (
     Stack(
         "layers",
@@ -148,12 +194,123 @@ _PHI3 = (
         SubLayer("resid_mlp_dropout", "mlp.down_proj"),
     ),
 )
-_STARCODER2 = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.c_proj")),)
+_STARCODER2 = (
+    Stack("layers", SubLayer("self_attn.o_proj", late_dropout=True), SubLayer("mlp.c_proj", late_dropout=True)),
+)
+
+# A layer's experts run beside its feed-forward, and the sum of both meets the skip connection.
+_GEMMA4 = (
+    replace(_LLAMA[0], feed_forward=(SubLayer("mlp.down_proj"), SubLayer("experts", "mlp.down_proj"))),
+    *_LLAMA,
+)
+# The linear layers are inside modules that clip their outputs.
+_GEMMA4_VISION = (
+    Stack(
+        "encoder.layers",
+        SubLayer("self_attn.o_proj", "self_attn.o_proj.linear"),
+        SubLayer("mlp.down_proj", "mlp.down_proj.linear"),
+    ),
+)
+_GEMMA4_AUDIO = (
+    Stack(
+        "layers",
+        SubLayer("self_attn.post", "self_attn.post.linear"),
+        (
+            SubLayer("feed_forward1.ffw_layer_2", "feed_forward1.ffw_layer_2.linear"),
+            SubLayer("feed_forward2.ffw_layer_2", "feed_forward2.ffw_layer_2.linear"),
+        ),
+    ),
+)
+
+# Hybrids. The feed-forward may be a mixture of experts, which has no weight that tells its width.
+_JAMBA_FEED_FORWARD = SubLayer("feed_forward", "pre_ff_layernorm")
+_JAMBA = (
+    Stack("layers", SubLayer("self_attn.o_proj"), _JAMBA_FEED_FORWARD),
+    Stack("layers", None, _JAMBA_FEED_FORWARD, has="mamba"),
+)
+_FALCON_H1 = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("feed_forward", "feed_forward.down_proj")),)
+# Attention or convolution.
+_LFM2 = (
+    Stack("layers", SubLayer("self_attn.out_proj"), SubLayer("feed_forward.w2")),
+    Stack("layers", None, SubLayer("feed_forward.w2"), has="conv"),
+)
+# Each layer is an attention, a feed-forward, a mixture of experts, or a state-space model.
+_NEMOTRON_H = (
+    Stack("layers", SubLayer("mixer.o_proj")),
+    Stack("layers", None, SubLayer("mixer.down_proj")),
+    Stack("layers", None, SubLayer("mixer", "mixer.shared_experts.down_proj")),
+    Stack("layers", has="mixer.conv1d"),
+)
+# Attention and feed-forward have no skip connection of their own; after the linear layer, both meet the Mamba's.
+_ZAMBA2 = (
+    Stack("layers", SubLayer("shared_transformer.self_attn.o_proj"), SubLayer("linear")),
+    Stack("layers", has="mamba"),
+)
+
+# Conformers have a feed-forward on either side of the attention and the convolution.
+_CONFORMER = (
+    Stack(
+        "layers",
+        SubLayer("self_attn_dropout", "self_attn.linear_out"),
+        (SubLayer("ffn1.output_dropout", "ffn1.output_dense"), SubLayer("ffn2.output_dropout", "ffn2.output_dense")),
+    ),
+)
+# Layers behind the encoder that shorten the sequence.
+_CONFORMER_ADAPTER = Stack(
+    "adapter.layers",
+    SubLayer("self_attn_dropout", "self_attn.linear_out"),
+    SubLayer("ffn.output_dropout", "ffn.output_dense"),
+)
+_PARAKEET = (
+    Stack(
+        "layers",
+        SubLayer("self_attn.o_proj"),
+        (SubLayer("feed_forward1.linear2"), SubLayer("feed_forward2.linear2")),
+    ),
+)
+_SEAMLESS_FEED_FORWARD = SubLayer("ffn_dropout", "ffn.fc2")
+_SEAMLESS = (
+    *_CONFORMER,
+    _CONFORMER_ADAPTER,
+    # The decoder's dropout serves both attentions.
+    Stack(
+        "layers",
+        SubLayer("self_attn.out_proj", late_dropout=True),
+        _SEAMLESS_FEED_FORWARD,
+        SubLayer("cross_attention.out_proj", late_dropout=True),
+        has="cross_attention",
+    ),
+    Stack("layers", SubLayer("attn_dropout", "self_attn.out_proj"), _SEAMLESS_FEED_FORWARD),
+)
+# The decoder of units has a convolution for a feed-forward.
+_SEAMLESS2 = (*_SEAMLESS, Stack("layers", SubLayer("self_attn.out_proj"), SubLayer("conv_dropout", "conv2")))
+
+# Queries and texts have a feed-forward each.
+_QFORMER_QUERY, _QFORMER_TEXT = (
+    SubLayer(f"{output}.dropout", f"{output}.dense") for output in ("output_query", "output")
+)
+_QFORMER = tuple(
+    replace(_BERT[0], feed_forward=ends)
+    for ends in ((_QFORMER_QUERY, _QFORMER_TEXT), (_QFORMER_QUERY,), (_QFORMER_TEXT,))
+)
+_BLIP2_VISION = (Stack("encoder.layers", SubLayer("self_attn.projection"), SubLayer("mlp.fc2")),)
+
+# Several feed-forwards follow the attention, all at the width of the layer's own bottleneck. Only without that
+# bottleneck there are dropouts.
+_MOBILEBERT = tuple(
+    Stack("encoder.layer", attention, (SubLayer("ffn.*.output.dense"), feed_forward))
+    for attention, feed_forward in (
+        (_BERT[0].attention, SubLayer("output.dropout", "output.dense")),
+        (SubLayer("attention.output.dense"), SubLayer("output.dense")),
+    )
+)
+# The feed-forward's module includes its dropout.
+_XLM = (Stack("*", SubLayer("attentions.out_lin", late_dropout=True), SubLayer("ffns", "ffns.lin2")),)
 
 _CLIP = (Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("mlp.fc2")),)
 _DINOV2 = (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),)
 # One dropout of the layer serves both sub-layers.
-_VIT = (Stack("layers", SubLayer("attention.o_proj"), SubLayer("mlp.fc2")),)
+_VIT = (Stack("layers", SubLayer("attention.o_proj", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
 _WAV2VEC2 = (
     Stack(
         "encoder.layers",
@@ -162,6 +319,8 @@ _WAV2VEC2 = (
     ),
 )
 
+_CONFORMER_NOTE = "each layer has two feed-forwards, each with its adapter"
+_HYBRID = "the attention and the feed-forward get adapters, a state-space model in their place does not"
 _ONE_LAYER = "one physical layer; all layers share its bottlenecks and norms, as they share its weights"
 _EXPERTS = "the adapter follows the whole mixture of experts"
 _NORM_AFTER = "the adapter comes before the norm that follows each sub-layer"
@@ -174,11 +333,14 @@ _DEBERTA_NORM = ("encoder.LayerNorm",)
 # Keys are the `model_type` of transformers' configurations.
 ARCHITECTURES: dict[str, Architecture] = {
     "albert": Architecture("ALBERT", _ALBERT, _ONE_LAYER),
+    "bamba": Architecture("Bamba", _JAMBA, _HYBRID),
     "bart": Architecture("BART", _BART),
     "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale"),
     "bert": Architecture("BERT", _BERT),
     "bert-generation": Architecture("BERT Generation", _BERT),
     "big_bird": Architecture("BigBird", _BERT),
+    "blip_2_qformer": Architecture("BLIP-2", _QFORMER),
+    "blip_2_vision_model": Architecture("BLIP-2", _BLIP2_VISION),
     "bloom": Architecture("BLOOM", _BLOOM),
     "camembert": Architecture("CamemBERT", _BERT),
     "clip": Architecture("CLIP", _CLIP, _TOWERS),
@@ -193,15 +355,28 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie": Architecture("ERNIE", _BERT),
     "esm": Architecture("ESM", _BERT),
     "falcon": Architecture("Falcon", _BLOOM, _MAYBE_PARALLEL),
+    "falcon_h1": Architecture("Falcon-H1", _FALCON_H1, _HYBRID),
+    "flaubert": Architecture("FlauBERT", _XLM),
     "gemma": Architecture("Gemma", _LLAMA),
     "gemma2": Architecture("Gemma 2", _LLAMA, _NORM_AFTER),
     "gemma3_text": Architecture("Gemma 3", _LLAMA, _NORM_AFTER),
+    "gemma4_audio": Architecture("Gemma 4", _GEMMA4_AUDIO, _NORM_AFTER),
+    "gemma4_text": Architecture("Gemma 4", _GEMMA4, _NORM_AFTER),
+    "gemma4_vision": Architecture("Gemma 4", _GEMMA4_VISION, _NORM_AFTER),
     "gpt2": Architecture("GPT-2", _GPT2),
     "gpt_bigcode": Architecture("GPT-BigCode, StarCoder", _GPT2),
     "gpt_neo": Architecture("GPT-Neo", _GPT_NEO),
     "gpt_neox": Architecture("GPT-NeoX, Pythia", _GPT_NEOX, _MAYBE_PARALLEL),
     "gptj": Architecture("GPT-J", _GPTJ, _PARALLEL),
     "hubert": Architecture("HuBERT", _WAV2VEC2),
+    "ibert": Architecture("I-BERT", _BERT),
+    "instructblip_qformer": Architecture("InstructBLIP", _QFORMER),
+    "instructblip_vision_model": Architecture("InstructBLIP", _BLIP2_VISION),
+    "instructblipvideo_qformer": Architecture("InstructBLIP", _QFORMER),
+    "instructblipvideo_vision_model": Architecture("InstructBLIP", _BLIP2_VISION),
+    "jamba": Architecture("Jamba", _JAMBA, _HYBRID),
+    "lasr_encoder": Architecture("LASR", _PARAKEET, _CONFORMER_NOTE),
+    "lfm2": Architecture("LFM2", _LFM2, "the attention and the feed-forward get adapters, a convolution does not"),
     "llama": Architecture("Llama", _LLAMA),
     "longformer": Architecture("Longformer", _BERT),
     "longt5": Architecture("LongT5", _LONGT5),
@@ -211,11 +386,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "megatron-bert": Architecture("Megatron-BERT", _BERT),
     "mistral": Architecture("Mistral", _LLAMA),
     "mixtral": Architecture("Mixtral", _MIXTURE, _EXPERTS),
+    "mobilebert": Architecture(
+        "MobileBERT", _MOBILEBERT, "the attention and all feed-forwards of a layer have adapters"
+    ),
     "modernbert": Architecture("ModernBERT", _MODERNBERT),
     "mpnet": Architecture("MPNet", _MPNET),
     "mt5": Architecture("mT5", _T5),
+    "nemotron_asr_streaming_encoder": Architecture("Nemotron ASR", _PARAKEET, _CONFORMER_NOTE),
+    "nemotron_h": Architecture("Nemotron-H", _NEMOTRON_H, _HYBRID),
     "olmo2": Architecture("OLMo 2", _LLAMA, _NORM_AFTER),
     "opt": Architecture("OPT", _OPT),
+    "parakeet_encoder": Architecture("Parakeet", _PARAKEET, _CONFORMER_NOTE),
     "pegasus": Architecture("Pegasus", _BART),
     "phi": Architecture("Phi", _PHI, _PARALLEL),
     "phi3": Architecture("Phi-3", _PHI3),
@@ -227,6 +408,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rembert": Architecture("RemBERT", _BERT),
     "roberta": Architecture("RoBERTa", _BERT),
     "roberta-prelayernorm": Architecture("RoBERTa-PreLayerNorm", _BERT),
+    "seamless_m4t": Architecture("SeamlessM4T", _SEAMLESS, _CONFORMER_NOTE),
+    "seamless_m4t_v2": Architecture("SeamlessM4T v2", _SEAMLESS2, _CONFORMER_NOTE),
     "siglip": Architecture("SigLIP", _CLIP, _TOWERS),
     "siglip_text_model": Architecture("SigLIP", _CLIP, _TOWERS),
     "siglip_vision_model": Architecture("SigLIP", _CLIP, _TOWERS),
@@ -235,10 +418,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "umt5": Architecture("UMT5", _T5),
     "vit": Architecture("ViT", _VIT),
     "wav2vec2": Architecture("wav2vec 2.0", _WAV2VEC2),
+    "wav2vec2-bert": Architecture("wav2vec2-BERT", (*_CONFORMER, _CONFORMER_ADAPTER), _CONFORMER_NOTE),
+    "wav2vec2-conformer": Architecture("wav2vec2-Conformer", _CONFORMER, _CONFORMER_NOTE),
     "wavlm": Architecture("WavLM", _WAV2VEC2),
     "whisper": Architecture("Whisper", _BART),
+    "xlm": Architecture("XLM", _XLM),
     "xlm-roberta": Architecture("XLM-RoBERTa", _BERT),
     "xlm-roberta-xl": Architecture("XLM-RoBERTa-XL", _XLM_ROBERTA_XL),
+    "zamba2": Architecture("Zamba2", _ZAMBA2, _HYBRID),
 }
 
 # Architectures without a module to wrap, and what to do instead.

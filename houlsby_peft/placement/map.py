@@ -15,8 +15,8 @@ import torch
 import transformers
 from torch import nn
 
-from ..config import HoulsbyConfig
-from .architectures import ARCHITECTURES, UNSUPPORTED
+from ..config import POSITIONS, HoulsbyConfig
+from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
 from .places import Place, fold_places, output_width
 from .plan import Plan
 
@@ -47,15 +47,37 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
 
 
 def architectures_list() -> str:
-    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some."""
+    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some.
+
+    The last notes name those whose dropout comes after the adapter in training.
+    """
     names_of: dict[str, list[str]] = {}
     for architecture in ARCHITECTURES.values():
         names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))
     names = sorted({name for names in names_of.values() for name in names}, key=str.lower)
     notes = [f"- {', '.join(dict.fromkeys(names))}: {note}." for note, names in names_of.items() if note]
+    late: dict[str, list[str]] = {}
+    for architecture in ARCHITECTURES.values():
+        if where := _late_dropouts(architecture):
+            late.setdefault(where, []).extend(architecture.name.split(", "))
+    notes += [
+        f"- {', '.join(sorted(dict.fromkeys(names), key=str.lower))}: in training, the dropout of the {where} comes "
+        "after the adapter, because it is not a module that can be wrapped."
+        for where, names in late.items()
+    ]
     return "\n".join(
         [", ".join(names) + ".", "", *notes, *(f"- Not supported: {why}" for why in UNSUPPORTED.values())]
     )
+
+
+def _late_dropouts(architecture: Architecture) -> str:
+    """Return the sub-layers whose dropout comes after the adapter, in words; "" if there are none."""
+    found = {(position, end.late_dropout) for stack in architecture.stacks for position, end in stack.positions}
+    late = [position for position in POSITIONS if (position, True) in found]
+    # Of several kinds of layers, those of one kind may have a dropout that can be wrapped.
+    some = [position for position in late if (position, False) in found]
+    words = ["".join([position.replace("_", "-"), " of some layers" * (position in some)]) for position in late]
+    return " and the ".join([", the ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
@@ -19,6 +20,8 @@ from .inference import Unknown, find_attentions, fold_indices, infer_layers, log
 
 
 _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
+# A decoder calls its cross-attention only with encoder states, a Q-Former this feed-forward only with queries.
+_LEFT_OUT = re.compile(r"cross|enc_?dec|encoder_att|^output_query$", re.IGNORECASE)
 _FOLDED_INDICES = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
@@ -46,10 +49,14 @@ class Place:
         """Whether the module is a trained norm."""
         return self.position == "norm"
 
-    @property
-    def layer_name(self) -> str:
-        """The layer's name with a dot at its end; "" outside any list of layers."""
-        return "" if self.layer is None else f"{self.stack}.{self.layer}.".lstrip(".")
+    def relative(self, name: str) -> str:
+        """Return the name of a module of this layer without the layer's name; outside any list, the name itself."""
+        if self.layer is None:
+            return name
+        if not self.stack.endswith("*"):
+            return name.removeprefix(f"{self.stack}.{self.layer}.".lstrip("."))
+        part, _, rest = name.removeprefix(self.stack[:-1]).partition(f".{self.layer}")
+        return part + rest
 
 
 def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
@@ -73,9 +80,11 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
             return {key: recorded[key] for key in modules if key in recorded}
     if config.target_modules is None:
         candidates = [
-            Place(f"{stack}.{index}.{end.output}", position, stack, index, f"{stack}.{index}.{end.tells_width}")
+            Place(
+                full_name(stack, index, end.output), position, stack, index, full_name(stack, index, end.tells_width)
+            )
             for (stack, index), sub_layers in find_layers(model, modules, config).items()
-            for position, end in sub_layers.items()
+            for position, end in sub_layers
         ]
     else:
         target = SimpleNamespace(target_modules=config.target_modules, exclude_modules=None, modules_to_save=None)
@@ -99,7 +108,7 @@ def fold_places(places: Iterable[Place]) -> list[dict[str, str]]:
     """
     layers: dict[tuple[str, ...], list[int]] = {}
     for place in places:
-        names = (place.key.removeprefix(place.layer_name), place.projection.removeprefix(place.layer_name))
+        names = (place.relative(place.key), place.relative(place.projection))
         indices = layers.setdefault((place.position, place.stack, *names), [])
         if place.layer is not None:
             indices.append(place.layer)
@@ -139,14 +148,14 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
             runs = [[int(end) for end in run.split("-")] for run in layers.split(",")]
             indices = [index for run in runs for index in range(run[0], run[-1] + 1)]
         for index in indices:
-            place = Place("", position, stack, index, "")
-            places.append(Place(place.layer_name + module, position, stack, index, place.layer_name + projection))
+            names = (full_name(stack, index, name) for name in (module, projection))
+            places.append(Place(next(names), position, stack, index, next(names)))
     return places
 
 
 def find_layers(
     model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig
-) -> dict[tuple[str, int], dict[str, SubLayer]]:
+) -> dict[tuple[str, int], list[tuple[str, SubLayer]]]:
     """Return the sub-layers of every layer of a model.
 
     A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
@@ -158,7 +167,7 @@ def find_layers(
         config: Which sub-layers to look for, and what to leave out.
 
     Returns:
-        The sub-layers by position, for each name of a list of layers and index in it.
+        The sub-layers with their positions, for each name of a list of layers and index in it.
 
     Raises:
         ValueError: The architecture is not supported, or has no such sub-layers; or a list of layers with attention
@@ -168,20 +177,19 @@ def find_layers(
     for model_type in types.values():
         if model_type in UNSUPPORTED:
             raise ValueError(UNSUPPORTED[model_type])
-    layers: dict[tuple[str, int], dict[str, SubLayer]] = {}
+    layers: dict[tuple[str, int], list[tuple[str, SubLayer]]] = {}
     for key, module in modules.items():
         kind = _innermost_type(key, types)
-        stack = _find_stack(key, module, modules, kind) if isinstance(module, nn.ModuleList) else None
-        if stack is not None:
-            for index in range(len(module)):  # type: ignore[arg-type]
-                ends = {position: getattr(stack, position) for position in config.positions}
-                layers[key, index] = {
-                    position: end for position, end in ends.items() if end and f"{key}.{index}.{end.output}" in modules
-                }
+        if kind is not None and isinstance(module, nn.ModuleList) and (found := _describe(key, module, modules, kind)):
+            layers |= {
+                layer: [(position, end) for position, end in ends if position in config.positions]
+                for layer, ends in found.items()
+            }
+            _log_missing(found)
     described = {stack for stack, _ in layers}
-    rest = {key: module for key, module in modules.items() if not any(is_inside(key, stack) for stack in described)}
+    rest = {key: module for key, module in modules.items() if not any(_is_in_stack(key, stack) for stack in described)}
     inferred, unknown = infer_layers(rest, config.positions, lambda name: _is_included(name, config))
-    layers |= inferred
+    layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
     if unknown:
         raise ValueError(_explain_unknown(unknown, layers, config))
     if inferred:
@@ -203,10 +211,21 @@ def find_layers(
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a layer norm or an RMS norm with weights, of PyTorch or of a model's own class."""
-    is_named_so = type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+    """Return whether a module is a layer norm or an RMS norm with weights, of PyTorch or of a model's own class.
+
+    MobileBERT's `NoNorm`, the scale and shift that are left of a layer norm, counts as well.
+    """
+    is_named_so = type(module).__name__.endswith(("LayerNorm", "RMSNorm", "NoNorm"))
     weight = getattr(module, "weight", None)
     return (isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or is_named_so) and weight is not None and weight.ndim == 1
+
+
+def may_be_left_out(model: nn.Module, place: Place) -> bool:
+    """Return whether a forward pass of the layer need not call a place, as names and classes inside of it tell."""
+    parts = place.key.split(".")
+    first = len(parts) - len(place.relative(place.key).split("."))
+    inside = [(part, model.get_submodule(".".join(parts[: depth + 1]))) for depth, part in enumerate(parts)][first:]
+    return any(_LEFT_OUT.search(part) or _LEFT_OUT.search(type(module).__name__) for part, module in inside)
 
 
 def output_width(key: str, module: nn.Module) -> int:
@@ -242,25 +261,70 @@ def _innermost_type(key: str, types: Mapping[str, str]) -> str | None:
     return types[max(around, key=len)] if around else None
 
 
-def _find_stack(
-    key: str, layers: nn.ModuleList, modules: Mapping[str, nn.Module], model_type: str | None
-) -> Stack | None:
-    """Return the row's description of a list of layers, if every layer fits it."""
-    for stack in ARCHITECTURES[model_type].stacks if model_type else ():
-        names = {name for end in (stack.attention, stack.feed_forward) for name in (end.output, end.tells_width)}
-        if f".{key}".endswith(f".{stack.layers}") and all(
-            f"{key}.{index}.{name}" in modules for index in range(len(layers)) for name in names
-        ):
-            return stack
-    return None
+def _describe(
+    key: str, layers: nn.ModuleList, modules: Mapping[str, nn.Module], model_type: str
+) -> dict[tuple[str, int], list[tuple[str, SubLayer]]] | None:
+    """Return the sub-layers of every layer of a list, as the table describes them; None if a layer fits no row."""
+    found: dict[tuple[str, int], list[tuple[str, SubLayer]]] = {}
+    for index in range(len(layers)):
+        for row in ARCHITECTURES[model_type].stacks:
+            stack = _name_of_stack(row, key)
+            ends = row.find(partial(_is_module, modules, stack, index)) if stack is not None else None
+            if ends is not None:
+                found[stack, index] = ends  # type: ignore[index]
+                break
+        else:
+            return None
+    return found
+
+
+def _name_of_stack(row: Stack, key: str) -> str | None:
+    """Return the name of the stack of layers that a list is or stands for; None if the row is of another list."""
+    if row.layers != "*":
+        return key if f".{key}".endswith(f".{row.layers}") else None
+    parent, _, own_name = key.rpartition(".")
+    # The list of attentions stands for all lists.
+    is_first = row.attention is not None and row.attention.output.startswith(f"{own_name}.")
+    return f"{parent}.*".lstrip(".") if is_first else None
+
+
+def _is_module(modules: Mapping[str, nn.Module], stack: str, layer: int, name: str) -> bool:
+    return full_name(stack, layer, name) in modules
+
+
+def _log_missing(found: Mapping[tuple[str, int], list[tuple[str, SubLayer]]]) -> None:
+    """Log once which layers of a hybrid lack a sub-layer, and so an adapter."""
+    lacking: dict[tuple[str, str], list[int]] = {}
+    for (stack, index), ends in found.items():
+        positions = {position for position, _ in ends}
+        missing = [
+            position.replace("_", "-") for position in ("attention", "feed_forward") if position not in positions
+        ]
+        if missing:
+            lacking.setdefault((stack, " and no ".join(missing)), []).append(index)
+    for (stack, what), indices in lacking.items():
+        which = f"{stack}.{fold_indices(indices)}".lstrip(".")
+        log_once(f"These layers have no {what}, and so no adapter there: {which}.")
+
+
+def full_name(stack: str, layer: int | None, module: str) -> str:
+    """Return the full name of a module of a layer; see `Place.relative`."""
+    if layer is None:
+        return module
+    if not stack.endswith("*"):
+        return f"{stack}.{layer}.{module}".lstrip(".")
+    part, dot, rest = module.partition(".")
+    return f"{stack[:-1]}{part}.{layer}{dot}{rest}"
 
 
 def _explain_unknown(
-    unknown: Mapping[str, Unknown], known: Mapping[tuple[str, int], Mapping[str, SubLayer]], config: HoulsbyConfig
+    unknown: Mapping[str, Unknown],
+    known: Mapping[tuple[str, int], Sequence[tuple[str, SubLayer]]],
+    config: HoulsbyConfig,
 ) -> str:
     """Return rule, value and remedy for lists of layers that can neither be looked up nor inferred."""
     reasons = "; ".join(f"in {stack or 'the model itself'}, {why.reason}" for stack, why in unknown.items())
-    ends = [end.output for sub_layers in known.values() for end in sub_layers.values()]
+    ends = [end.output for sub_layers in known.values() for _, end in sub_layers]
     example = list(dict.fromkeys(ends + [end for why in unknown.values() for end in why.example]))
     own = config.exclude_modules or []
     excluded: list[str] | str = [*own, *unknown]
@@ -280,18 +344,18 @@ def _explain_unknown(
 
 def _log_left_out(
     modules: Mapping[str, nn.Module],
-    layers: Mapping[tuple[str, int], Mapping[str, SubLayer]],
+    layers: Mapping[tuple[str, int], Sequence[tuple[str, SubLayer]]],
     config: HoulsbyConfig,
 ) -> None:
     """Log which layers with attention get no adapter because the configuration leaves them out."""
     adapted: dict[str, list[int]] = {}
     for (stack, index), ends in layers.items():
-        if any(_is_included(f"{stack}.{index}.{end.output}", config) for end in ends.values()):
+        if any(_is_included(full_name(stack, index, end.output), config) for _, end in ends):
             adapted.setdefault(stack, []).append(index)
-    names = [f"{stack}.{index}" for stack, indices in adapted.items() for index in indices]
+    known = [(stack, index) for stack, indices in adapted.items() for index in indices]
     left: dict[str, list[int]] = {}
     for name, stack in find_attentions(modules).items():
-        if not any(is_inside(name, layer) for layer in names):
+        if not any(_is_in_layer(name, *layer) for layer in known):
             left.setdefault(stack, []).append(int(name.removeprefix(f"{stack}.").partition(".")[0]))
     if left:
         log_once(
@@ -320,17 +384,35 @@ def _norm_places(
         and not f".{key}".endswith(frozen)
         and not any(is_inside(key, other) for other in (*bottlenecks, *heads))
     }
-    adapted = {place.layer_name[:-1]: place for place in bottlenecks.values() if place.layer is not None}
-    layer_of = {key: next((layer for layer in adapted if is_inside(key, layer)), None) for key in norms}
-    widest: dict[str | None, int] = {}
+    adapted: dict[tuple[str, int], int] = {}
+    for place in bottlenecks.values():
+        if place.layer is not None:
+            width = output_width(place.key, modules[place.projection])
+            where = (place.stack, place.layer)
+            adapted[where] = min(width, adapted.get(where, width))
+    layer_of = {key: next((layer for layer in adapted if _is_in_layer(key, *layer)), None) for key in norms}
+    widest: dict[tuple[str, int] | None, int] = {}
     for key, layer in layer_of.items():
         widest[layer] = max(widest.get(layer, 0), output_width(key, norms[key]))
     for key, layer in layer_of.items():
-        # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower.
-        of_queries = output_width(key, norms[key]) < widest[layer] or _QUERY_KEY_NORM.search(key)
+        # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower than both the
+        # layer's other norms and the sub-layers' outputs.
+        width = output_width(key, norms[key])
+        of_queries = (layer and width < min(widest[layer], adapted[layer])) or _QUERY_KEY_NORM.search(key)
         if config.train_layer_norm == "all" or (layer is not None and not of_queries):
-            where = (adapted[layer].stack, adapted[layer].layer) if layer else _layer_of(key, config)
-            yield Place(key, "norm", *where, projection=key)
+            yield Place(key, "norm", *(layer or _layer_of(key, config)), projection=key)
+
+
+def _is_in_stack(key: str, stack: str) -> bool:
+    if not stack.endswith("*"):
+        return is_inside(key, stack)
+    return re.match(rf"{re.escape(stack[:-1])}[^.]+\.\d+(\.|$)", key) is not None
+
+
+def _is_in_layer(key: str, stack: str, layer: int) -> bool:
+    if not stack.endswith("*"):
+        return is_inside(key, f"{stack}.{layer}".lstrip("."))
+    return re.match(rf"{re.escape(stack[:-1])}[^.]+\.{layer}(\.|$)", key) is not None
 
 
 def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:

@@ -24,11 +24,15 @@ from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
 from ..offloading import check_base_is_loaded, device_of, dtype_of
-from .places import Place, find_places, fold_places, output_width
+from .places import Place, find_places, fold_places, may_be_left_out, output_width
 
 
 # Convolutions have their channels before this many spatial dimensions.
 _SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
+
+# The largest bottleneck: larger ones are no bottlenecks, and mistyped numbers take minutes to be initialized.
+_MOST_WIDTHS = 4
+_MOST_FOR_ANY_WIDTH = 1024
 
 # The parts that tuner layers and trained heads add to the names of a model's weights.
 _ADDED_PARTS = (
@@ -69,6 +73,8 @@ class Plan:
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
         self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
+        for key, place in self.bottlenecks.items():
+            _check_size(key, self._size(place), self.widths[key])
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
         for key, place in self.places.items():
             _check_is_called(model, key)
@@ -122,14 +128,32 @@ class Plan:
         It is on the meta device if that is the default device, as it is while PEFT adds an adapter to be loaded.
         """
         config = self.config
-        r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
         bottleneck = Bottleneck(
-            self.widths[place.key], r, config.activation, config.dropout, config.init_std, config.init_weights
+            self.widths[place.key],
+            self._size(place),
+            config.activation,
+            config.dropout,
+            config.init_std,
+            config.init_weights,
         )
         reference = self.reference(place)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
+
+    def _size(self, place: Place) -> int:
+        pattern = self.config.rank_pattern
+        return pattern.get(get_pattern_key(list(pattern), place.key), self.config.r)
+
+    @cached_property
+    def optional(self) -> dict[str, list[str]]:
+        """The places that a forward pass may leave out, by one of the same layer that it cannot leave out."""
+        layers: dict[tuple[str, int | None], dict[bool, list[str]]] = {}
+        for key, place in {**self.bottlenecks, **self.places}.items():
+            if place.layer is not None:
+                is_optional = may_be_left_out(self._model, place)
+                layers.setdefault((place.stack, place.layer), {}).setdefault(is_optional, []).append(key)
+        return {each[False][0]: each[True] for each in layers.values() if len(each) == 2}
 
     def new_record(self) -> AdapterRecord:
         """Return the record of an adapter that is made, not loaded, by this plan."""
@@ -245,6 +269,16 @@ def check_name(model: nn.Module, adapter_name: str) -> None:
                 f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
                 f"{type(module).__module__} in this model. Give another adapter_name."
             )
+
+
+def _check_size(key: str, r: int, width: int) -> None:
+    largest = max(_MOST_FOR_ANY_WIDTH, _MOST_WIDTHS * width)
+    if r > largest:
+        raise ValueError(
+            f"A bottleneck may have up to {_MOST_WIDTHS} times the width of the hidden states, or up to "
+            f"{_MOST_FOR_ANY_WIDTH} at any width; got r={r} at {key!r}, whose width is {width}. Give an r of at most "
+            f"{largest}; the paper uses 8 to 256."
+        )
 
 
 def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:

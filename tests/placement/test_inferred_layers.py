@@ -46,12 +46,7 @@ def test_the_same_places_as_in_the_table(name, no_table):
     if not row.inferred:
         pytest.skip(f"{name}: the inference finds projections that are called, and this row's ends are none")
     base = row.model()
-    expected = {
-        f"{stack}.{index}.{end}": position
-        for stack, ends in row.ends.items()
-        for index in range(len(base.get_submodule(stack)))
-        for position, end in ends.items()
-    }
+    expected = {f"{name}.{end}": position for name, _, ends in row.layers(base) for position, end in ends.items()}
     places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
     assert {key: place.position for key, place in places.items() if not place.is_norm} == expected
     assert sum(place.is_norm for place in places.values()) == row.norms

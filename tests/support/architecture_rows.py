@@ -7,11 +7,14 @@ module stands between. A new architecture is one row here and one in `houlsby_pe
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transformers
+
+import written_out_layers as written_out
 
 
 LAYERS = 2
@@ -24,28 +27,45 @@ class Row:
     Args:
         model_class: the class in transformers, whose configuration is built from `config`.
         config: what makes the model tiny.
-        ends: the projection that ends each sub-layer, by the name of its list of layers and position.
+        ends: the projection that ends each sub-layer, by the name of its list of layers and position; a second
+            feed-forward is "feed_forward 2". A tuple has them for each layer of a list.
         norms: norms in all layers together.
-        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "post": a norm after
-            each skip; "branch": a module on each output before its skip (a norm); "factor": a weight there.
+        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "parallel": the same,
+            where a dropout is applied to the sum of these outputs; "post": a norm after each skip; "branch": a module
+            on each output before its skip (a norm); "factor": a weight there.
         after: the norms, modules or weights of `skip`, by position, as named in the layer.
-        dropout: positions with a dropout module of their own between projection and skip.
+        dropout: positions with a dropout module of their own between projection and skip; by the name of the list
+            of layers, where the lists differ.
         inputs: which inputs the model takes, a name in `INPUTS`.
-        checkpointing: values of `use_reentrant` with which the base model alone can be trained with gradient
-            checkpointing.
+        checkpointing: values of `use_reentrant` with which the model can be trained with gradient checkpointing;
+            reentrant checkpointing needs inputs that require a gradient, which only embeddings of tokens give it.
         inferred: whether the inference finds the same projections without the row.
+        layer: the layer's forward pass, instead of `skip` and `after`; by the name of the list of layers, where the
+            lists differ.
     """
 
     model_class: str
     config: dict[str, Any]
-    ends: dict[str, dict[str, str]]
+    ends: dict[str, dict[str, str] | tuple[dict[str, str], ...]]
     norms: int
     skip: str = "pre"
     after: dict[str, str] = field(default_factory=dict)
-    dropout: tuple[str, ...] = ()
+    dropout: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     inputs: str = "text"
     checkpointing: tuple[bool, ...] = (False, True)
     inferred: bool = True
+    layer: Callable[..., torch.Tensor] | dict[str, Callable[..., torch.Tensor]] | None = None
+
+    def layers(self, base: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
+        """Name and module of every layer, and the position and projection of every sub-layer in it."""
+        for stack, ends in self.ends.items():
+            layers = _transpose(base) if stack == "*" else base.get_submodule(stack)
+            for index, layer in enumerate(layers):
+                yield f"{stack}.{index}", layer, ends[index] if isinstance(ends, tuple) else ends
+
+    def of_layer(self, by_stack: Any, name: str) -> Any:
+        """What applies to a layer of `dropout` or `layer`."""
+        return by_stack.get(name.rpartition(".")[0]) if isinstance(by_stack, dict) else by_stack
 
     def model(self, **changes: Any) -> transformers.PreTrainedModel:
         """The tiny model in eval mode with weights drawn from a fixed seed, large enough to tell things apart."""
@@ -55,6 +75,15 @@ class Row:
     def batch(self, rows: int = 3) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
         return INPUTS[self.inputs](rows, generator)
+
+
+def _transpose(base: torch.nn.Module) -> list[torch.nn.ModuleDict]:
+    """The layers of a model that has a list for each part of them, in the order in which a layer calls its parts."""
+    parts = ("attentions", "layer_norm1", "ffns", "layer_norm2")
+    return [
+        torch.nn.ModuleDict(zip(parts, layer, strict=True))
+        for layer in zip(*(base.get_submodule(part) for part in parts), strict=True)
+    ]
 
 
 def build(model_class: type, config: Any) -> transformers.PreTrainedModel:
@@ -103,7 +132,36 @@ def _speech_to_text(rows, generator):
     }
 
 
+def _mel(rows, generator):
+    return {"input_features": torch.randn(rows, 16, 8, generator=generator)}
+
+
+def _mel_to_text(rows, generator):
+    return {**_mel(rows, generator), "decoder_input_ids": _ids(rows, generator, 4)}
+
+
+def _patches(rows, generator):
+    places = torch.tensor([[x, y] for y in range(4) for x in range(4)]).expand(rows, 16, 2)
+    return {"pixel_values": torch.rand(rows, 16, 48, generator=generator), "pixel_position_ids": places}
+
+
+def _queries(rows, generator):
+    return {
+        "query_embeds": torch.randn(rows, 4, 16, generator=generator),
+        "encoder_hidden_states": torch.randn(rows, 5, 16, generator=generator),
+    }
+
+
+def _queries_and_text(rows, generator):
+    return {**_text(rows, generator), **_queries(rows, generator)}
+
+
 INPUTS = {
+    "mel": _mel,
+    "mel_to_text": _mel_to_text,
+    "patches": _patches,
+    "queries": _queries,
+    "queries_and_text": _queries_and_text,
     "text": _text,
     "decoder": _decoder,
     "text_to_text": _text_to_text,
@@ -201,7 +259,9 @@ def _gpt2(name: str, **changes: Any) -> Row:
 
 def _falcon(norms_per_layer: int, **changes: Any) -> Row:
     ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
-    return Row("FalconModel", {**_TEXT, "alibi": False, **changes}, {"h": ends}, norms=norms_per_layer * LAYERS)
+    skip = "pre" if changes.get("parallel_attn") is False else "parallel"
+    config = {**_TEXT, "alibi": False, **changes}
+    return Row("FalconModel", config, {"h": ends}, norms=norms_per_layer * LAYERS, skip=skip)
 
 
 def _gpt_neox(**changes: Any) -> Row:
@@ -307,6 +367,183 @@ def _wav2vec2(
     )
 
 
+_MAMBA = {
+    "mamba_d_state": 4,
+    "mamba_d_conv": 2,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 8,
+    "mamba_chunk_size": 4,
+    "num_logits_to_keep": None,
+}
+_CONFORMER = {
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "feature_projection_input_dim": 8,
+    "conv_depthwise_kernel_size": 3,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
+}
+_CONFORMER_ENDS = {
+    "attention": "self_attn.linear_out",
+    "feed_forward": "ffn1.output_dense",
+    "feed_forward 2": "ffn2.output_dense",
+}
+_SHORTENING_ENDS = {"attention": "self_attn.linear_out", "feed_forward": "ffn.output_dense"}
+_CONFORMER_DROPOUT = ("attention", "feed_forward", "feed_forward 2")
+_SEAMLESS = {
+    **_CONFORMER,
+    "vocab_size": 50,
+    "encoder_layers": LAYERS,
+    "decoder_layers": LAYERS,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "speech_encoder_layers": LAYERS,
+    "speech_encoder_attention_heads": 2,
+    "speech_encoder_intermediate_size": 24,
+    "speech_encoder_layerdrop": 0.0,
+    "adaptor_kernel_size": 4,
+    "adaptor_stride": 4,
+    "num_adapter_layers": 1,
+    "t2u_encoder_layers": LAYERS,
+    "t2u_decoder_layers": LAYERS,
+    "t2u_encoder_ffn_dim": 24,
+    "t2u_decoder_ffn_dim": 24,
+    "t2u_encoder_attention_heads": 2,
+    "t2u_decoder_attention_heads": 2,
+    "t2u_vocab_size": 50,
+}
+_PARAKEET = {
+    "hidden_size": 16,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "num_mel_bins": 8,
+    "conv_kernel_size": 3,
+    "subsampling_factor": 4,
+    "subsampling_conv_channels": 4,
+    "subsampling_conv_kernel_size": 3,
+    "layerdrop": 0.0,
+}
+_XLM = {"vocab_size": 50, "emb_dim": 16, "n_layers": LAYERS, "n_heads": 2, "max_position_embeddings": 40}
+_MOBILEBERT = {
+    **_TEXT,
+    "hidden_size": 24,
+    "embedding_size": 24,
+    "intra_bottleneck_size": 16,
+    "trigram_input": False,
+    "num_feedforward_networks": 3,
+}
+_GEMMA4 = {**_GROUPED, "head_dim": 6, "global_head_dim": 8, "sliding_window": 4, "hidden_size_per_layer_input": 0}
+
+
+def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row:
+    """A model of queries, and text in InstructBLIP. Of every `crossing` layers, the first attends to the image."""
+    ends = {"attention": "attention.output.dense", "feed_forward": "output_query.dense"}
+    if text:
+        ends |= {"feed_forward 2": "output.dense"}
+    each = tuple(
+        {**ends, **({} if index % crossing else {"cross_attention": "crossattention.output.dense"})}
+        for index in range(LAYERS)
+    )
+    return Row(
+        name,
+        {**_TEXT, "encoder_hidden_size": 16, "cross_attention_frequency": crossing, **changes},
+        {"encoder.layer": each},
+        norms=sum(map(len, each)),
+        dropout=("attention", "feed_forward", "feed_forward 2", "cross_attention"),
+        inputs="queries_and_text" if text else "queries",
+        checkpointing=(False, True) if text else (False,),
+        inferred=not text,
+        layer=written_out.qformer,
+    )
+
+
+def _blip_vision(name: str) -> Row:
+    ends = {"attention": "self_attn.projection", "feed_forward": "mlp.fc2"}
+    return Row(name, _IMAGE, {"encoder.layers": ends}, norms=2 * LAYERS, inputs="image")
+
+
+def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS) -> Row:
+    ends = {"attention": "self_attn.o_proj", "feed_forward": "feed_forward1.linear2"}
+    return Row(
+        name,
+        _PARAKEET,
+        {"layers": {**ends, "feed_forward 2": "feed_forward2.linear2"}},
+        norms=norms,
+        inputs="mel",
+        checkpointing=(False,),
+        inferred=False,
+        layer=layer,
+    )
+
+
+def _seamless(name: str, conformer_norms: int) -> Row:
+    decoder = {
+        "attention": "self_attn.out_proj",
+        "cross_attention": "cross_attention.out_proj",
+        "feed_forward": "ffn.fc2",
+    }
+    stacks = ("speech_encoder.encoder.layers", "speech_encoder.adapter.layers", "text_decoder.layers")
+    layers = (written_out.conformer, written_out.shortening, written_out.seamless_decoder)
+    dropout = (_CONFORMER_DROPOUT, ("attention", "feed_forward"), ("feed_forward",))
+    return Row(
+        name,
+        _SEAMLESS,
+        dict(zip(stacks, (_CONFORMER_ENDS, _SHORTENING_ENDS, decoder), strict=True)),
+        norms=conformer_norms * LAYERS + 3 + 3 * LAYERS,
+        dropout=dict(zip(stacks, dropout, strict=True)),
+        inputs="mel_to_text",
+        checkpointing=(False,),
+        inferred=False,
+        layer=dict(zip(stacks, layers, strict=True)),
+    )
+
+
+def _xlm(name: str) -> Row:
+    # The feed-forward's module includes its dropout.
+    return Row(
+        name,
+        _XLM,
+        {"*": {"attention": "attentions.out_lin", "feed_forward": "ffns"}},
+        norms=2 * LAYERS,
+        checkpointing=(),
+        inferred=False,
+        layer=written_out.xlm,
+    )
+
+
+def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> Row:
+    ends = {"attention": "attention.output.dense", "feed_forward": "ffn.0.output.dense"}
+    return Row(
+        "MobileBertModel",
+        {**_MOBILEBERT, **changes},
+        {"encoder.layer": {**ends, "feed_forward 2": "ffn.1.output.dense", "feed_forward 3": "output.dense"}},
+        norms=norms * LAYERS,
+        dropout=dropout,
+        inferred=False,
+        layer=written_out.mobilebert,
+    )
+
+
+def _gemma4(norms: int, *ends: str, **changes: Any) -> Row:
+    feed_forwards = {f"feed_forward {number}": end for number, end in enumerate(ends, start=2)}
+    return Row(
+        "Gemma4TextModel",
+        {**_GEMMA4, **changes},
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj", **feed_forwards}},
+        norms=norms * LAYERS,
+        inferred=False,
+        layer=written_out.gemma4,
+    )
+
+
 _CLIP_TOWERS = {"text_config": _TEXT, "vision_config": _IMAGE}
 _BOTH_TOWERS = ("text_model.", "vision_model.")
 _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
@@ -328,12 +565,27 @@ ROWS: dict[str, Row] = {
         dropout=("attention",),
         checkpointing=(),
     ),
+    "bamba": Row(
+        "BambaModel",
+        {**_GROUPED, **_MAMBA, "attn_layer_indices": [1]},
+        {
+            "layers": (
+                {"feed_forward": "feed_forward.down_proj"},
+                {"attention": "self_attn.o_proj", "feed_forward": "feed_forward.down_proj"},
+            )
+        },
+        norms=2 * LAYERS,
+        inferred=False,
+        layer=written_out.jamba,
+    ),
     "bart": _bart("BartModel", "post"),
     "beit": _vit("BeitModel", skip="factor"),
     "bert": _bert("BertModel"),
     "bert:cross": _bert("BertModel", is_decoder=True, add_cross_attention=True),
     "bert-generation": _bert("BertGenerationEncoder"),
     "big_bird": _bert("BigBirdModel", attention_type="original_full", sep_token_id=2),
+    "blip_2_qformer": _qformer("Blip2QFormerModel", 2, text=False),
+    "blip_2_vision_model": _blip_vision("Blip2VisionModel"),
     "bloom": Row(
         "BloomModel",
         {"vocab_size": 50, "hidden_size": 16, "n_layer": LAYERS, "n_head": 2, **_SPECIAL},
@@ -388,9 +640,57 @@ ROWS: dict[str, Row] = {
     "falcon": _falcon(1, parallel_attn=True),
     "falcon:sequential": _falcon(2, parallel_attn=False),
     "falcon:two norms": _falcon(2, new_decoder_architecture=True, num_kv_heads=1),
+    "falcon_h1": Row(
+        "FalconH1Model",
+        {**_GROUPED, **_MAMBA, "mamba_d_ssm": 32, "attention_out_multiplier": 0.7, "mlp_multipliers": [0.9, 0.8]},
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
+        norms=2 * LAYERS,
+        inferred=False,
+        layer=written_out.falcon_h1,
+    ),
+    "flaubert": _xlm("FlaubertModel"),
     "gemma": _llama("GemmaModel", head_dim=6),
     "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
     "gemma3_text": _llama("Gemma3TextModel", norms_per_layer=4, head_dim=6),
+    "gemma4_audio": Row(
+        "Gemma4AudioModel",
+        {
+            "hidden_size": 16,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "subsampling_conv_channels": [8, 8],
+            "attention_chunk_size": 4,
+            "attention_context_left": 5,
+            "output_proj_dims": 16,
+        },
+        {
+            "layers": {
+                "attention": "self_attn.post",
+                "feed_forward": "feed_forward1.ffw_layer_2",
+                "feed_forward 2": "feed_forward2.ffw_layer_2",
+            }
+        },
+        norms=9 * LAYERS,
+        inputs="mel",
+        checkpointing=(),
+        inferred=False,
+        layer=written_out.gemma4_audio,
+    ),
+    "gemma4_text": _gemma4(4),
+    "gemma4_text:experts": _gemma4(
+        7, "experts", enable_moe_block=True, num_experts=3, top_k_experts=2, moe_intermediate_size=12
+    ),
+    "gemma4_vision": Row(
+        "Gemma4VisionModel",
+        {**_IMAGE, "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 8},
+        {"encoder.layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        norms=4 * LAYERS,
+        skip="branch",
+        after={"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"},
+        inputs="patches",
+        checkpointing=(False,),
+        inferred=False,
+    ),
     "gpt2": _gpt2("GPT2Model"),
     "gpt2:cross": _gpt2("GPT2Model", add_cross_attention=True),
     "gpt_bigcode": _gpt2("GPTBigCodeModel"),
@@ -418,6 +718,53 @@ ROWS: dict[str, Row] = {
     ),
     "hubert": _wav2vec2("HubertModel"),
     "hubert:stable": _wav2vec2("HubertModel", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
+    "ibert": Row(
+        "IBertModel",
+        _TEXT,
+        {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
+        norms=2 * LAYERS,
+        dropout=("attention", "feed_forward"),
+        checkpointing=(),
+        layer=written_out.ibert,
+    ),
+    "instructblip_qformer": _qformer("InstructBlipQFormerModel", 2),
+    "instructblip_vision_model": _blip_vision("InstructBlipVisionModel"),
+    "instructblipvideo_qformer": _qformer("InstructBlipVideoQFormerModel", 1),
+    "instructblipvideo_vision_model": _blip_vision("InstructBlipVideoVisionModel"),
+    "jamba": Row(
+        "JambaModel",
+        {
+            **_GROUPED,
+            "num_experts": 3,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 3,
+        },
+        {
+            "layers": (
+                {"feed_forward": "feed_forward"},
+                {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"},
+            )
+        },
+        norms=2 * LAYERS,
+        inferred=False,
+        layer=written_out.jamba,
+    ),
+    "lasr_encoder": _parakeet("LasrEncoder", written_out.lasr),
+    "lfm2": Row(
+        "Lfm2Model",
+        {**_GROUPED, "layer_types": ["conv", "full_attention"]},
+        {
+            "layers": (
+                {"feed_forward": "feed_forward.w2"},
+                {"attention": "self_attn.out_proj", "feed_forward": "feed_forward.w2"},
+            )
+        },
+        norms=2 * LAYERS,
+        inferred=False,
+        layer=written_out.lfm2,
+    ),
     "llama": _llama("LlamaModel"),
     "longformer": _bert("LongformerModel", attention_window=4, sep_token_id=2),
     "longt5": _t5("LongT5Model", attention="LocalSelfAttention", local_radius=3),
@@ -435,6 +782,11 @@ ROWS: dict[str, Row] = {
     "megatron-bert": _bert("MegatronBertModel", skip="pre"),
     "mistral": _llama("MistralModel"),
     "mixtral": _llama("MixtralModel", mlp="mlp", num_local_experts=3),
+    "mobilebert": _mobilebert(norms=7),
+    "mobilebert:no bottleneck": _mobilebert(
+        4, ("attention", "feed_forward 3"), use_bottleneck=False, hidden_size=16, intra_bottleneck_size=16
+    ),
+    "mobilebert:layer norms": _mobilebert(7, normalization_type="layer_norm"),
     "modernbert": Row(
         "ModernBertModel",
         {
@@ -461,6 +813,34 @@ ROWS: dict[str, Row] = {
         checkpointing=(),
     ),
     "mt5": _t5("MT5Model"),
+    "nemotron_asr_streaming_encoder": _parakeet("NemotronAsrStreamingEncoder", norms=6 * LAYERS),
+    "nemotron_h": Row(
+        "NemotronHModel",
+        {
+            **_GROUPED,
+            "head_dim": 6,
+            "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 4,
+            "n_groups": 2,
+            "chunk_size": 4,
+            "n_routed_experts": 3,
+            "moe_intermediate_size": 12,
+            "moe_shared_expert_intermediate_size": 12,
+        },
+        {
+            "layers": (
+                {},
+                {"attention": "mixer.o_proj"},
+                {"feed_forward": "mixer.down_proj"},
+                {"feed_forward": "mixer"},
+            )
+        },
+        norms=3,
+        inferred=False,
+        layer=written_out.nemotron_h,
+    ),
     "olmo2": _llama("Olmo2Model"),
     "opt": Row(
         "OPTModel",
@@ -476,6 +856,7 @@ ROWS: dict[str, Row] = {
         skip="post",
         after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
     ),
+    "parakeet_encoder": _parakeet("ParakeetEncoder"),
     "pegasus": _bart("PegasusModel", "pre"),
     "phi": Row(
         "PhiModel",
@@ -498,6 +879,8 @@ ROWS: dict[str, Row] = {
     "rembert": _bert("RemBertModel", input_embedding_size=8),
     "roberta": _bert("RobertaModel"),
     "roberta-prelayernorm": _bert("RobertaPreLayerNormModel", skip="pre"),
+    "seamless_m4t": _seamless("SeamlessM4TForSpeechToText", 5),
+    "seamless_m4t_v2": _seamless("SeamlessM4Tv2ForSpeechToText", 6),
     "siglip": _clip("SiglipModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
     "siglip_text_model": _clip("SiglipTextModel", _TEXT, ("",), "text"),
     "siglip_vision_model": _clip("SiglipVisionModel", _IMAGE, ("",), "image"),
@@ -508,10 +891,47 @@ ROWS: dict[str, Row] = {
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
     "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
+    "wav2vec2-bert": Row(
+        "Wav2Vec2BertModel",
+        {**_CONFORMER, "add_adapter": True, "output_hidden_size": 24},
+        {"encoder.layers": _CONFORMER_ENDS, "adapter.layers": _SHORTENING_ENDS},
+        norms=6 * LAYERS + 3,
+        dropout=_CONFORMER_DROPOUT,
+        inputs="mel",
+        inferred=False,
+        layer={"encoder.layers": written_out.conformer, "adapter.layers": written_out.shortening},
+    ),
+    "wav2vec2-conformer": Row(
+        "Wav2Vec2ConformerModel",
+        {**_SPEECH, "conv_depthwise_kernel_size": 3},
+        {"encoder.layers": _CONFORMER_ENDS},
+        norms=5 * LAYERS,
+        dropout=_CONFORMER_DROPOUT,
+        inputs="speech",
+        inferred=False,
+        layer=written_out.conformer,
+    ),
     # The attention reads the weights of its projection without calling it. Each layer hands on its position bias,
     # which reentrant checkpointing follows in an endless recursion.
     "wavlm": _wav2vec2("WavLMModel", attention="attention", checkpointing=(False,), inferred=False),
     "whisper": _bart("WhisperModel", "pre", inputs="speech_to_text", **_WHISPER),
+    "xlm": _xlm("XLMModel"),
     "xlm-roberta": _bert("XLMRobertaModel"),
     "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
+    "zamba2": Row(
+        "Zamba2Model",
+        {
+            **_TEXT,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "mamba_d_state": 4,
+            "mamba_d_conv": 2,
+            "n_mamba_heads": 4,
+            "chunk_size": 4,
+        },
+        {"layers": ({}, {"attention": "shared_transformer.self_attn.o_proj", "feed_forward": "linear"}) * 2},
+        norms=6,
+        inferred=False,
+        layer=written_out.zamba2,
+    ),
 }
