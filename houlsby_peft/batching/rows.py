@@ -1,0 +1,361 @@
+"""`Rows`: which hidden states of a layer belong to which row of a batch.
+
+Most modules keep the rows in the first dimension, but not all: FSMT has the sequence there, OPT flattens rows and
+tokens, Swin has several windows per row, and the images of a vision-language model may belong to any row. A wrong
+guess would apply another row's adapter. So before the first mixed batch of a kind, the base model runs on one row of
+it and on two. A layer is accepted if its first dimension doubles and all others stay. In any other case, rows with
+different adapters in this layer are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils.generic import ModelOutput
+
+from ..errors import AdapterError
+from ..heads.wrapper import HoulsbyHead
+from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, is_inside
+
+
+_NOT_REACHED = "it was not reached when two of its rows ran alone"
+_FOREIGN = "it reads inputs, such as images, that may belong to any row"
+_REMEDY = "Run the rows of each adapter separately, or use adapters that leave this part out (exclude_modules)."
+# The state of a generation, which a run on other rows would change.
+_STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a layer keeps rows in the first dimension of its hidden states.
+
+    Args:
+        dims: The number of dimensions.
+        is_one_per_row: Whether each row has one index there; otherwise several in succession.
+    """
+
+    dims: int
+    is_one_per_row: bool
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one forward pass or generation.
+
+    Args:
+        number: The number of rows.
+        repeats: How often a generation repeats each row, for beams or several returned sequences.
+        lengths: The sizes of the inputs' second dimension, such as the number of tokens.
+        layouts: The layout of each module that adapters have changed or, where it is unknown, the reason.
+        reason: The reason for all other modules.
+    """
+
+    number: int
+    repeats: int = 1
+    lengths: frozenset[int] = frozenset()
+    layouts: Mapping[nn.Module, Layout | str] = field(default_factory=dict)
+    reason: str = _NOT_REACHED
+
+    def key(self, dims: int) -> object:
+        """Return what the result of `times` depends on, beside the module and the shape."""
+        return id(self.layouts), self.repeats, self.lengths if dims == 2 else None
+
+    def times(self, module: nn.Module, hidden: torch.Tensor) -> int:
+        """Return how many successive indices of the first dimension belong to each row.
+
+        Raises:
+            AdapterError: The rows are unknown.
+        """
+        layout = self.layouts.get(module, self.reason)
+        if isinstance(layout, Layout):
+            size = hidden.shape[0]
+            if layout.dims != hidden.dim():
+                reason = f"they had {layout.dims} dimensions when two of its rows ran alone"
+            elif layout.is_one_per_row:
+                if size in (self.number, self.number * self.repeats):
+                    return size // self.number
+                reason = "the model has changed the number of rows"
+            elif hidden.dim() > 2:
+                if size % self.number == 0:
+                    return size // self.number
+                reason = "the rows have different numbers of hidden states"
+            else:
+                # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
+                if any(size == self.number * n * m for n in (1, *self.lengths) for m in (1, self.repeats)):
+                    return size // self.number
+                reason = "the rows have different numbers of hidden states"
+        else:
+            reason = layout
+        wrapped = getattr(module, "base_layer", None) or getattr(module, "original_module", module)
+        raise AdapterError(
+            f"Mixed batches need hidden states whose rows are known; those of the shape {tuple(hidden.shape)} after "
+            f"{type(wrapped).__name__} in a batch of {self.number} rows are not, because {reason}. {_REMEDY}"
+        )
+
+
+class FoundLayouts:
+    """The layouts of a model's layers, by the kind of inputs they were found with."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, tuple[dict[nn.Module, Layout | str], str]] = {}
+
+    def rows(
+        self, model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Rows:
+        """Return the rows of a forward pass or generation, after running rows alone if its inputs are of a new kind.
+
+        Args:
+            model: The base model with adapters, in evaluation mode.
+            batches: The mixed batches that the model is running, by thread.
+            number: The number of rows, at least two.
+            args, kwargs: What the model or its `generate` is called with.
+        """
+        tensors = {
+            name: value for name, value in chain(enumerate(args), kwargs.items()) if isinstance(value, torch.Tensor)
+        }
+        kind = frozenset((name, value.dim(), value.shape[:1] == (number,)) for name, value in tensors.items())
+        if kind not in self._found:
+            self._found[kind] = _find_layouts(model, batches, number, args, kwargs)
+        layouts, reason = self._found[kind]
+        lengths = frozenset(value.shape[1] for value in tensors.values() if value.dim() > 1)
+        return Rows(number, _count_repeats(model, kwargs), lengths, layouts, reason)
+
+
+def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """Return the given rows of every tensor that has a row per example, inside arguments of any kind."""
+    if isinstance(value, torch.Tensor):
+        is_per_row = value.dim() and value.shape[0] == rows
+        return value.index_select(0, index.to(value.device)) if is_per_row else value
+    if isinstance(value, tuple):
+        return tuple(select_rows(item, index, rows) for item in value)
+    if isinstance(value, dict):
+        selected = {key: select_rows(item, index, rows) for key, item in value.items()}
+        return type(value)(**selected) if isinstance(value, ModelOutput) else selected
+    return value
+
+
+def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """Return the first tensor with a dimension."""
+    return next((value for value in values if isinstance(value, torch.Tensor) and value.dim()), None)
+
+
+class Trial:
+    """A run of the base model on a few rows, which records what reaches the modules that adapters have changed.
+
+    Args:
+        rows: The number of rows.
+        disturbed: The layers that return something else, to see where it arrives.
+    """
+
+    def __init__(self, rows: int, disturbed: Collection[nn.Module] = ()) -> None:
+        self.rows = rows
+        self.disturbed = disturbed
+        # By module and call: the shape, and the hidden states if there are several for each row in succession.
+        self.calls: dict[nn.Module, list[tuple[torch.Size, torch.Tensor | None]]] = {}
+        # By list of layers: what enters it, and the modules that were reached before.
+        self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
+
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+        self.record(layer, hidden)
+        return hidden.roll(1, -1) if layer in self.disturbed else hidden
+
+    def normalize(self, layer: HoulsbyLayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+        self.record(layer, hidden)
+        result: torch.Tensor = layer.base_layer(hidden)
+        return result.roll(1, -1) if layer in self.disturbed else result
+
+    def run_heads(self, wrapper: HoulsbyHead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = first_tensor((*args, *kwargs.values()))
+        if inputs is not None:
+            self.record(wrapper, inputs)
+        return wrapper.original_module(*args, **kwargs)
+
+    def record(self, module: nn.Module, hidden: torch.Tensor) -> None:
+        """Record what reaches a module."""
+        several = hidden if hidden.shape[0] > self.rows else None
+        self.calls.setdefault(module, []).append((hidden.shape, several))
+
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what enters a list of layers."""
+        hidden = first_tensor((*args, *kwargs.values()))
+        if hidden is not None:
+            self.entries.setdefault(name, (hidden, set(self.calls)))
+
+
+def _find_layouts(
+    model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[nn.Module, Layout | str], str]:
+    """Return the layout of each module that two rows reach, or why it is unknown, and the reason for all others."""
+    parameters = inspect.signature(model.forward).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    # What `generate` takes for itself, such as num_beams, is left out.
+    inputs = {
+        name: value
+        for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
+        if name not in _STATE and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
+    }
+    tries = [inputs]
+    if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:
+        # `generate` chooses the first token itself.
+        device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
+        tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
+    reasons = []
+    for each in tries:
+        try:
+            return _LayoutSearch(model, batches, number, args[len(names) :], each).search(), _NOT_REACHED
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0][:200]
+            reasons.append(f"the model does not run on two of its rows alone ({type(error).__name__}: {line})")
+    return {}, reasons[0]
+
+
+class _LayoutSearch:
+    """Runs of the base model on one and two rows of a batch.
+
+    Args:
+        model: The base model with adapters.
+        batches: The mixed batches that the model is running, by thread.
+        number: The number of rows.
+        args: Arguments without names.
+        inputs: All other arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: dict[int, Batch],
+        number: int,
+        args: tuple[Any, ...],
+        inputs: dict[str, Any],
+    ) -> None:
+        self.model = model
+        self.batches = batches
+        self.number = number
+        self.args = args
+        self.inputs = inputs
+        self.lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+        self.stacks = {module: self._stack(name) for name, module in model.named_modules()}
+
+    def search(self) -> dict[nn.Module, Layout | str]:
+        """Return the layout of each module that two rows reach, or why it is unknown."""
+        floats = {
+            name: value
+            for name, value in self.inputs.items()
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+        }
+        is_text = any(_is_text(name, value) for name, value in self.inputs.items())
+        others = {name for name in floats if not _is_text(name, floats[name])} if is_text else set()
+        text = {name: value for name, value in self.inputs.items() if name not in others}
+        own_stacks: set[str] | None = None
+        if others:
+            # Where images are optional, each may belong to any row of the text.
+            with suppress(Exception):
+                own_stacks = {self.stacks[module] for module in self._run(text, [0]).calls}
+        inputs = self.inputs
+        try:
+            one, two = self._run(inputs, [0]), self._run(inputs, [0, self.number - 1])
+        except Exception:
+            if own_stacks is None:
+                raise
+            one, two = self._run(text, [0]), self._run(text, [0, self.number - 1])
+        if own_stacks is not None:
+            foreign = {module for module in two.calls if self.stacks[module] not in own_stacks}
+        else:
+            foreign = self._find_embedded() if others else set()
+        return {
+            module: _FOREIGN if module in foreign else _compare(one.calls.get(module, []), calls)
+            for module, calls in two.calls.items()
+        }
+
+    def _find_embedded(self) -> set[nn.Module]:
+        """Return the modules whose output becomes part of what enters another list of layers, as images among tokens.
+
+        An encoder's output, which enters the layers of the decoder from the side, is not meant.
+        """
+        # A norm before the first layer is part of what this list of layers reads anyway.
+        layers = {
+            module
+            for module, stack in self.stacks.items()
+            if isinstance(module, HoulsbyLayer) or (isinstance(module, HoulsbyLayerNorm) and stack in self.lists)
+        }
+        plain, disturbed = self._run(self.inputs, [0], set()), self._run(self.inputs, [0], layers)
+        found: set[nn.Module] = set()
+        for name, (hidden, before) in plain.entries.items():
+            other, _ = disturbed.entries.get(name, (None, None))
+            if other is None or not torch.equal(hidden, other):
+                found |= before
+        return found
+
+    def _run(self, inputs: dict[str, Any], rows: list[int], disturbed: set[nn.Module] | None = None) -> Trial:
+        """Run some rows through the base model. If `disturbed` is given, record what enters the lists of layers."""
+        trial = Trial(len(rows), disturbed or ())
+        thread, index = get_ident(), torch.tensor(rows)
+        args, kwargs = select_rows((self.args, inputs), index, self.number)
+        before = self.batches.get(thread)
+        self.batches[thread] = trial
+        with ExitStack() as stack, torch.no_grad():
+            if disturbed is not None:
+                for name in set(self.stacks.values()) & self.lists.keys():
+                    for layer in self.lists[name]:
+                        hook = partial(_enter, trial, name)
+                        stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            try:
+                self.model(*args, **kwargs)
+            finally:
+                if before is None:
+                    del self.batches[thread]
+                else:
+                    self.batches[thread] = before
+        return trial
+
+    def _stack(self, name: str) -> str:
+        """Return the outermost list of layers that a module is in, or its own name."""
+        return min((outer for outer in self.lists if is_inside(name, outer)), key=len, default=name)
+
+
+def _enter(trial: Trial, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    trial.enter(name, args, kwargs)
+
+
+def _is_text(name: str, value: Any) -> bool:
+    """Return whether an input is tokens or their embeddings."""
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or "mask" in name:
+        return False
+    return "inputs_embeds" in name or not (value.is_floating_point() or value.dtype == torch.bool)
+
+
+def _compare(one: list[tuple[torch.Size, Any]], two: list[tuple[torch.Size, Any]]) -> Layout | str:
+    """Return the layout of a module from what one row and two rows have given to it, or why it is unknown."""
+    if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
+        return f"one row alone has {_show(one)} and two rows have {_show(two)}"
+    if len({len(shape) for shape, _ in two}) != 1:
+        return "it is called with different numbers of dimensions"
+    for (shape, alone), (_, both) in zip(one, two, strict=True):
+        # Compared to how different the parts of the row are, because kernels round differently for each batch size.
+        if shape[0] > 1:
+            alone, first = alone.flatten(0, -2).float(), both[: shape[0]].flatten(0, -2).float()
+            spread = (alone - alone.mean(0)).norm()
+            if not (first - alone).norm() <= 0.2 * spread + 1e-4 * alone.norm():
+                return "the hidden states of a row do not follow each other"
+    return Layout(len(two[0][0]), all(shape[0] == 1 for shape, _ in one))
+
+
+def _show(calls: list[tuple[torch.Size, Any]]) -> str:
+    return ", ".join(str(tuple(shape)) for shape, _ in calls) or "none"
+
+
+def _count_repeats(model: nn.Module, kwargs: dict[str, Any]) -> int:
+    """Return how often `generate` repeats each row."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    options = (kwargs.get(name) or getattr(config, name, None) for name in ("num_beams", "num_return_sequences"))
+    return max((int(option) for option in options if option), default=1)
