@@ -12,23 +12,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from threading import get_ident
 from typing import Any
 
 import torch
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
 from ..heads.wrapper import HoulsbyHead
-from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, is_inside
+from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
 
 
-_NOT_REACHED = "it was not reached when two of its rows ran alone"
-_FOREIGN = "it reads inputs, such as images, that may belong to any row"
+_FOREIGN = "this part reads inputs, such as images, that may belong to any row"
 _REMEDY = "Run the rows of each adapter separately, or use adapters that leave this part out (exclude_modules)."
 # The state of a generation, which a run on other rows would change.
 _STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
@@ -36,15 +36,19 @@ _STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a layer keeps rows in the first dimension of its hidden states.
+    """How a module keeps rows in the first dimension of the hidden states that reach it.
 
     Args:
+        name: The module's full name.
         dims: The number of dimensions.
         is_one_per_row: Whether each row has one index there; otherwise several in succession.
+        problem: If the rows are unknown, the reason.
     """
 
-    dims: int
-    is_one_per_row: bool
+    name: str
+    dims: int = 0
+    is_one_per_row: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,13 @@ class Rows:
         number: The number of rows.
         repeats: How often a generation repeats each row, for beams or several returned sequences.
         lengths: The sizes of the inputs' second dimension, such as the number of tokens.
-        layouts: The layout of each module that adapters have changed or, where it is unknown, the reason.
-        reason: The reason for all other modules.
+        layouts: The layout of each module that adapters have changed.
     """
 
     number: int
-    repeats: int = 1
-    lengths: frozenset[int] = frozenset()
-    layouts: Mapping[nn.Module, Layout | str] = field(default_factory=dict)
-    reason: str = _NOT_REACHED
+    repeats: int
+    lengths: frozenset[int]
+    layouts: Mapping[nn.Module, Layout]
 
     def key(self, dims: int) -> object:
         """Return what the result of `times` depends on, beside the module and the shape."""
@@ -75,38 +77,34 @@ class Rows:
         Raises:
             AdapterError: The rows are unknown.
         """
-        layout = self.layouts.get(module, self.reason)
-        if isinstance(layout, Layout):
-            size = hidden.shape[0]
-            if layout.dims != hidden.dim():
-                reason = f"they had {layout.dims} dimensions when two of its rows ran alone"
-            elif layout.is_one_per_row:
-                if size in (self.number, self.number * self.repeats):
-                    return size // self.number
-                reason = "the model has changed the number of rows"
-            elif hidden.dim() > 2:
-                if size % self.number == 0:
-                    return size // self.number
-                reason = "the rows have different numbers of hidden states"
-            else:
-                # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
-                if any(size == self.number * n * m for n in (1, *self.lengths) for m in (1, self.repeats)):
-                    return size // self.number
-                reason = "the rows have different numbers of hidden states"
-        else:
-            reason = layout
-        wrapped = getattr(module, "base_layer", None) or getattr(module, "original_module", module)
-        raise AdapterError(
-            f"Mixed batches need hidden states whose rows are known; those of the shape {tuple(hidden.shape)} after "
-            f"{type(wrapped).__name__} in a batch of {self.number} rows are not, because {reason}. {_REMEDY}"
-        )
+        layout = self.layouts[module]
+        size, problem = hidden.shape[0], layout.problem
+        if problem:
+            pass
+        elif layout.dims != hidden.dim():
+            problem = f"there were {layout.dims} dimensions when two rows ran alone"
+        elif layout.is_one_per_row:
+            if size not in (self.number, self.number * self.repeats):
+                problem = "the model has changed the number of rows"
+        elif hidden.dim() > 2:
+            if size % self.number:
+                problem = "the rows have different numbers of hidden states"
+        # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
+        elif all(size != self.number * length * times for length in (1, *self.lengths) for times in (1, self.repeats)):
+            problem = "the rows have different numbers of hidden states"
+        if problem:
+            raise AdapterError(
+                "In a mixed batch, it must be known which hidden states belong to which row; got the shape "
+                f"{tuple(hidden.shape)} at {layout.name} for {self.number} rows, but {problem}. {_REMEDY}"
+            )
+        return size // self.number
 
 
 class FoundLayouts:
     """The layouts of a model's layers, by the kind of inputs they were found with."""
 
     def __init__(self) -> None:
-        self._found: dict[object, tuple[dict[nn.Module, Layout | str], str]] = {}
+        self._found: dict[object, dict[nn.Module, Layout]] = {}
 
     def rows(
         self, model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -122,12 +120,15 @@ class FoundLayouts:
         tensors = {
             name: value for name, value in chain(enumerate(args), kwargs.items()) if isinstance(value, torch.Tensor)
         }
-        kind = frozenset((name, value.dim(), value.shape[:1] == (number,)) for name, value in tensors.items())
+        # One token alone does not tell apart what is flattened from what is not.
+        kind = frozenset(
+            (name, value.dim(), value.shape[:1] == (number,), value.shape[1:2] == (1,))
+            for name, value in tensors.items()
+        )
         if kind not in self._found:
             self._found[kind] = _find_layouts(model, batches, number, args, kwargs)
-        layouts, reason = self._found[kind]
         lengths = frozenset(value.shape[1] for value in tensors.values() if value.dim() > 1)
-        return Rows(number, _count_repeats(model, kwargs), lengths, layouts, reason)
+        return Rows(number, _count_repeats(model, kwargs), lengths, self._found[kind])
 
 
 def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
@@ -193,8 +194,8 @@ class Trial:
 
 def _find_layouts(
     model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[dict[nn.Module, Layout | str], str]:
-    """Return the layout of each module that two rows reach, or why it is unknown, and the reason for all others."""
+) -> dict[nn.Module, Layout]:
+    """Return the layout of each module that adapters have changed."""
     parameters = inspect.signature(model.forward).parameters
     names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -209,14 +210,15 @@ def _find_layouts(
         # `generate` chooses the first token itself.
         device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
         tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
-    reasons = []
+    problems = []
     for each in tries:
+        search = _LayoutSearch(model, batches, number, args[len(names) :], each)
         try:
-            return _LayoutSearch(model, batches, number, args[len(names) :], each).search(), _NOT_REACHED
+            return search.search()
         except Exception as error:
             line = (str(error).splitlines() or [""])[0][:200]
-            reasons.append(f"the model does not run on two of its rows alone ({type(error).__name__}: {line})")
-    return {}, reasons[0]
+            problems.append(f"the model does not run on two rows alone ({type(error).__name__}: {line})")
+    return {module: Layout(name, problem=problems[0]) for module, name in search.changed.items()}
 
 
 class _LayoutSearch:
@@ -243,39 +245,46 @@ class _LayoutSearch:
         self.number = number
         self.args = args
         self.inputs = inputs
-        self.lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-        self.stacks = {module: self._stack(name) for name, module in model.named_modules()}
-
-    def search(self) -> dict[nn.Module, Layout | str]:
-        """Return the layout of each module that two rows reach, or why it is unknown."""
-        floats = {
-            name: value
-            for name, value in self.inputs.items()
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+        modules = dict(model.named_modules())
+        self.lists = {name: module for name, module in modules.items() if isinstance(module, nn.ModuleList)}
+        # The modules that adapters have changed.
+        self.changed: dict[nn.Module, str] = {
+            module: name
+            for name, module in modules.items()
+            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
         }
-        is_text = any(_is_text(name, value) for name, value in self.inputs.items())
-        others = {name for name in floats if not _is_text(name, floats[name])} if is_text else set()
+
+    def search(self) -> dict[nn.Module, Layout]:
+        """Return the layout of each module that adapters have changed."""
+        others = _find_others(self.inputs)
         text = {name: value for name, value in self.inputs.items() if name not in others}
         own_stacks: set[str] | None = None
         if others:
             # Where images are optional, each may belong to any row of the text.
             with suppress(Exception):
-                own_stacks = {self.stacks[module] for module in self._run(text, [0]).calls}
-        inputs = self.inputs
+                own_stacks = {self._stack(module) for module in self._run(text, [0]).calls}
+        problem = "no hidden states come here when two rows run alone"
         try:
-            one, two = self._run(inputs, [0]), self._run(inputs, [0, self.number - 1])
+            one, two = self._run(self.inputs, [0]), self._run(self.inputs, [0, self.number - 1])
         except Exception:
             if own_stacks is None:
                 raise
+            # Images of all rows may be packed into one tensor.
             one, two = self._run(text, [0]), self._run(text, [0, self.number - 1])
+            problem = _FOREIGN
         if own_stacks is not None:
-            foreign = {module for module in two.calls if self.stacks[module] not in own_stacks}
+            foreign = {module for module in two.calls if self._stack(module) not in own_stacks}
         else:
             foreign = self._find_embedded() if others else set()
-        return {
-            module: _FOREIGN if module in foreign else _compare(one.calls.get(module, []), calls)
-            for module, calls in two.calls.items()
-        }
+        layouts: dict[nn.Module, Layout] = {}
+        for module, name in self.changed.items():
+            if module in foreign:
+                layouts[module] = Layout(name, problem=_FOREIGN)
+            elif module in two.calls:
+                layouts[module] = _compare(name, one.calls.get(module, []), two.calls[module])
+            else:
+                layouts[module] = Layout(name, problem=problem)
+        return layouts
 
     def _find_embedded(self) -> set[nn.Module]:
         """Return the modules whose output becomes part of what enters another list of layers, as images among tokens.
@@ -283,16 +292,17 @@ class _LayoutSearch:
         An encoder's output, which enters the layers of the decoder from the side, is not meant.
         """
         # A norm before the first layer is part of what this list of layers reads anyway.
-        layers = {
+        layers: set[nn.Module] = {
             module
-            for module, stack in self.stacks.items()
-            if isinstance(module, HoulsbyLayer) or (isinstance(module, HoulsbyLayerNorm) and stack in self.lists)
+            for module in self.changed
+            if isinstance(module, HoulsbyLayer)
+            or (isinstance(module, HoulsbyLayerNorm) and self._stack(module) in self.lists)
         }
         plain, disturbed = self._run(self.inputs, [0], set()), self._run(self.inputs, [0], layers)
         found: set[nn.Module] = set()
         for name, (hidden, before) in plain.entries.items():
             other, _ = disturbed.entries.get(name, (None, None))
-            if other is None or not torch.equal(hidden, other):
+            if other is None or not torch.allclose(hidden, other, rtol=1e-3, atol=1e-3):
                 found |= before
         return found
 
@@ -305,7 +315,7 @@ class _LayoutSearch:
         self.batches[thread] = trial
         with ExitStack() as stack, torch.no_grad():
             if disturbed is not None:
-                for name in set(self.stacks.values()) & self.lists.keys():
+                for name in self.lists.keys() & {self._stack(module) for module in self.changed}:
                     for layer in self.lists[name]:
                         hook = partial(_enter, trial, name)
                         stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
@@ -318,8 +328,9 @@ class _LayoutSearch:
                     self.batches[thread] = before
         return trial
 
-    def _stack(self, name: str) -> str:
-        """Return the outermost list of layers that a module is in, or its own name."""
+    def _stack(self, module: nn.Module) -> str:
+        """Return the name of the outermost list of layers that a module is in, or its own name."""
+        name = self.changed[module]
         return min((outer for outer in self.lists if is_inside(name, outer)), key=len, default=name)
 
 
@@ -327,27 +338,34 @@ def _enter(trial: Trial, name: str, module: nn.Module, args: tuple[Any, ...], kw
     trial.enter(name, args, kwargs)
 
 
-def _is_text(name: str, value: Any) -> bool:
-    """Return whether an input is tokens or their embeddings."""
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or "mask" in name:
-        return False
-    return "inputs_embeds" in name or not (value.is_floating_point() or value.dtype == torch.bool)
+def _find_others(inputs: dict[str, Any]) -> set[str]:
+    """Return the inputs that come with the tokens or their embeddings, such as images; none if there are no tokens."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.dim()}
+    floats = {name for name, value in tensors.items() if value.is_floating_point() and "mask" not in name}
+    text = {name for name in tensors if "input_ids" in name or "inputs_embeds" in name}
+    text = text or {name for name, value in tensors.items() if name not in floats and value.dim() == 2}
+    if not text or not floats - text:
+        return set()
+    # Sizes of images are integers, but there is not one for each token.
+    shapes = {tensors[name].shape[:2] for name in text}
+    known = {name for name in tensors.keys() - floats if "mask" in name or tensors[name].shape[:2] in shapes}
+    return tensors.keys() - text - known
 
 
-def _compare(one: list[tuple[torch.Size, Any]], two: list[tuple[torch.Size, Any]]) -> Layout | str:
-    """Return the layout of a module from what one row and two rows have given to it, or why it is unknown."""
+def _compare(name: str, one: list[tuple[torch.Size, Any]], two: list[tuple[torch.Size, Any]]) -> Layout:
+    """Return the layout of a module from what one row and two rows have given to it."""
     if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
-        return f"one row alone has {_show(one)} and two rows have {_show(two)}"
+        return Layout(name, problem=f"one row alone has {_show(one)} there, and two rows have {_show(two)}")
     if len({len(shape) for shape, _ in two}) != 1:
-        return "it is called with different numbers of dimensions"
+        return Layout(name, problem="it is called with different numbers of dimensions")
     for (shape, alone), (_, both) in zip(one, two, strict=True):
         # Compared to how different the parts of the row are, because kernels round differently for each batch size.
         if shape[0] > 1:
             alone, first = alone.flatten(0, -2).float(), both[: shape[0]].flatten(0, -2).float()
             spread = (alone - alone.mean(0)).norm()
             if not (first - alone).norm() <= 0.2 * spread + 1e-4 * alone.norm():
-                return "the hidden states of a row do not follow each other"
-    return Layout(len(two[0][0]), all(shape[0] == 1 for shape, _ in one))
+                return Layout(name, problem="those of a row do not follow each other")
+    return Layout(name, len(two[0][0]), all(shape[0] == 1 for shape, _ in one))
 
 
 def _show(calls: list[tuple[torch.Size, Any]]) -> str:
