@@ -149,6 +149,21 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
     return next((value for value in values if isinstance(value, torch.Tensor) and value.dim()), None)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What has reached a module in one call.
+
+    Args:
+        shape: Its shape.
+        means: Means over all dimensions but the last, if each row has an equal share of the first one.
+        several: The hidden states themselves, if there are several for each row in succession; others are too large.
+    """
+
+    shape: torch.Size
+    means: torch.Tensor | None
+    several: torch.Tensor | None
+
+
 class Trial:
     """A run of the base model on a few rows, which records what reaches the modules that adapters have changed.
 
@@ -160,8 +175,8 @@ class Trial:
     def __init__(self, rows: int, disturbed: Collection[nn.Module] = ()) -> None:
         self.rows = rows
         self.disturbed = disturbed
-        # By module and call: the shape, and the hidden states if there are several for each row in succession.
-        self.calls: dict[nn.Module, list[tuple[torch.Size, torch.Tensor | None]]] = {}
+        # By module and call.
+        self.calls: dict[nn.Module, list[_Call]] = {}
         # By list of layers: what enters it, and the modules that were reached before.
         self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
 
@@ -183,7 +198,9 @@ class Trial:
     def record(self, module: nn.Module, hidden: torch.Tensor) -> None:
         """Record what reaches a module."""
         several = hidden if hidden.shape[0] > self.rows else None
-        self.calls.setdefault(module, []).append((hidden.shape, several))
+        is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
+        means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
+        self.calls.setdefault(module, []).append(_Call(hidden.shape, means, several))
 
     def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record what enters a list of layers."""
@@ -352,24 +369,38 @@ def _find_others(inputs: dict[str, Any]) -> set[str]:
     return tensors.keys() - text - known
 
 
-def _compare(name: str, one: list[tuple[torch.Size, Any]], two: list[tuple[torch.Size, Any]]) -> Layout:
+def _compare(name: str, one: list[_Call], two: list[_Call]) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
-    if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
+    if [(2 * call.shape[0], *call.shape[1:]) for call in one] != [tuple(call.shape) for call in two]:
         return Layout(name, problem=f"one row alone has {_show(one)} there, and two rows have {_show(two)}")
-    if len({len(shape) for shape, _ in two}) != 1:
+    if len({len(call.shape) for call in two}) != 1:
         return Layout(name, problem="it is called with different numbers of dimensions")
-    for (shape, alone), (_, both) in zip(one, two, strict=True):
-        # Compared to how different the parts of the row are, because kernels round differently for each batch size.
-        if shape[0] > 1:
-            alone, first = alone.flatten(0, -2).float(), both[: shape[0]].flatten(0, -2).float()
-            spread = (alone - alone.mean(0)).norm()
-            if not (first - alone).norm() <= 0.2 * spread + 1e-4 * alone.norm():
-                return Layout(name, problem="those of a row do not follow each other")
-    return Layout(name, len(two[0][0]), all(shape[0] == 1 for shape, _ in one))
+    for alone, both in zip(one, two, strict=True):
+        if not (_is_first(alone.means, both.means) and _is_in_succession(alone.several, both.several)):
+            return Layout(name, problem="they are in another order than the rows")
+    return Layout(name, len(two[0].shape), all(call.shape[0] == 1 for call in one))
 
 
-def _show(calls: list[tuple[torch.Size, Any]]) -> str:
-    return ", ".join(str(tuple(shape)) for shape, _ in calls) or "none"
+def _is_first(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
+    """Return whether the first of two rows is the one that ran alone, by their means."""
+    if alone is None or both is None:
+        return True
+    # Rounding depends on the size of a batch.
+    first, second = (both - alone).norm(dim=-1)
+    return bool(first <= second + 0.01 * alone.norm())
+
+
+def _is_in_succession(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
+    """Return whether the hidden states of the row that ran alone come first, in the same order."""
+    if alone is None or both is None:
+        return True
+    first, alone = both[: len(alone)].flatten(0, -2).float(), alone.flatten(0, -2).float()
+    # Compared to how different the parts of the row are.
+    return bool((first - alone).norm() <= 0.2 * (alone - alone.mean(0)).norm() + 1e-4 * alone.norm())
+
+
+def _show(calls: list[_Call]) -> str:
+    return ", ".join(str(tuple(call.shape)) for call in calls) or "none"
 
 
 def _count_repeats(model: nn.Module, kwargs: dict[str, Any]) -> int:

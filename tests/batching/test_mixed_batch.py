@@ -228,6 +228,7 @@ def test_a_head_that_gives_no_tensor_is_refused():
 
 def test_rows_that_a_layer_is_called_with_directly():
     layer = HoulsbyLayer(nn.Identity(), batches={get_ident(): MixedBatch([BASE, "some"])})
+    layer.update_layer("some", Bottleneck(4, 2))
     with pytest.raises(ValueError, match="got 2 and 3"):
         layer(torch.randn(3, 4))
 
