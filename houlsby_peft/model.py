@@ -16,7 +16,7 @@ from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
 from .averaging import average, check_alike, check_average
-from .batching import forget_batches, hook_other_wrappers, run_mixed_batch
+from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import wrong_base_message
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
@@ -272,6 +272,12 @@ class HoulsbyModel(BaseTuner):
                 base.peft_config.pop(adapter_name, None)
             raise
         return found
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the base model. Most of PEFT's model classes name their inputs only here, not to the context below."""
+        if self._batches:
+            find_rows(self.model, self._batches, args, kwargs)
+        return super().forward(*args, **kwargs)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:

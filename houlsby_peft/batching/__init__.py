@@ -1,7 +1,16 @@
 """Rows of different adapters in one batch."""
 
-from .batch import BASE, MixedBatch, select_rows
-from .forward import forget_batches, hook_other_wrappers, run_mixed_batch
+from .batch import BASE, MixedBatch
+from .forward import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
+from .rows import select_rows
 
 
-__all__ = ["BASE", "MixedBatch", "forget_batches", "hook_other_wrappers", "run_mixed_batch", "select_rows"]
+__all__ = [
+    "BASE",
+    "MixedBatch",
+    "find_rows",
+    "forget_batches",
+    "hook_other_wrappers",
+    "run_mixed_batch",
+    "select_rows",
+]

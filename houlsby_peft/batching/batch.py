@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ..bottleneck import Bottleneck
 from ..heads.wrapper import HoulsbyHead
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
+from .rows import Rows, first_tensor, select_rows
 
 
 # PEFT's name for rows that use the base model alone.
@@ -37,6 +38,8 @@ class MixedBatch:
     def __init__(self, names: Sequence[str], previous: MixedBatch | None = None) -> None:
         self.names = tuple(names)
         self.only_name = self.names[0] if len(set(self.names)) == 1 else None
+        # Where the rows are in each layer's hidden states; None if nothing is known of the model.
+        self.rows: Rows | None = None
         # By layer, for one shape and device: its groups of bottlenecks, or the weights of its norms.
         self._built: dict[nn.Module, tuple[object, Any]] = {}
         # The same groups by their bottlenecks, for layers that share these.
@@ -58,16 +61,18 @@ class MixedBatch:
             return hidden if bottleneck is None else bottleneck(hidden)
 
         def build() -> list[_Group]:
-            names = self.names_of_rows(hidden.shape[0])
-            found = {name: layer.bottleneck(name) for name in dict.fromkeys(names)}
+            found = {name: layer.bottleneck(name) for name in dict.fromkeys(self.names)}
             used = {name: bottleneck for name, bottleneck in found.items() if bottleneck is not None}
+            if not used:
+                return []
+            names = self.names_of_rows(layer, hidden)
             key = (hidden.shape[0], hidden.device, *used.items())
             if key not in self._shared:
                 self._shared[key] = _group(names, used, hidden.device)
             return self._shared[key]
 
         result = hidden
-        for group in self._build_once(layer, (hidden.shape[0], hidden.device), build):
+        for group in self._build_once(layer, hidden, build):
             result = group.adapt(hidden, result)
         return result
 
@@ -84,18 +89,19 @@ class MixedBatch:
         base = layer.base_layer
         if self.only_name is not None:
             return layer.apply_norm(layer.norm(self.only_name) or base, *args, **kwargs)
+        if all(layer.norm(name) is None for name in self.names):
+            return layer.apply_norm(base, *args, **kwargs)
         (hidden, *more) = (*args, *kwargs.values())
         plain = next((cls for cls in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, cls)), None)
         if more or (plain is not None and type(base).forward is not plain.forward):
             return self._normalize_each(layer, args, kwargs)
-        shape = (hidden.shape[0], *[1] * (hidden.dim() - 2), hidden.shape[-1])
 
         def build() -> dict[str, torch.Tensor]:
-            names = self.names_of_rows(hidden.shape[0])
-            norms = {name: layer.norm(name) or base for name in dict.fromkeys(names)}
-            return _weights_of_rows(names, norms, shape)
+            norms = {name: layer.norm(name) or base for name in dict.fromkeys(self.names)}
+            shape = (hidden.shape[0], *[1] * (hidden.dim() - 2), hidden.shape[-1])
+            return _weights_of_rows(self.names_of_rows(layer, hidden), norms, shape)
 
-        rows: dict[str, torch.Tensor] = self._build_once(layer, (shape, hidden.device), build)
+        rows: dict[str, torch.Tensor] = self._build_once(layer, hidden, build)
         wide = hidden.to(rows["weight"].dtype)
         if isinstance(base, nn.LayerNorm):
             result = F.layer_norm(wide, wide.shape[-1:], eps=base.eps)
@@ -110,7 +116,7 @@ class MixedBatch:
     def _normalize_each(self, layer: HoulsbyLayerNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Apply norms whose weights cannot be stacked, such as I-BERT's, one after the other."""
         inputs = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        names = self.names_of_rows(inputs.shape[0])
+        names = self.names_of_rows(layer, inputs)
         normalized = torch.empty_like(inputs)
         more: list[Any] = []
         for name in dict.fromkeys(names):
@@ -141,8 +147,10 @@ class MixedBatch:
         """
         if self.only_name is not None:
             return wrapper.head(self.only_name)(*args, **kwargs)
-        inputs = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        names = self.names_of_rows(inputs.shape[0])
+        inputs = first_tensor((*args, *kwargs.values()))
+        if inputs is None or not any(name in wrapper.modules_to_save for name in self.names):
+            return wrapper.original_module(*args, **kwargs)
+        names = self.names_of_rows(wrapper, inputs)
         index = {name: rows_of(name, names, inputs.device) for name in dict.fromkeys(names)}
         outputs = {}
         for name, rows in index.items():
@@ -161,8 +169,10 @@ class MixedBatch:
             result[index[name], ..., : output.shape[-1]] = output
         return result
 
-    def _build_once(self, layer: nn.Module, key: object, build: Callable[[], Any]) -> Any:
-        """Return what was built for a layer and a key; the last one is kept."""
+    def _build_once(self, layer: nn.Module, hidden: torch.Tensor, build: Callable[[], Any]) -> Any:
+        """Return what was built for a layer and hidden states of one shape; the last one is kept."""
+        rows = self.rows and self.rows.key(hidden.dim())
+        key = (hidden.shape[0], hidden.dim(), hidden.device, rows)
         known, value = self._built.get(layer, (None, None))
         if known != key:
             value = build()
@@ -170,32 +180,28 @@ class MixedBatch:
             self._replaced.pop(layer, None)
         return value
 
-    def names_of_rows(self, rows: int) -> tuple[str, ...]:
-        """Return the adapter of each row of a tensor, which may hold several rows for each example in turn.
-
-        Beam search and several returned sequences repeat the rows; OPT flattens (batch, length) into one dimension.
+    def names_of_rows(self, module: nn.Module, hidden: torch.Tensor) -> tuple[str, ...]:
+        """Return the adapter at each index of the first dimension of what reaches a module.
 
         Raises:
-            ValueError: The number of rows is not a multiple of the number of names.
+            AdapterError: The rows of these hidden states are unknown.
+            ValueError: Nothing is known of the module's model, and there is not one name per row.
         """
-        times, rest = divmod(rows, max(len(self.names), 1))
-        if rest or not self.names:
-            raise ValueError(
-                "Length of `adapter_names` should be the same as the number of inputs, but got "
-                f"{len(self.names)} and {rows} respectively."
-            )
+        if self.rows is not None:
+            times = self.rows.times(module, hidden)
+        elif hidden.shape[0] == len(self.names):
+            times = 1
+        else:
+            raise ValueError(wrong_length_message(len(self.names), hidden.shape[0]))
         return tuple(name for name in self.names for _ in range(times))
 
 
-def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
-    """Return the given rows of every tensor that has a row per example, inside arguments of any kind."""
-    if isinstance(value, torch.Tensor):
-        return value.index_select(0, index) if value.dim() and value.shape[0] == rows else value
-    if isinstance(value, tuple):
-        return tuple(select_rows(item, index, rows) for item in value)
-    if isinstance(value, dict):
-        return {key: select_rows(item, index, rows) for key, item in value.items()}
-    return value
+def wrong_length_message(names: int, rows: int) -> str:
+    """Return what PEFT says as well."""
+    return (
+        "Length of `adapter_names` should be the same as the number of inputs, but got "
+        f"{names} and {rows} respectively."
+    )
 
 
 class _Group:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -13,9 +14,11 @@ import torch
 from peft.utils import AuxiliaryTrainingWrapper, TrainableTokensWrapper
 from torch import nn
 
+from ..errors import AdapterError
 from ..heads.wrapper import HoulsbyHead
 from ..layer import Batch, HoulsbyTunerLayer
-from .batch import BASE, MixedBatch, rows_of
+from .batch import BASE, MixedBatch, rows_of, wrong_length_message
+from .rows import FoundLayouts, Trial, first_tensor
 
 
 # A parameter: the mapping that holds it, its name there, the tensor, its address and its version.
@@ -34,10 +37,9 @@ class _LastBatch:
         # A model with many adapters has thousands of modules, so it is searched once.
         layers = [module for module in model.modules() if isinstance(module, HoulsbyTunerLayer)]
         self._containers = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
-        # XLNet transposes its input, whatever its parts say.
-        self.is_batch_first = getattr(getattr(model, "config", None), "model_type", None) != "xlnet" and all(
-            getattr(module, "batch_first", True) for module in model.modules()
-        )
+        # PyTorch's own modules say so if they expect the sequence in the first dimension.
+        self.is_batch_first = all(getattr(module, "batch_first", True) for module in model.modules())
+        self.layouts = FoundLayouts()
         # The batch and the weights that it has stacked, in one tuple, which threads replace as a whole.
         self._last: tuple[MixedBatch, list[_SeenWeight]] = (MixedBatch(()), [])
 
@@ -70,6 +72,10 @@ _LAST: WeakKeyDictionary[nn.Module, _LastBatch] = WeakKeyDictionary()
 _HOOKED: WeakSet[nn.Module] = WeakSet()
 
 
+def _last_batch(model: nn.Module) -> _LastBatch:
+    return _LAST.get(model) or _LAST.setdefault(model, _LastBatch(model))
+
+
 @contextmanager
 def run_mixed_batch(
     model: nn.Module,
@@ -90,7 +96,7 @@ def run_mixed_batch(
 
     Raises:
         ValueError: The model is in training mode, an adapter is unknown, or there is not one name per row.
-        TypeError: The first dimension of the model's hidden states is not the rows of the batch.
+        AdapterError: It is unknown which hidden states belong to which row.
     """
     if model.training:
         raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
@@ -99,30 +105,47 @@ def run_mixed_batch(
             f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are {', '.join(known)}; rows "
             f"of the base model are named {BASE!r}."
         )
-    inputs = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values())
-    rows = next((len(value) for value in inputs if isinstance(value, torch.Tensor) and value.dim()), len(names))
-    if rows != len(names):
-        raise ValueError(
-            "Length of `adapter_names` should be the same as the number of inputs, but got "
-            f"{len(names)} and {rows} respectively."
-        )
-    last = _LAST.get(model) or _LAST.setdefault(model, _LastBatch(model))
-    if not last.is_batch_first:
-        raise TypeError(
+    last = _last_batch(model)
+    if not last.is_batch_first and len(set(names)) > 1:
+        raise AdapterError(
             "Mixed batches need hidden states whose first dimension is the rows of the batch; "
             f"{type(model).__name__} has the sequence there. Run the rows of each adapter separately, or build its "
             "modules with batch_first=True."
         )
     thread = get_ident()
     before = batches.get(thread)
-    batches[thread] = last.reuse(names)
+    # A copy shares what was stacked. Its rows are this thread's.
+    batches[thread] = copy(last.reuse(names))
     try:
+        find_rows(model, batches, args, kwargs)
         yield
     finally:
         if before is None:
             del batches[thread]
         else:
             batches[thread] = before
+
+
+def find_rows(model: nn.Module, batches: dict[int, Batch], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tell this thread's mixed batch, if there is one, where the layers have its rows.
+
+    Args:
+        model: The base model with adapters.
+        batches: The mixed batches that the model is running, by thread.
+        args, kwargs: What the model or its `generate` is called with.
+
+    Raises:
+        ValueError: There is not one name per row.
+    """
+    batch = batches.get(get_ident())
+    if not isinstance(batch, MixedBatch):
+        return
+    number = len(batch.names)
+    inputs = first_tensor((*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values()))
+    if inputs is not None and len(inputs) != number:
+        raise ValueError(wrong_length_message(number, len(inputs)))
+    if inputs is not None and batch.only_name is None:
+        batch.rows = _last_batch(model).layouts.rows(model, batches, number, args, kwargs)
 
 
 def forget_batches(model: nn.Module) -> None:
@@ -147,9 +170,11 @@ def _embed_rows(
 ) -> torch.Tensor:
     """Embed each row with its own adapter. PEFT's mixed batch wants all adapters to train tokens."""
     batch = batches.get(get_ident())
+    if isinstance(batch, Trial):
+        batch.record(module, args[0])
     if not isinstance(batch, MixedBatch) or module.disable_adapters:
         return output
-    names = batch.names_of_rows(args[0].shape[0])
+    names = _names_of_rows(batch, module, args[0])
     result: torch.Tensor = module.original_module(*args)
     for name in module._get_available_adapters() & set(names):
         own = rows_of(name, names, result.device)
@@ -159,11 +184,17 @@ def _embed_rows(
 
 def _pass_names(module: nn.Module, args: Any, kwargs: dict[str, Any], batches: dict[int, Batch]) -> Any:
     batch = batches.get(get_ident())
+    if isinstance(batch, Trial) and args:
+        batch.record(module, args[0])
     if not isinstance(batch, MixedBatch):
         return args, kwargs
     # PEFT's wrappers want a name for each row of their input, which beam search has repeated.
-    names = batch.names_of_rows(args[0].shape[0]) if args else batch.names
+    names = _names_of_rows(batch, module, args[0]) if args else batch.names
     return args, {**kwargs, "adapter_names": names}
+
+
+def _names_of_rows(batch: MixedBatch, module: nn.Module, inputs: torch.Tensor) -> tuple[str, ...]:
+    return batch.names_of_rows(module, inputs) if batch.only_name is None else (batch.only_name,) * len(inputs)
 
 
 def _version(weight: torch.Tensor) -> int:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
-from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+from houlsby_peft import AdapterError, Bottleneck, HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.batching import MixedBatch
 from tiny_models import perturb, tiny_bert
 
@@ -213,7 +213,7 @@ def test_models_whose_first_dimension_is_the_sequence_are_refused():
     model = get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["self_attn"]), adapter_name="one").eval()
     x = torch.randn(3, 2, 8)
     assert model(x, x).shape == x.shape
-    with pytest.raises(TypeError, match=r"TransformerDecoderLayer has the sequence there.*batch_first=True"):
+    with pytest.raises(AdapterError, match=r"TransformerDecoderLayer has the sequence there.*batch_first=True"):
         model(x, x, adapter_names=["one", BASE, "one"])
 
 
@@ -228,6 +228,7 @@ def test_a_head_that_gives_no_tensor_is_refused():
 
 def test_rows_that_a_layer_is_called_with_directly():
     layer = HoulsbyLayer(nn.Identity(), batches={get_ident(): MixedBatch([BASE, "some"])})
+    layer.update_layer("some", Bottleneck(4, 2))
     with pytest.raises(ValueError, match="got 2 and 3"):
         layer(torch.randn(3, 4))
 

@@ -1,0 +1,414 @@
+"""`Rows`: which hidden states of a layer belong to which row of a batch.
+
+Most modules keep the rows in the first dimension, but not all: FSMT has the sequence there, OPT flattens rows and
+tokens, Swin has several windows per row, and the images of a vision-language model may belong to any row. A wrong
+guess would apply another row's adapter. So before the first mixed batch of a kind, the base model runs on one row of
+it and on two. A layer is accepted if its first dimension doubles and all others stay. In any other case, rows with
+different adapters in this layer are refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from threading import get_ident
+from typing import Any
+
+import torch
+from peft.utils import AuxiliaryTrainingWrapper
+from torch import nn
+from transformers.utils.generic import ModelOutput
+
+from ..errors import AdapterError
+from ..heads.wrapper import HoulsbyHead
+from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
+
+
+_FOREIGN = "this part reads inputs, such as images, that may belong to any row"
+_REMEDY = "Run the rows of each adapter separately, or use adapters that leave this part out (exclude_modules)."
+# The state of a generation, which a run on other rows would change.
+_STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a module keeps rows in the first dimension of the hidden states that reach it.
+
+    Args:
+        name: The module's full name.
+        dims: The number of dimensions.
+        is_one_per_row: Whether each row has one index there; otherwise several in succession.
+        problem: If the rows are unknown, the reason.
+    """
+
+    name: str
+    dims: int = 0
+    is_one_per_row: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one forward pass or generation.
+
+    Args:
+        number: The number of rows.
+        repeats: How often a generation repeats each row, for beams or several returned sequences.
+        lengths: The sizes of the inputs' second dimension, such as the number of tokens.
+        layouts: The layout of each module that adapters have changed.
+    """
+
+    number: int
+    repeats: int
+    lengths: frozenset[int]
+    layouts: Mapping[nn.Module, Layout]
+
+    def key(self, dims: int) -> object:
+        """Return what the result of `times` depends on, beside the module and the shape."""
+        return id(self.layouts), self.repeats, self.lengths if dims == 2 else None
+
+    def times(self, module: nn.Module, hidden: torch.Tensor) -> int:
+        """Return how many successive indices of the first dimension belong to each row.
+
+        Raises:
+            AdapterError: The rows are unknown.
+        """
+        layout = self.layouts[module]
+        size, problem = hidden.shape[0], layout.problem
+        if problem:
+            pass
+        elif layout.dims != hidden.dim():
+            problem = f"there were {layout.dims} dimensions when two rows ran alone"
+        elif layout.is_one_per_row:
+            if size not in (self.number, self.number * self.repeats):
+                problem = "the model has changed the number of rows"
+        elif hidden.dim() > 2:
+            if size % self.number:
+                problem = "the rows have different numbers of hidden states"
+        # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
+        elif all(size != self.number * length * times for length in (1, *self.lengths) for times in (1, self.repeats)):
+            problem = "the rows have different numbers of hidden states"
+        if problem:
+            raise AdapterError(
+                "In a mixed batch, it must be known which hidden states belong to which row; got the shape "
+                f"{tuple(hidden.shape)} at {layout.name} for {self.number} rows, but {problem}. {_REMEDY}"
+            )
+        return size // self.number
+
+
+class FoundLayouts:
+    """The layouts of a model's layers, by the kind of inputs they were found with."""
+
+    def __init__(self) -> None:
+        self._found: dict[object, dict[nn.Module, Layout]] = {}
+
+    def rows(
+        self, model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Rows:
+        """Return the rows of a forward pass or generation, after running rows alone if its inputs are of a new kind.
+
+        Args:
+            model: The base model with adapters, in evaluation mode.
+            batches: The mixed batches that the model is running, by thread.
+            number: The number of rows, at least two.
+            args, kwargs: What the model or its `generate` is called with.
+        """
+        tensors = {
+            name: value for name, value in chain(enumerate(args), kwargs.items()) if isinstance(value, torch.Tensor)
+        }
+        # One token alone does not tell apart what is flattened from what is not.
+        kind = frozenset(
+            (name, value.dim(), value.shape[:1] == (number,), value.shape[1:2] == (1,))
+            for name, value in tensors.items()
+        )
+        if kind not in self._found:
+            self._found[kind] = _find_layouts(model, batches, number, args, kwargs)
+        lengths = frozenset(value.shape[1] for value in tensors.values() if value.dim() > 1)
+        return Rows(number, _count_repeats(model, kwargs), lengths, self._found[kind])
+
+
+def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
+    """Return the given rows of every tensor that has a row per example, inside arguments of any kind."""
+    if isinstance(value, torch.Tensor):
+        is_per_row = value.dim() and value.shape[0] == rows
+        return value.index_select(0, index.to(value.device)) if is_per_row else value
+    if isinstance(value, tuple):
+        return tuple(select_rows(item, index, rows) for item in value)
+    if isinstance(value, dict):
+        selected = {key: select_rows(item, index, rows) for key, item in value.items()}
+        return type(value)(**selected) if isinstance(value, ModelOutput) else selected
+    return value
+
+
+def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
+    """Return the first tensor with a dimension."""
+    return next((value for value in values if isinstance(value, torch.Tensor) and value.dim()), None)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What has reached a module in one call.
+
+    Args:
+        shape: Its shape.
+        means: Means over all dimensions but the last, if each row has an equal share of the first one.
+        several: The hidden states themselves, if there are several for each row in succession; others are too large.
+    """
+
+    shape: torch.Size
+    means: torch.Tensor | None
+    several: torch.Tensor | None
+
+
+class Trial:
+    """A run of the base model on a few rows, which records what reaches the modules that adapters have changed.
+
+    Args:
+        rows: The number of rows.
+        disturbed: The layers that return something else, to see where it arrives.
+    """
+
+    def __init__(self, rows: int, disturbed: Collection[nn.Module] = ()) -> None:
+        self.rows = rows
+        self.disturbed = disturbed
+        # By module and call.
+        self.calls: dict[nn.Module, list[_Call]] = {}
+        # By list of layers: what enters it, and the modules that were reached before.
+        self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
+
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+        self.record(layer, hidden)
+        return hidden.roll(1, -1) if layer in self.disturbed else hidden
+
+    def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
+        hidden = first_tensor((*args, *kwargs.values()))
+        if hidden is not None:
+            self.record(layer, hidden)
+        result = layer.base_layer(*args, **kwargs)
+        if layer not in self.disturbed:
+            return result
+        return (result[0].roll(1, -1), *result[1:]) if isinstance(result, tuple) else result.roll(1, -1)
+
+    def run_heads(self, wrapper: HoulsbyHead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs = first_tensor((*args, *kwargs.values()))
+        if inputs is not None:
+            self.record(wrapper, inputs)
+        return wrapper.original_module(*args, **kwargs)
+
+    def record(self, module: nn.Module, hidden: torch.Tensor) -> None:
+        """Record what reaches a module."""
+        several = hidden if hidden.shape[0] > self.rows else None
+        is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
+        means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
+        self.calls.setdefault(module, []).append(_Call(hidden.shape, means, several))
+
+    def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what enters a list of layers."""
+        hidden = first_tensor((*args, *kwargs.values()))
+        if hidden is not None:
+            self.entries.setdefault(name, (hidden, set(self.calls)))
+
+
+def _find_layouts(
+    model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[nn.Module, Layout]:
+    """Return the layout of each module that adapters have changed."""
+    parameters = inspect.signature(model.forward).parameters
+    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    # What `generate` takes for itself, such as num_beams, is left out.
+    inputs = {
+        name: value
+        for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
+        if name not in _STATE and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
+    }
+    tries = [inputs]
+    if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:
+        # `generate` chooses the first token itself.
+        device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
+        tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
+    problems = []
+    for each in tries:
+        search = _LayoutSearch(model, batches, number, args[len(names) :], each)
+        try:
+            return search.search()
+        except Exception as error:
+            line = (str(error).splitlines() or [""])[0][:200]
+            problems.append(f"the model does not run on two rows alone ({type(error).__name__}: {line})")
+    return {module: Layout(name, problem=problems[0]) for module, name in search.changed.items()}
+
+
+class _LayoutSearch:
+    """Runs of the base model on one and two rows of a batch.
+
+    Args:
+        model: The base model with adapters.
+        batches: The mixed batches that the model is running, by thread.
+        number: The number of rows.
+        args: Arguments without names.
+        inputs: All other arguments.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: dict[int, Batch],
+        number: int,
+        args: tuple[Any, ...],
+        inputs: dict[str, Any],
+    ) -> None:
+        self.model = model
+        self.batches = batches
+        self.number = number
+        self.args = args
+        self.inputs = inputs
+        modules = dict(model.named_modules())
+        self.lists = {name: module for name, module in modules.items() if isinstance(module, nn.ModuleList)}
+        # The modules that adapters have changed.
+        self.changed: dict[nn.Module, str] = {
+            module: name
+            for name, module in modules.items()
+            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
+        }
+
+    def search(self) -> dict[nn.Module, Layout]:
+        """Return the layout of each module that adapters have changed."""
+        others = _find_others(self.inputs)
+        text = {name: value for name, value in self.inputs.items() if name not in others}
+        own_stacks: set[str] | None = None
+        if others:
+            # Where images are optional, each may belong to any row of the text.
+            with suppress(Exception):
+                own_stacks = {self._stack(module) for module in self._run(text, [0]).calls}
+        problem = "no hidden states come here when two rows run alone"
+        try:
+            one, two = self._run(self.inputs, [0]), self._run(self.inputs, [0, self.number - 1])
+        except Exception:
+            if own_stacks is None:
+                raise
+            # Images of all rows may be packed into one tensor.
+            one, two = self._run(text, [0]), self._run(text, [0, self.number - 1])
+            problem = _FOREIGN
+        if own_stacks is not None:
+            foreign = {module for module in two.calls if self._stack(module) not in own_stacks}
+        else:
+            foreign = self._find_embedded() if others else set()
+        layouts: dict[nn.Module, Layout] = {}
+        for module, name in self.changed.items():
+            if module in foreign:
+                layouts[module] = Layout(name, problem=_FOREIGN)
+            elif module in two.calls:
+                layouts[module] = _compare(name, one.calls.get(module, []), two.calls[module])
+            else:
+                layouts[module] = Layout(name, problem=problem)
+        return layouts
+
+    def _find_embedded(self) -> set[nn.Module]:
+        """Return the modules whose output becomes part of what enters another list of layers, as images among tokens.
+
+        An encoder's output, which enters the layers of the decoder from the side, is not meant.
+        """
+        # A norm before the first layer is part of what this list of layers reads anyway.
+        layers: set[nn.Module] = {
+            module
+            for module in self.changed
+            if isinstance(module, HoulsbyLayer)
+            or (isinstance(module, HoulsbyLayerNorm) and self._stack(module) in self.lists)
+        }
+        plain, disturbed = self._run(self.inputs, [0], set()), self._run(self.inputs, [0], layers)
+        found: set[nn.Module] = set()
+        for name, (hidden, before) in plain.entries.items():
+            other, _ = disturbed.entries.get(name, (None, None))
+            if other is None or not torch.allclose(hidden, other, rtol=1e-3, atol=1e-3):
+                found |= before
+        return found
+
+    def _run(self, inputs: dict[str, Any], rows: list[int], disturbed: set[nn.Module] | None = None) -> Trial:
+        """Run some rows through the base model. If `disturbed` is given, record what enters the lists of layers."""
+        trial = Trial(len(rows), disturbed or ())
+        thread, index = get_ident(), torch.tensor(rows)
+        args, kwargs = select_rows((self.args, inputs), index, self.number)
+        before = self.batches.get(thread)
+        self.batches[thread] = trial
+        with ExitStack() as stack, torch.no_grad():
+            if disturbed is not None:
+                for name in self.lists.keys() & {self._stack(module) for module in self.changed}:
+                    for layer in self.lists[name]:
+                        hook = partial(_enter, trial, name)
+                        stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            try:
+                self.model(*args, **kwargs)
+            finally:
+                if before is None:
+                    del self.batches[thread]
+                else:
+                    self.batches[thread] = before
+        return trial
+
+    def _stack(self, module: nn.Module) -> str:
+        """Return the name of the outermost list of layers that a module is in, or its own name."""
+        name = self.changed[module]
+        return min((outer for outer in self.lists if is_inside(name, outer)), key=len, default=name)
+
+
+def _enter(trial: Trial, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    trial.enter(name, args, kwargs)
+
+
+def _find_others(inputs: dict[str, Any]) -> set[str]:
+    """Return the inputs that come with the tokens or their embeddings, such as images; none if there are no tokens."""
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor) and value.dim()}
+    floats = {name for name, value in tensors.items() if value.is_floating_point() and "mask" not in name}
+    text = {name for name in tensors if "input_ids" in name or "inputs_embeds" in name}
+    text = text or {name for name, value in tensors.items() if name not in floats and value.dim() == 2}
+    if not text or not floats - text:
+        return set()
+    # Sizes of images are integers, but there is not one for each token.
+    shapes = {tensors[name].shape[:2] for name in text}
+    known = {name for name in tensors.keys() - floats if "mask" in name or tensors[name].shape[:2] in shapes}
+    return tensors.keys() - text - known
+
+
+def _compare(name: str, one: list[_Call], two: list[_Call]) -> Layout:
+    """Return the layout of a module from what one row and two rows have given to it."""
+    if [(2 * call.shape[0], *call.shape[1:]) for call in one] != [tuple(call.shape) for call in two]:
+        return Layout(name, problem=f"one row alone has {_show(one)} there, and two rows have {_show(two)}")
+    if len({len(call.shape) for call in two}) != 1:
+        return Layout(name, problem="it is called with different numbers of dimensions")
+    for alone, both in zip(one, two, strict=True):
+        if not (_is_first(alone.means, both.means) and _is_in_succession(alone.several, both.several)):
+            return Layout(name, problem="they are in another order than the rows")
+    return Layout(name, len(two[0].shape), all(call.shape[0] == 1 for call in one))
+
+
+def _is_first(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
+    """Return whether the first of two rows is the one that ran alone, by their means."""
+    if alone is None or both is None:
+        return True
+    # Rounding depends on the size of a batch.
+    first, second = (both - alone).norm(dim=-1)
+    return bool(first <= second + 0.01 * alone.norm())
+
+
+def _is_in_succession(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
+    """Return whether the hidden states of the row that ran alone come first, in the same order."""
+    if alone is None or both is None:
+        return True
+    first, alone = both[: len(alone)].flatten(0, -2).float(), alone.flatten(0, -2).float()
+    # Compared to how different the parts of the row are.
+    return bool((first - alone).norm() <= 0.2 * (alone - alone.mean(0)).norm() + 1e-4 * alone.norm())
+
+
+def _show(calls: list[_Call]) -> str:
+    return ", ".join(str(tuple(call.shape)) for call in calls) or "none"
+
+
+def _count_repeats(model: nn.Module, kwargs: dict[str, Any]) -> int:
+    """Return how often `generate` repeats each row."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    options = (kwargs.get(name) or getattr(config, name, None) for name in ("num_beams", "num_return_sequences"))
+    return max((int(option) for option in options if option), default=1)

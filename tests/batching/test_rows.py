@@ -1,0 +1,360 @@
+"""In a mixed batch, each row gets its own adapter, however a model arranges the rows, or the batch is refused."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+import torch
+import transformers
+from peft import get_peft_model
+from torch import nn
+
+from architecture_rows import ROWS, build
+from contract_models import VOCABULARY, gpt2
+from houlsby_peft import AdapterError, HoulsbyConfig
+from tiny_models import perturb, tiny_bert
+
+
+BASE = "__base__"
+TEXT = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+VISION = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 8,
+    "patch_size": 4,
+}
+OPT = {
+    "vocab_size": 60,
+    "hidden_size": 16,
+    "word_embed_proj_dim": 16,
+    "ffn_dim": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
+IMAGE_TOKEN = 55
+
+
+def with_adapters(model, **options):
+    """The model with two adapters that are far from the identity."""
+    options = {"r": 4, "init_weights": False, **options}
+    model = get_peft_model(model, HoulsbyConfig(**options), adapter_name="one")
+    perturb(model, seed=1)
+    model.add_adapter("two", HoulsbyConfig(**options))
+    model.set_adapter("two")
+    perturb(model, seed=2)
+    return model.eval()
+
+
+def outputs(model, batch, names):
+    """What the model computes, as one tensor with a row per example."""
+    with torch.no_grad():
+        result = model(**batch, adapter_names=list(names))
+    if torch.is_tensor(result):
+        return result
+    keys = ("logits", "last_hidden_state", "text_embeds", "image_embeds")
+    return torch.cat([result[key].flatten(1) for key in keys if torch.is_tensor(result.get(key))], dim=1)
+
+
+def one_row(batch, row):
+    """A batch of one row: of every tensor with a row per example, that row."""
+    rows = max(len(value) for value in batch.values())
+    return {key: value[row : row + 1] if len(value) == rows else value for key, value in batch.items()}
+
+
+def check(model, batch, names, select=one_row):
+    """Check that each row of a mixed batch is what its adapter gives for that row alone."""
+    mixed = outputs(model, batch, names)
+    for row, name in enumerate(names):
+        alone = outputs(model, select(batch, row), [name])
+        torch.testing.assert_close(mixed[row : row + 1], alone, rtol=1e-4, atol=1e-4)
+
+
+def ids(rows, length, seed=0):
+    return torch.randint(3, 50, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def pixels(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def config(name, **options):
+    return getattr(transformers, f"{name}Config")(**options)
+
+
+def fsmt():
+    sizes = {"d_model": 16, "max_position_embeddings": 64}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 24}
+    return build(
+        transformers.FSMTModel, config("FSMT", langs=["en", "de"], src_vocab_size=60, tgt_vocab_size=60, **sizes)
+    )
+
+
+def xlnet():
+    return build(transformers.XLNetModel, config("XLNet", vocab_size=60, d_model=16, n_layer=2, n_head=2, d_inner=24))
+
+
+def opt():
+    return build(transformers.OPTForCausalLM, config("OPT", **OPT))
+
+
+def swin():
+    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4}
+    return build(transformers.SwinModel, config("Swin", **sizes))
+
+
+def llava():
+    parts = {"text_config": config("Llama", **TEXT), "vision_config": config("CLIPVision", **VISION)}
+    return build(
+        transformers.LlavaForConditionalGeneration,
+        config("Llava", **parts, image_token_id=IMAGE_TOKEN, vision_feature_layer=-1),
+    )
+
+
+def qwen2_vl():
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    vision = {
+        "depth": 2,
+        "embed_dim": 16,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+    }
+    return build(
+        transformers.Qwen2VLForConditionalGeneration,
+        config(
+            "Qwen2VL",
+            text_config={**TEXT, "rope_parameters": rope},
+            vision_config=vision,
+            image_token_id=IMAGE_TOKEN,
+            vision_start_token_id=57,
+        ),
+    )
+
+
+def blip_2():
+    qformer = {key: value for key, value in TEXT.items() if "key_value" not in key} | {"encoder_hidden_size": 16}
+    parts = {"vision_config": VISION, "qformer_config": qformer, "text_config": config("OPT", **OPT).to_dict()}
+    return build(
+        transformers.Blip2ForConditionalGeneration,
+        config("Blip2", **parts, num_query_tokens=4, image_token_index=IMAGE_TOKEN),
+    )
+
+
+def clip():
+    return build(transformers.CLIPModel, config("CLIP", text_config=TEXT, vision_config=VISION))
+
+
+def images_among_tokens(*images):
+    """Tokens of which each row has so many images of four tokens, and the images of all rows."""
+    tokens = ids(len(images), 12)
+    for row, number in enumerate(images):
+        tokens[row, 1 : 1 + 4 * number] = IMAGE_TOKEN
+    return {"input_ids": tokens, "pixel_values": pixels(sum(images), 3, 8, 8)}
+
+
+def patches_among_tokens(*images):
+    """The same for Qwen2-VL, which packs the patches of all images."""
+    tokens = ids(len(images), 12)
+    for row, number in enumerate(images):
+        for image in range(number):
+            tokens[row, 5 * image] = 57
+            tokens[row, 5 * image + 1 : 5 * image + 5] = IMAGE_TOKEN
+    is_image = (tokens == IMAGE_TOKEN).long()
+    return {
+        "input_ids": tokens,
+        "mm_token_type_ids": is_image,
+        "pixel_values": pixels(16 * sum(images), 96),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * sum(images)),
+    }
+
+
+def only_first_has_images(batch, row):
+    """The rows of `images_among_tokens(2, 0)` and of `patches_among_tokens(2, 0)`."""
+    tokens = {key: value[row : row + 1] for key, value in batch.items() if "ids" in key}
+    images = {key: value for key, value in batch.items() if "ids" not in key}
+    return tokens | images if row == 0 else tokens
+
+
+def seq2seq(rows, length):
+    return {"input_ids": ids(rows, length), "decoder_input_ids": ids(rows, length, seed=1)}
+
+
+FFN = {"positions": ("feed_forward",), "train_layer_norm": False}
+RIGHT = {
+    "flattened": (opt, {"input_ids": ids(2, 4)}, {}, one_row),
+    "flattened, feed-forward only": (opt, {"input_ids": ids(2, 4)}, FFN, one_row),
+    "flattened, equal rows": (opt, {"input_ids": ids(1, 4).repeat(2, 1)}, FFN, one_row),
+    "windows": (swin, {"pixel_values": pixels(2, 3, 16, 16)}, {}, one_row),
+    "windows of one color": (swin, {"pixel_values": torch.zeros(2, 3, 16, 16)}, {}, one_row),
+    "two towers": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
+    "images only in the text's layers": (
+        llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"}, only_first_has_images,
+    ),
+    "packed images only in the text's layers": (
+        qwen2_vl, patches_among_tokens(2, 0), {"exclude_modules": ".*visual.*"}, only_first_has_images,
+    ),
+    "text for a model with images": (llava, {"input_ids": ids(2, 6)}, {}, one_row),
+}  # fmt: skip
+REFUSED = {
+    "sequence first": (fsmt, seq2seq(2, 3), {}, "one row alone has"),
+    "sequence first, length a multiple": (fsmt, seq2seq(2, 4), {}, "one row alone has"),
+    "sequence first, length the same": (fsmt, seq2seq(2, 2), {}, "one row alone has"),
+    "sequence first, length one": (fsmt, seq2seq(2, 1), {}, "one row alone has"),
+    "sequence first in the model only": (
+        xlnet, {"input_ids": ids(2, 2)}, {"target_modules": ["ff.layer_2"]}, "one row alone has",
+    ),
+    "an image in each row": (llava, images_among_tokens(1, 1), {}, "may belong to any row"),
+    "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
+    "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
+    "packed images in each row": (qwen2_vl, patches_among_tokens(1, 1), {}, "may belong to any row"),
+    "images that the model needs": (blip_2, images_among_tokens(1, 1), {}, "may belong to any row"),
+    "more images than texts": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "batch", "options", "select"), RIGHT.values(), ids=RIGHT)
+def test_rows_that_are_right(make, batch, options, select):
+    model = with_adapters(make(), **options)
+    for names in (["one", "two"], [BASE, "one"]):
+        check(model, batch, names, select)
+
+
+@pytest.mark.parametrize(("make", "batch", "options", "problem"), REFUSED.values(), ids=REFUSED)
+def test_rows_that_are_unknown(make, batch, options, problem):
+    model = with_adapters(make(), **options)
+    with pytest.raises(
+        AdapterError, match=rf"got the shape \(.*\) at .*\.0\..* for 2 rows.*{problem}.*separately"
+    ) as e:
+        outputs(model, batch, ["one", "two"])
+    assert "\n" not in str(e.value)
+    # Rows of one adapter need not be known.
+    model(**batch, adapter_names=["two", "two"])
+
+
+def test_images_are_refused_after_a_batch_without_them_and_the_text_still_runs():
+    model = with_adapters(llava())
+    for _ in range(2):
+        check(model, {"input_ids": ids(2, 12)}, ["one", "two"])
+        with pytest.raises(AdapterError, match="may belong to any row"):
+            outputs(model, images_among_tokens(1, 1), ["one", "two"])
+
+
+def test_flattened_rows_after_a_batch_of_single_tokens():
+    model = with_adapters(opt())
+    for length in (1, 4, 1):
+        check(model, {"input_ids": ids(3, length)}, ["one", BASE, "two"])
+
+
+class HomeMade(nn.Module):
+    """A model of rows, parts and width 8 that arranges its hidden states in a given way for two of its layers."""
+
+    def __init__(self, arrange, restore):
+        super().__init__()
+        self.lin0, self.lin1 = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.arrange, self.restore = arrange, restore
+
+    def forward(self, x):
+        hidden = self.arrange(x)
+        for layer in (self.lin0, self.lin1):
+            hidden = hidden + layer(hidden)
+        return self.restore(hidden, x.shape)
+
+
+ARRANGEMENTS = {
+    "as it is": (lambda x: x, lambda h, shape: h, True),
+    "rows second": (lambda x: x.transpose(0, 1), lambda h, shape: h.transpose(0, 1), False),
+    "flattened": (lambda x: x.flatten(0, 1), lambda h, shape: h.view(shape), True),
+    "flattened, rows second": (
+        lambda x: x.transpose(0, 1).flatten(0, 1),
+        lambda h, shape: h.view(shape[1], shape[0], -1).transpose(0, 1),
+        False,
+    ),
+    "a part each": (lambda x: x.flatten(0, 1)[:, None], lambda h, shape: h[:, 0].view(shape), True),
+    "a part each, rows second": (
+        lambda x: x.transpose(0, 1).flatten(0, 1)[:, None],
+        lambda h, shape: h[:, 0].view(shape[1], shape[0], -1).transpose(0, 1),
+        False,
+    ),
+    "all rows twice": (lambda x: torch.cat([x, x]), lambda h, shape: h[: shape[0]], False),
+    "the rows in another order": (lambda x: x.flip(0).flatten(0, 1), lambda h, shape: h.view(shape).flip(0), False),
+    "only what is not zero": (lambda x: x[x[..., 0] != 0], lambda h, shape: h, None),
+}
+
+
+@pytest.mark.parametrize(("arrange", "restore", "is_right"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+def test_arrangements(arrange, restore, is_right):
+    torch.manual_seed(0)
+    options = {"target_modules": ["lin0", "lin1"], "train_layer_norm": False}
+    model = with_adapters(HomeMade(arrange, restore), **options)
+    draw = random.Random(0)
+    for rows, length in [(2, 2), (2, 4), (4, 2), (3, 6), (5, 3), (2, 1)]:
+        x = torch.randn(rows, length, 8)
+        names = ["one", *draw.choices(["one", "two", BASE], k=rows - 2), "two"]
+        if is_right:
+            check(model, {"x": x}, names)
+        elif is_right is None:
+            outputs(model, {"x": x}, names)
+            x[0, : length // 2] = 0
+            if length > 1:
+                with pytest.raises(AdapterError, match="rows have different numbers of hidden states"):
+                    outputs(model, {"x": x}, names)
+        else:
+            # Of a single part, both orders are the same, so that it may be right.
+            with suppress(AdapterError):
+                check(model, {"x": x}, names)
+                assert length == 1
+
+
+def test_classifier_free_guidance():
+    model = with_adapters(gpt2(), task_type="CAUSAL_LM")
+    options = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "guidance_scale": 3.0}
+    tokens, names = torch.randint(3, VOCABULARY, (3, 5)), ["two", BASE, "one"]
+    mixed = model.generate(input_ids=tokens, adapter_names=names, **options)
+    for row, name in enumerate(names):
+        alone = model.generate(input_ids=tokens[row : row + 1], adapter_names=[name], **options)
+        assert torch.equal(mixed[row : row + 1], alone)
+
+
+def test_the_number_of_names_is_checked_by_every_class_of_peft(token_ids):
+    model = with_adapters(tiny_bert(), task_type="SEQ_CLS")
+    for names in (["one", "two"] * 5, ["one"] * 10):
+        with pytest.raises(ValueError, match="number of inputs, but got 10 and 5"):
+            model(token_ids, adapter_names=names)
+    check(model, {"input_ids": token_ids}, ["two", BASE, "one", "one", "two"])
+
+
+def test_further_batches_run_no_rows_alone(token_ids):
+    model = with_adapters(tiny_bert())
+    calls = []
+    model.get_base_model().register_forward_pre_hook(lambda *_: calls.append(1))
+    for length in (5, 5, 3, 1):
+        outputs(model, {"input_ids": token_ids[:, :length]}, ["one", "two", BASE, "one", "two"])
+    # Two runs of rows alone for texts of several tokens, and two for single tokens.
+    assert len(calls) == 2 + 2 + 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_every_architecture_in_any_layout(row):
+    """Numbers of rows that divide the length, are equal to it or a multiple, with and without an adapter."""
+    model = with_adapters(row.model(), positions=("attention", "feed_forward", "cross_attention"))
+    draw = random.Random(0)
+    for rows in (2, 3, 4, 6, 8):
+        check(model, row.batch(rows), ["one", *draw.choices(["one", "two", BASE], k=rows - 2), "two"])
