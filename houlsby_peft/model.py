@@ -17,7 +17,7 @@ from torch import nn
 
 from .averaging import average, check_alike, check_average
 from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
-from .checkpoints.fingerprint import wrong_base_message
+from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
 from .heads.tasks import label_facts
@@ -85,8 +85,7 @@ class HoulsbyModel(BaseTuner):
         record = plan.new_record()
         if config.is_loaded and (loaded := config.record):
             if differences := plan.base_differences():
-                name = config.base_model_name_or_path
-                warnings.warn(wrong_base_message(name, model, differences, adapter_name), stacklevel=2)
+                report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
             two_layer_head = config.two_layer_head or loaded.two_layer_head
             record = replace(loaded, places=record.places, heads=record.heads, two_layer_head=two_layer_head)
         self._plan = plan

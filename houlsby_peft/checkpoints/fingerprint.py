@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..errors import AdapterError
 from .weights import PRECISIONS, first_of
 
 
@@ -24,6 +28,8 @@ _MOST_LAYERS = 1000
 # Values are recorded in bfloat16, which has 8 significant bits. Rounded to float16 before, a value may differ by one
 # unit of the last bit, and a value near zero by less than 1e-7.
 _RELATIVE, _ABSOLUTE = 1e-2, 1e-6
+
+_REFUSES = ContextVar("refuses other base models", default=False)
 
 # Of the samples that earlier versions have recorded.
 _SAMPLES = 8
@@ -92,14 +98,33 @@ def compare_fingerprints(recorded: Mapping[str, Any] | None, found: Mapping[str,
     return differences
 
 
-def wrong_base_message(recorded_name: str | None, model: nn.Module, differences: list[str], adapter_name: str) -> str:
-    """Return a message that an adapter is put on a base model that it was not trained on, naming both."""
+@contextmanager
+def refuse_other_bases() -> Iterator[None]:
+    """Raise an error within the context where `report_other_base` would only warn, in this thread."""
+    token = _REFUSES.set(True)
+    try:
+        yield
+    finally:
+        _REFUSES.reset(token)
+
+
+def report_other_base(
+    recorded_name: str | None, model: nn.Module, differences: Sequence[str], adapter_name: str
+) -> None:
+    """Warn that an adapter is put on a base model that it was not trained on.
+
+    Raises:
+        AdapterError: `refuse_other_bases` is in effect.
+    """
     here = getattr(model, "name_or_path", None) or type(model).__name__
-    return (
+    message = (
         f"Adapter {adapter_name!r} was trained on the base model {recorded_name or 'of unknown name'!r} and is loaded "
         f"on {here!r}, which differs: {'; '.join(differences)}. Its outputs will be meaningless; load it on the base "
         "model that it was trained on."
     )
+    if _REFUSES.get():
+        raise AdapterError(message)
+    warnings.warn(message, stacklevel=3)
 
 
 def is_fingerprint(value: Any) -> bool:

@@ -89,18 +89,19 @@ class Plan:
 
     @cached_property
     def base(self) -> dict[str, Any]:
-        """The fingerprint of the base model without its task head.
+        """The fingerprint of the base model.
 
-        For a new adapter, what its checkpoint lacks is left out as well, such as an unused pooler: it is another one
-        each time that the model is loaded.
+        For a new adapter, it lacks the task head, and what the checkpoint lacks, such as an unused pooler: these are
+        other ones each time that the model is loaded.
         """
         ends = list(self.bottlenecks.values())
         references = [self.reference(place) for place in ends[:1] + ends[-1:]]
         modules = list(base_modules(self._model))
-        without = find_head(self._model, self.bottlenecks)
-        if suffixes := tuple(self.config.modules_to_save or ()):
-            without += [name for name, _ in modules if name.endswith(suffixes)]
+        without: list[str] = []
         if not self.config.is_loaded:
+            suffixes = tuple(self.config.modules_to_save or ())
+            without += [name for name, _ in modules if suffixes and name.endswith(suffixes)]
+            without += find_head(self._model, self.bottlenecks)
             without += find_not_loaded(self._model, self.bottlenecks)
         return fingerprint(self._model, modules, references, without)
 

@@ -16,7 +16,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel
 
-from ..checkpoints.fingerprint import wrong_base_message
+from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.untrusted import (
     TOKENIZER_FILES,
     check_weights,
@@ -28,7 +28,6 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, explain_hub_errors
 from ..heads.tasks import Task, task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer
-from ..placement.plan import Plan
 from .base_model import load_base, load_tokenizer
 from .predictor import Predictor
 
@@ -173,14 +172,12 @@ def _unused_name(asked: str | None, taken: Mapping[str, object]) -> str:
 def _add(folder: Path, config: HoulsbyConfig, name: str, base: PreTrainedModel, model: PeftModel | None) -> PeftModel:
     """Add the adapter to the model that other adapters are on, or to a base model without adapters."""
     try:
-        if differences := Plan(base, config).base_differences():
-            recorded = config.base_model_name_or_path
-            raise AdapterError(wrong_base_message(recorded, base, differences, name))
-        if model is None:
-            return PeftModel.from_pretrained(base, str(folder), name, config=config).eval()
-        was_training = model.training
-        model.load_adapter(str(folder), name)
-        return model.train(was_training)
+        with refuse_other_bases():
+            if model is None:
+                return PeftModel.from_pretrained(base, str(folder), name, config=config).eval()
+            was_training = model.training
+            model.load_adapter(str(folder), name)
+            return model.train(was_training)
     except AdapterError:
         raise
     except (ValueError, RuntimeError, LookupError, TypeError, OSError) as error:
