@@ -200,7 +200,7 @@ class TestCommandLine:
 
     @pytest.mark.parametrize(("axis", "values"), [("r", ["8", "1.5"]), ("learning_rate", ["1e-3", "fast"])])
     def test_values_that_are_no_numbers(self, tmp_path, axis, values):
-        with pytest.raises(RecipeError, match=f"--{axis} must be a .*number, got '{values[1]}'"):
+        with pytest.raises(RecipeError, match=f"--{axis} must be a .*number above 0, got '{values[1]}'"):
             Sweep(tmp_path, make_runs(tmp_path, Path("glue.py"), {axis: values}, []))
 
 
