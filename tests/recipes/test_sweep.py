@@ -616,7 +616,7 @@ def test_a_sweep_of_glue_that_is_killed(tmp_path):
         tmp_path / "out" / "cola" / f"learning_rate=0.001,num_train_epochs={epochs},seed=0" for epochs in (1, 30)
     )
     with subprocess.Popen(whole, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
-        wait_for(lambda: evaluations(second) > 6, seconds=120)
+        wait_for(lambda: evaluations(second) > 6, seconds=300)
         for process in [*psutil.Process(sweep.pid).children(recursive=True), sweep]:
             process.kill()
     assert not (second / "results.json").exists(), "it was too fast to be killed"
