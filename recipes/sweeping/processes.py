@@ -14,6 +14,7 @@ from typing import TextIO
 import yaml
 
 from sweeping.runs import PlannedRun
+from training.errors import RecipeError
 
 
 CONFIGS = Path(__file__).parents[1] / "accelerate"
@@ -27,13 +28,15 @@ def lock(path: Path, wait: bool = False) -> TextIO | None:
     The kernel holds the lock until all processes that inherited the open file have closed it or ended. So a killed
     process leaves no lock behind, but the run that it started keeps its own.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+")  # over NFS only a file that is open for writing can be locked
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")  # over NFS only a file that is open for writing can be locked
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         file.close()
         return None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be locked: {error.strerror}. Give another --output_dir.") from error
     return file
 
 

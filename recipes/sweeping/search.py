@@ -7,8 +7,9 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -43,13 +44,14 @@ class Search:
         self.total = self.left = (n_trials or len(runs)) + len(other_seeds)
         self.space = {axis: _distribution(axis, [run.point[axis] for run in runs]) for axis in runs[0].point}
 
-    def open(self, name: str, storage: str | JournalStorage, pruner: optuna.pruners.BasePruner) -> None:
+    def open(self, name: str, storage: str | JournalStorage, prune: bool) -> None:
         """Create the study, or open that of earlier and other processes."""
-        run = self.runs[0]
+        run, self.prunes = self.runs[0], prune
         lower = run.recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in run.flags)
         self.study = optuna.create_study(
-            study_name=f"{run.recipe.stem}: {name}", storage=storage, pruner=pruner, load_if_exists=True,
+            study_name=f"{run.recipe.stem}: {name}", storage=storage, load_if_exists=True,
             direction="minimize" if lower else "maximize",
+            pruner=optuna.pruners.MedianPruner() if prune else optuna.pruners.NopPruner(),
         )  # fmt: skip
         self.tried = len(self.study.get_trials(deepcopy=False))  # what failed before this process is tried again
 
@@ -59,7 +61,7 @@ class Search:
         last = {first.at(trial.user_attrs["point"]): trial for trial in trials if "point" in trial.user_attrs}
         runs = self.runs
         if self.n_trials:
-            sampled = [run for run in last if run.point.get("seed") not in self.other_seeds]
+            sampled = [run for run in last if run.point.get("seed") == first.point.get("seed")]
             runs = sampled + runs * (self.n_trials - len(sampled))
         left = [run for run in runs if not self._is_over(run, last.get(run))]
         self.left = len(left) + len(self.other_seeds)
@@ -88,8 +90,7 @@ class Search:
         if trial is None or not trial.state.is_finished():
             return False
         has_failed = "error" in trial.user_attrs and trial.number >= self.tried
-        is_pruned = trial.state is TrialState.PRUNED and isinstance(self.study.pruner, optuna.pruners.MedianPruner)
-        return run.finished or has_failed or is_pruned
+        return run.finished or has_failed or (trial.state is TrialState.PRUNED and self.prunes)
 
     def _ask(self, run: PlannedRun, ranges: Sequence[str]) -> Trial:
         given = {axis: _value(axis, text) for axis, text in run.point.items() if axis not in ranges}
@@ -174,15 +175,14 @@ class Sweep:
             The runs that have failed, and the last lines of their logs.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        pruner = optuna.pruners.MedianPruner() if prune else optuna.pruners.NopPruner()
-        try:
-            with self._alone():
+        with lock(self.output / "sweep.lock", wait=True):
+            try:
                 opened = storage or JournalStorage(JournalFileBackend(str(self.output / "optuna.journal")))
                 for name, search in self.searches.items():
-                    search.open(name, opened, pruner)
-        except Exception as error:  # Optuna's, SQLAlchemy's or a driver's
-            reason = str(error).partition("\n")[0]
-            raise RecipeError(f"Optuna cannot open {storage or self.output / 'optuna.journal'}: {reason}") from error
+                    search.open(name, opened, prune)
+            except Exception as error:  # Optuna's, SQLAlchemy's or a driver's
+                where, reason = storage or self.output / "optuna.journal", str(error).partition("\n")[0]
+                raise RecipeError(f"Optuna cannot open {where}: {reason}") from error
         total = sum(search.total for search in self.searches.values())
         often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
         with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:
@@ -193,13 +193,9 @@ class Sweep:
                 self._stop.set()
         return self.failures
 
-    def _alone(self) -> TextIO:
-        """Return a lock that one process at a time has, to be used as a context manager."""
-        return lock(self.output / "sweep.lock", wait=True)
-
     def _work(self, launch: Sequence[str], slot: Mapping[str, str]) -> None:
         while not self._stop.is_set():
-            with self._alone():
+            with lock(self.output / "sweep.lock", wait=True):
                 taken = next(filter(None, (search.take() for search in self.searches.values())), None)
                 left = sum(search.left for search in self.searches.values())
                 self._bar.update(self._bar.total - left - self._bar.n)
@@ -213,10 +209,10 @@ class Sweep:
     def _execute(
         self, trial: Trial, run: PlannedRun, locked: TextIO, launch: Sequence[str], slot: Mapping[str, str]
     ) -> None:
-        is_hopeless = watch(trial, run.folder)
         with locked:
             found = run.finished
-            error = None if found else execute(run, launch, locked, slot, lambda: self._stop.is_set() or is_hopeless())
+            stop = (self._stop.is_set() or is_hopeless for is_hopeless in watch(trial, run.folder))
+            error = None if found else execute(run, launch, locked, slot, lambda: next(stop))
             if results := run.results:
                 score = results["best_score"]
                 trial.study.tell(trial, score, TrialState.FAIL if score is None else None)
@@ -234,25 +230,17 @@ class Sweep:
             self._bar.write(outcome)
 
 
-def watch(trial: Trial, folder: Path) -> Callable[[], bool]:
-    """Return a function that reports the best score after each epoch, as the last checkpoint has it, and asks the
-    pruner whether to stop the run."""
+def watch(trial: Trial, folder: Path) -> Iterator[bool]:
+    """Report the best score of each epoch, as the last checkpoint has it; yield whether the pruner stops the run."""
     reported, next_look = 0, 0.0
-
-    def is_hopeless() -> bool:
-        nonlocal reported, next_look
-        if time.monotonic() < next_look:
-            return False
-        next_look = time.monotonic() + SECONDS_TO_LOOK
-        try:
-            paths = folder.glob("checkpoint-*/trainer_state.json")
-            state = json.loads(max(paths, key=lambda path: path.stat().st_mtime).read_text())
-        except (OSError, ValueError):  # there is none, or it is being written or deleted
-            return False
-        if state["best_metric"] is None or (epoch := round(state["epoch"])) <= reported:
-            return False
-        reported = epoch
-        trial.report(state["best_metric"], epoch)
-        return trial.should_prune()
-
-    return is_hopeless
+    while True:
+        if time.monotonic() >= next_look:
+            next_look = time.monotonic() + SECONDS_TO_LOOK
+            with suppress(OSError, ValueError):  # there is no checkpoint, or it is being written or deleted
+                paths = folder.glob("checkpoint-*/trainer_state.json")
+                state = json.loads(max(paths, key=lambda path: path.stat().st_mtime).read_text())
+                if state["best_metric"] is not None and (epoch := round(state["epoch"])) > reported:
+                    trial.report(state["best_metric"], reported := epoch)
+                    if trial.should_prune():
+                        yield True
+        yield False

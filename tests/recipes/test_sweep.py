@@ -200,7 +200,7 @@ class TestCommandLine:
 
     @pytest.mark.parametrize(("axis", "values"), [("r", ["8", "1.5"]), ("learning_rate", ["1e-3", "fast"])])
     def test_values_that_are_no_numbers(self, tmp_path, axis, values):
-        with pytest.raises(RecipeError, match=f"--{axis} must be a .*number, got '{values[1]}'"):
+        with pytest.raises(RecipeError, match=f"--{axis} must be a .*number above 0, got '{values[1]}'"):
             Sweep(tmp_path, make_runs(tmp_path, Path("glue.py"), {axis: values}, []))
 
 
@@ -616,7 +616,7 @@ def test_a_sweep_of_glue_that_is_killed(tmp_path):
         tmp_path / "out" / "cola" / f"learning_rate=0.001,num_train_epochs={epochs},seed=0" for epochs in (1, 30)
     )
     with subprocess.Popen(whole, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as sweep:
-        wait_for(lambda: evaluations(second) > 6, seconds=120)
+        wait_for(lambda: evaluations(second) > 6, seconds=300)
         for process in [*psutil.Process(sweep.pid).children(recursive=True), sweep]:
             process.kill()
     assert not (second / "results.json").exists(), "it was too fast to be killed"
