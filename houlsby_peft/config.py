@@ -34,7 +34,8 @@ class HoulsbyConfig(PeftConfig):
     """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
     Args:
-        r: Bottleneck size, at least 1. A bottleneck of width d has 2rd + d + r parameters.
+        r: Bottleneck size, at least 1, and at most four times the width of the hidden states or 1,024, whichever is
+            more. A bottleneck of width d has 2rd + d + r parameters.
         activation: Non-linearity between the two projections, a key of transformers' `ACT2FN`.
         dropout: Dropout probability on the bottleneck's branch, in [0, 1). The paper uses none.
         share_layers: 0: a separate bottleneck at each position (the paper). 1: one bottleneck per layer, shared by

@@ -320,7 +320,8 @@ _WAV2VEC2 = (
 )
 
 _CONFORMER_NOTE = "each layer has two feed-forwards, each with its adapter"
-_HYBRID = "the attention and the feed-forward get adapters, a state-space model in their place does not"
+# A state-space model or a convolution gets no adapter.
+_ATTENTION_IN_SOME = "all feed-forwards have adapters, and the attention in the layers that have one"
 _ONE_LAYER = "one physical layer; all layers share its bottlenecks and norms, as they share its weights"
 _EXPERTS = "the adapter follows the whole mixture of experts"
 _NORM_AFTER = "the adapter comes before the norm that follows each sub-layer"
@@ -333,7 +334,7 @@ _DEBERTA_NORM = ("encoder.LayerNorm",)
 # Keys are the `model_type` of transformers' configurations.
 ARCHITECTURES: dict[str, Architecture] = {
     "albert": Architecture("ALBERT", _ALBERT, _ONE_LAYER),
-    "bamba": Architecture("Bamba", _JAMBA, _HYBRID),
+    "bamba": Architecture("Bamba", _JAMBA, _ATTENTION_IN_SOME),
     "bart": Architecture("BART", _BART),
     "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale"),
     "bert": Architecture("BERT", _BERT),
@@ -355,7 +356,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ernie": Architecture("ERNIE", _BERT),
     "esm": Architecture("ESM", _BERT),
     "falcon": Architecture("Falcon", _BLOOM, _MAYBE_PARALLEL),
-    "falcon_h1": Architecture("Falcon-H1", _FALCON_H1, _HYBRID),
+    "falcon_h1": Architecture("Falcon-H1", _FALCON_H1, "the state-space model beside the attention has no adapter"),
     "flaubert": Architecture("FlauBERT", _XLM),
     "gemma": Architecture("Gemma", _LLAMA),
     "gemma2": Architecture("Gemma 2", _LLAMA, _NORM_AFTER),
@@ -374,9 +375,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "instructblip_vision_model": Architecture("InstructBLIP", _BLIP2_VISION),
     "instructblipvideo_qformer": Architecture("InstructBLIP", _QFORMER),
     "instructblipvideo_vision_model": Architecture("InstructBLIP", _BLIP2_VISION),
-    "jamba": Architecture("Jamba", _JAMBA, _HYBRID),
+    "jamba": Architecture("Jamba", _JAMBA, _ATTENTION_IN_SOME),
     "lasr_encoder": Architecture("LASR", _PARAKEET, _CONFORMER_NOTE),
-    "lfm2": Architecture("LFM2", _LFM2, "the attention and the feed-forward get adapters, a convolution does not"),
+    "lfm2": Architecture("LFM2", _LFM2, _ATTENTION_IN_SOME),
     "llama": Architecture("Llama", _LLAMA),
     "longformer": Architecture("Longformer", _BERT),
     "longt5": Architecture("LongT5", _LONGT5),
@@ -393,7 +394,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mpnet": Architecture("MPNet", _MPNET),
     "mt5": Architecture("mT5", _T5),
     "nemotron_asr_streaming_encoder": Architecture("Nemotron ASR", _PARAKEET, _CONFORMER_NOTE),
-    "nemotron_h": Architecture("Nemotron-H", _NEMOTRON_H, _HYBRID),
+    "nemotron_h": Architecture("Nemotron-H", _NEMOTRON_H, "layers that are a state-space model have no adapter"),
     "olmo2": Architecture("OLMo 2", _LLAMA, _NORM_AFTER),
     "opt": Architecture("OPT", _OPT),
     "parakeet_encoder": Architecture("Parakeet", _PARAKEET, _CONFORMER_NOTE),
@@ -425,7 +426,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xlm": Architecture("XLM", _XLM),
     "xlm-roberta": Architecture("XLM-RoBERTa", _BERT),
     "xlm-roberta-xl": Architecture("XLM-RoBERTa-XL", _XLM_ROBERTA_XL),
-    "zamba2": Architecture("Zamba2", _ZAMBA2, _HYBRID),
+    "zamba2": Architecture("Zamba2", _ZAMBA2, "layers that are a state-space model have no adapter"),
 }
 
 # Architectures without a module to wrap, and what to do instead.

@@ -455,12 +455,19 @@ def _is_included(key: str, config: HoulsbyConfig) -> bool:
 
 def _check_layers(candidates: Iterable[Place], config: HoulsbyConfig) -> None:
     asked = config.layers_to_transform
-    last = max((place.layer for place in candidates if place.layer is not None), default=None)
-    highest = max(asked) if isinstance(asked, list) else asked
-    if highest is not None and last is not None and highest > last:
+    layers = {place.layer for place in candidates if place.layer is not None}
+    if asked is None or not layers:
+        return
+    last = max(layers)
+    if (max(asked) if isinstance(asked, list) else asked) > last:
         raise ValueError(
             f"HoulsbyConfig.layers_to_transform must be among this model's layers, 0 to {last}; got {asked!r}. Layers "
             "are counted from 0; None adapts all."
+        )
+    if layers.isdisjoint(asked if isinstance(asked, list) else [asked]):
+        raise ValueError(
+            "HoulsbyConfig.layers_to_transform must name a layer that has a sub-layer to adapt, which are "
+            f"{fold_indices(sorted(layers))} here; got {asked!r}. None adapts them all."
         )
 
 

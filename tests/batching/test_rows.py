@@ -356,7 +356,7 @@ def test_every_architecture_in_any_layout(row):
     """Numbers of rows that divide the length, are equal to it or a multiple, with and without an adapter."""
     model = with_adapters(row.model(), positions=("attention", "feed_forward", "cross_attention"))
     draw = random.Random(0)
-    if row.class_name.startswith("SeamlessM4T"):  # it runs without speech, so that any row may have spoken
+    if row.model_class.startswith("SeamlessM4T"):  # it runs without speech, so that any row may have spoken
         with pytest.raises(AdapterError, match="may belong to any row"):
             outputs(model, row.batch(2), ["one", "two"])
         return

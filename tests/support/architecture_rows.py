@@ -382,6 +382,7 @@ _CONFORMER = {
     "intermediate_size": 24,
     "feature_projection_input_dim": 8,
     "conv_depthwise_kernel_size": 3,
+    "vocab_size": 50,
     "layerdrop": 0.0,
     "apply_spec_augment": False,
 }
@@ -392,6 +393,14 @@ _CONFORMER_ENDS = {
 }
 _SHORTENING_ENDS = {"attention": "self_attn.linear_out", "feed_forward": "ffn.output_dense"}
 _CONFORMER_DROPOUT = ("attention", "feed_forward", "feed_forward 2")
+_WAV2VEC2_BERT: dict[str, Any] = {
+    "norms": 6 * LAYERS,
+    "dropout": _CONFORMER_DROPOUT,
+    "inputs": "mel",
+    "checkpointing": (False,),
+    "inferred": False,
+    "layer": written_out.conformer,
+}
 _SEAMLESS = {
     **_CONFORMER,
     "vocab_size": 50,
@@ -891,19 +900,20 @@ ROWS: dict[str, Row] = {
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
     "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
-    "wav2vec2-bert": Row(
+    "wav2vec2-bert": Row("Wav2Vec2BertModel", _CONFORMER, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT),
+    "wav2vec2-bert:adapter": Row(
         "Wav2Vec2BertModel",
         {**_CONFORMER, "add_adapter": True, "output_hidden_size": 24},
         {"encoder.layers": _CONFORMER_ENDS, "adapter.layers": _SHORTENING_ENDS},
-        norms=6 * LAYERS + 3,
-        dropout=_CONFORMER_DROPOUT,
-        inputs="mel",
-        inferred=False,
-        layer={"encoder.layers": written_out.conformer, "adapter.layers": written_out.shortening},
+        **{
+            **_WAV2VEC2_BERT,
+            "norms": 6 * LAYERS + 3,
+            "layer": {"encoder.layers": written_out.conformer, "adapter.layers": written_out.shortening},
+        },
     ),
     "wav2vec2-conformer": Row(
         "Wav2Vec2ConformerModel",
-        {**_SPEECH, "conv_depthwise_kernel_size": 3},
+        {**_SPEECH, "conv_depthwise_kernel_size": 3, "vocab_size": 50},
         {"encoder.layers": _CONFORMER_ENDS},
         norms=5 * LAYERS,
         dropout=_CONFORMER_DROPOUT,
