@@ -290,8 +290,12 @@ def _infer_list(layers: Mapping[int, _Layer], positions: Collection[str]) -> dic
     found = {index: layer.sub_layers(positions) for index, layer in layers.items() if layer.attentions}
     if len(found) == len(layers):
         return found
+    if "feed_forward" not in positions:
+        return {index: found.get(index, {}) for index in layers}
     every = [layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions]
     parts = {end.output.partition(".")[0] for ends in every for end in ends.values()}
+    if not parts:  # all feed-forwards are excluded
+        return {index: found.get(index, {}) for index in layers}
     for index, layer in layers.items():
         if not layer.attentions:
             has_feed_forward = any(

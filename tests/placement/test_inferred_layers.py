@@ -152,6 +152,11 @@ def test_a_hybrid_gets_the_feed_forwards_of_all_layers_and_the_attention_that_it
     }
 
 
+@pytest.mark.parametrize("options", [{"positions": ("attention",)}, {"exclude_modules": ["net0"]}], ids=str)
+def test_a_hybrid_of_which_only_the_attention_is_adapted(options):
+    assert places_of(Hybrid(), **options) == {"blocks.1.attention.to_out.0": "attention"}
+
+
 def test_a_hybrid_whose_feed_forwards_have_other_names_is_refused():
     with pytest.raises(ValueError, match=r"blocks\.0 has linear modules, such as mixer\.0, but .* a part net0,"):
         find_places(Hybrid(feed_forward="other"), HoulsbyConfig())
