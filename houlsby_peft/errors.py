@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 
+_MOST_CHARACTERS = 300
 TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 _LOG_IN = f"log in with `hf auth login` or set HF_TOKEN ({TOKENS_PAGE})"
 _BY_STATUS = {
@@ -30,6 +31,12 @@ class AdapterError(ValueError):
 
 class HubError(OSError):
     """The Hub cannot be reached or refuses a request. The message is one line with the reason and the remedy."""
+
+
+def shortened(text: str) -> str:
+    """Return a text from outside on one line, cut to what fits into a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + " ..."
 
 
 @contextmanager

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,19 @@ class Source:
     """The file that a configuration was read from, and the settings that were in it.
 
     A copy of a configuration was not read from a file, so a copy of this object is None.
+
+    Args:
+        settings: The settings that decide the adapter's shape.
+        find_weights: Returns the file of the adapter's weights, which may have to be downloaded.
     """
 
     settings: dict[str, Any]
-    weights: Path | None = None
+    find_weights: Callable[[], Path | None] | None = None
+
+    @cached_property
+    def weights(self) -> Path | None:
+        """The file of the adapter's weights, once it is at hand; None if it is unknown."""
+        return self.find_weights() if self.find_weights else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

@@ -18,7 +18,7 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from .weights import missing_message
 
 
@@ -26,7 +26,6 @@ from .weights import missing_message
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 _MAX_CONFIG_BYTES = 1_000_000
-_MAX_MESSAGE = 300
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "text": str,
     "a mapping": dict,
@@ -64,10 +63,7 @@ def read_config(folder: Path) -> HoulsbyConfig:
     _check_patterns(path, fields)
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
         raise AdapterError(missing_weights(folder, [file.name for file in folder.iterdir()]))
-    try:
-        return HoulsbyConfig.from_pretrained(str(folder))
-    except (TypeError, ValueError) as error:
-        raise AdapterError(f"{path} cannot be used: {shortened(str(error))}") from error
+    return HoulsbyConfig.from_pretrained(str(folder))
 
 
 def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
@@ -104,11 +100,6 @@ def missing_weights(where: object, names: Iterable[str]) -> str:
             f"is never read here. Ask its author to save the adapter again, which writes {SAFETENSORS_WEIGHTS_NAME}."
         )
     return missing_message(where)
-
-
-def shortened(text: str) -> str:
-    """Return a text from a file, cut to what fits into a message."""
-    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
 
 
 def _read_json(path: Path) -> dict[str, Any]:

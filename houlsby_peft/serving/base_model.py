@@ -15,9 +15,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft.utils import CONFIG_NAME
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
+from ..checkpoints.untrusted import TOKENIZER_FILES
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors
+from ..errors import AdapterError, HubError, explain_hub_errors, shortened
 from ..heads.tasks import task_of_config
 from .process_state import set_environment, set_verbosity
 
