@@ -39,6 +39,16 @@ def shortened(text: str) -> str:
     return line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + " ..."
 
 
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Check an argument that counts something.
+
+    Raises:
+        ValueError: It is not a whole number, or below the least.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {shortened(repr(value))}.")
+
+
 @contextmanager
 def explain_hub_errors(repo_id: str) -> Iterator[None]:
     """Convert errors of huggingface_hub, of HTTP and of the network into a `HubError` with a message of one line.

@@ -18,7 +18,8 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, shortened
+from ..errors import AdapterError
+from ..errors import shortened as shortened  # which the modules that load these files use as well
 from .weights import missing_message
 
 

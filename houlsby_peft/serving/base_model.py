@@ -15,9 +15,9 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft.utils import CONFIG_NAME
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.untrusted import TOKENIZER_FILES
+from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors, shortened
+from ..errors import AdapterError, HubError, explain_hub_errors
 from ..heads.tasks import task_of_config
 from .process_state import set_environment, set_verbosity
 
@@ -83,7 +83,15 @@ def load_tokenizer(
     source = str(folder) if own else base_name or _recorded_base(folder, config)
     revision = config.revision if source == config.base_model_name_or_path else None
     with _explain_errors(f"The tokenizer of {source}"):
-        return AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
+        longest = tokenizer.model_max_length
+        if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
+            raise AdapterError(
+                f"The tokenizer of {source} must have a number of at least 1 as model_max_length in "
+                f"{TOKENIZER_FILES[1]}; got {shortened(repr(longest))}. Correct it there."
+            )
+        tokenizer("a", "b")  # some malformed files are noticed only now
+    return tokenizer
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
@@ -116,8 +124,17 @@ def _explain_errors(what: str) -> Iterator[None]:
             yield
     except (HubError, AdapterError):
         raise
-    except Exception as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+    except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+        if not is_from_libraries(error):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        for word, rule in _RULES.items():
-            reason = rule if word in reason else reason
-        raise AdapterError(f"{what} cannot be loaded: {shortened(reason)}") from error
+        if rule := next((rule for word, rule in _RULES.items() if word in reason), None):
+            raise AdapterError(f"{what} cannot be loaded: {rule}.") from error
+        raise AdapterError(
+            f"{what} cannot be loaded: {shortened(reason)}. Save it again, or download it again if it is on the Hub."
+        ) from error
+
+
+def is_from_libraries(error: BaseException) -> bool:
+    """Return whether an error may come from code below: a panic of tokenizers, for example, is not an `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
