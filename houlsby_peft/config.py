@@ -18,6 +18,7 @@ from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .bottleneck import PAPER_INIT_STD
+from .checkpoints.downloads import describe_damage_in_cache
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import find_weights, refuse_pickle
 from .errors import AdapterError, explain_hub_errors, shortened
@@ -154,7 +155,9 @@ class HoulsbyConfig(PeftConfig):
         except AdapterError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # also those of JSON
-            raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {shortened(str(error))}") from error
+            options = {name: kwargs[name] for name in ("revision", "cache_dir") if name in kwargs}
+            damage = describe_damage_in_cache(str(pretrained_model_name_or_path), CONFIG_NAME, **options)
+            raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {shortened(str(error))}{damage}") from error
         if isinstance(config, cls):  # PEFT returns another class for the file of another method
             find = partial(find_weights, pretrained_model_name_or_path, subfolder, kwargs)
             config._mark_as_loaded(config.record or AdapterRecord(), find)

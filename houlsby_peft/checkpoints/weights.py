@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import explain_hub_errors
 from ..registration import PREFIX
+from .downloads import describe_damage
 
 
 # What PEFT puts before the names of modules in a file.
@@ -94,7 +95,7 @@ def check_file(file: Path, expected: Mapping[str, torch.Size]) -> None:
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"An adapter's weights must be in a complete safetensors file; {file} ({file.stat().st_size:,} bytes) "
-            f"cannot be read: {error}. Download or save it again."
+            f"cannot be read: {error}. Download or save it again.{describe_damage(file.parent)}"
         ) from error
     missing = {name: shape for name, shape in expected.items() if name not in found}
     unknown = {name: shape for name, shape in found.items() if name not in expected}

@@ -196,7 +196,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
     norms = {True: "trained in the adapted layers", False: "frozen", "all": "trained in the whole model"}
     return drop_empty(
         [
-            (Markdown("bottleneck size `r`"), f"{config.r}{exceptions}"),
+            (Markdown("bottleneck size `r`", "bottleneck size r"), f"{config.r}{exceptions}"),
             ("non-linearity", config.activation),
             ("bottlenecks", f"{bottlenecks}: {shared}"),
             ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
@@ -216,7 +216,10 @@ def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
     base_config = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.base_config.items())
     return drop_empty(
         [
-            ("name", link(base_model, f"https://huggingface.co/{base_model}")),
+            (
+                "name",
+                link(base_model, f"https://huggingface.co/{base_model}") if is_repo_id(base_model) else base_model,
+            ),
             ("revision", code(config.revision) if config.revision else ""),
             ("configuration", base_config),
             ("first weights of the fingerprint", ", ".join(f"{value:g}" for value in facts.base_weights[:4])),

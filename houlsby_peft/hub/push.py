@@ -266,13 +266,25 @@ def _suggest_retry(
         command += _flag("--metadata", [json.dumps(dict(metadata), default=str)] if metadata else [])
         command += _flag("--message", [message] if message != _MESSAGE else [])
         kind = HubError if isinstance(error, HubError) else AdapterError
-        raise kind(f"{error} The adapter's folder is {folder}. To try again: {shlex.join(command)}") from error
+        raise kind(
+            f"{error} The adapter's folder is {folder}. To try again: {' '.join(map(_quote, command))}"
+        ) from error
 
 
 def _flag(name: str, values: Sequence[str]) -> list[str]:
     if any(value.startswith("-") for value in values):  # would be taken for flags
         return [f"{name}={value}" for value in values]
     return [name, *values] if values else []
+
+
+def _quote(argument: str) -> str:
+    """Quote an argument for a shell on one line; bash and zsh read control characters in $'...'."""
+    if argument.isprintable():
+        return shlex.quote(argument)
+    characters = (
+        f"\\{c}" if c in "\\'" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in argument
+    )
+    return f"$'{''.join(characters)}'"
 
 
 def _write_json(run: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel
 
+from ..checkpoints.downloads import describe_damage
 from ..checkpoints.fingerprint import wrong_base_message
 from ..checkpoints.untrusted import (
     TOKENIZER_FILES,
@@ -167,4 +168,5 @@ def _name_adapter_in_errors(name: str | os.PathLike[str], folder: Path) -> Itera
         yield
     except AdapterError as error:
         message = str(error) if folder == Path(name) else str(error).replace(str(folder), str(name))
-        raise AdapterError(message if str(name) in message else f"{name}: {message}") from error
+        message = message if str(name) in message else f"{name}: {message}"
+        raise AdapterError(message + describe_damage(folder)) from error
