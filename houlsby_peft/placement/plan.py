@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,8 @@ from .places import Place, find_places, fold_places, output_width
 # Convolutions have their channels before this many spatial dimensions.
 _SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
 
+# The names of heads that PEFT adds to `modules_to_save` for some task types, whatever the model.
+_HEADS_OF_PEFT = {"classifier", "score", "qa_outputs"}
 # The parts that tuner layers and trained heads add to the names of a model's weights.
 _ADDED_PARTS = (
     "base_layer",
@@ -72,6 +75,7 @@ class Plan:
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place)
         self._model = model
+        _check_names_match(model, config)
         ends = list(self.bottlenecks.values())
         self.base = fingerprint(model, [self.reference(place) for place in ends[:1] + ends[-1:]])
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
@@ -213,6 +217,37 @@ def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_l
         key: first_of_group.setdefault((place.stack, (place.layer or 0) // share_layers, widths[key]), key)
         for key, place in places.items()
     }
+
+
+def _check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
+    """Refuse names in a new adapter's configuration that no module has: they are typing errors.
+
+    PEFT accepts a list of names if one of them matches, and has no rule for `rank_pattern`.
+    """
+    if config.is_loaded:
+        return
+    names = [key for key, _ in base_modules(model)]
+    targets, saved, ranks = config.target_modules, config.modules_to_save, config.rank_pattern
+    unknown: dict[str, list[str]] = {"target_modules": [], "modules_to_save": [], "rank_pattern": []}
+    if isinstance(targets, list):
+        unknown["target_modules"] = [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)]
+    if saved:
+        ends = set(saved) - _HEADS_OF_PEFT
+        unknown["modules_to_save"] = sorted(end for end in ends if not any(key.endswith(end) for key in names))
+    if ranks:
+        # Some layers of an adapter may be left out, as `prune` does.
+        whole = replace(config, layers_to_transform=None, layers_pattern=None)
+        places = [key for key, place in find_places(model, whole).items() if not place.is_norm]
+        unknown["rank_pattern"] = [
+            name for name in ranks if all(get_pattern_key([name], key) == key for key in places)
+        ]
+    for field, ends_of_none in unknown.items():
+        if ends_of_none:
+            what = "places of bottlenecks" if field == "rank_pattern" else "modules"
+            raise ValueError(
+                f"HoulsbyConfig.{field} must name {what} in the model; {type(model).__name__} has none that match "
+                f"{', '.join(map(repr, ends_of_none))}. print(houlsby_peft.placement_map(model)) shows the places."
+            )
 
 
 def _check_is_called(model: nn.Module, key: str) -> None:
