@@ -349,7 +349,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     ),
     "trainable_token_indices": (
         lambda value: not value or _are_tokens(value),
-        "a list of token ids, or a dict from names of embedding modules to such lists",
+        "a list of different tokens of the model, or a dict from names of embedding modules to such lists",
         "For example [100, 101]",
     ),
     "id2label": (

@@ -49,6 +49,32 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}; got {shortened(repr(value))}.")
 
 
+def check_bytes(name: str, value: object) -> None:
+    """Check an argument that is a size in bytes.
+
+    Raises:
+        ValueError: It is not a number of at least 0.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0:
+        raise ValueError(f"{name} must be a number of bytes, at least 0; got {shortened(repr(value))}.")
+
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], rule: str) -> None:
+    """Check the type of an argument.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        kinds: The types that it may have.
+        rule: These types in words, and how to get one.
+
+    Raises:
+        TypeError: It has another type.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {rule}; got {shortened(repr(value))}.")
+
+
 @contextmanager
 def explain_hub_errors(repo_id: str) -> Iterator[None]:
     """Convert errors of huggingface_hub, of HTTP and of the network into a `HubError` with a message of one line.

@@ -8,7 +8,7 @@ from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_pe
 
 from .checkpoints.fingerprint import compare_fingerprints
 from .config import SHAPE_FIELDS, HoulsbyConfig
-from .errors import AdapterError
+from .errors import AdapterError, check_kind
 from .registration import PREFIX
 
 
@@ -21,9 +21,11 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         adapter_name: Name of the adapter to initialize.
 
     Raises:
+        TypeError: `model` is not a `PeftModel`.
         ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
         AdapterError: The saved adapter uses another method, has other options, or was trained on another base model.
     """
+    check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
     path = os.fspath(name_or_path)
     config = model.peft_config.get(adapter_name)
     if not isinstance(config, HoulsbyConfig):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
@@ -22,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.untrusted import TOKENIZER_FILES, read_config
 from ..config import HoulsbyConfig
-from ..errors import TOKENS_PAGE, AdapterError, HubError, explain_hub_errors
+from ..errors import TOKENS_PAGE, AdapterError, HubError, check_kind, explain_hub_errors
 from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
@@ -78,6 +79,11 @@ def push_to_hub(
 
     Both messages name the adapter's folder and the command to try again.
     """
+    check_kind("adapter", adapter, (PeftModel, str, os.PathLike), "a PeftModel or the folder of a saved adapter")
+    check_kind("repo_id", repo_id, str, "user/name, or name for the user of the token")
+    check_kind("metadata", metadata, (Mapping, NoneType), "a mapping such as {'license': 'mit'}")
+    kinds = (str, os.PathLike, Mapping, Sequence, NoneType)
+    check_kind("results", results, kinds, "a results.json of a run, as a file or a mapping, or a list of them")
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
     with _suggest_retry(folder, repo_id, private, base_model, results, example, metadata, message):
         files = _find_files(folder)

@@ -66,16 +66,22 @@ class Plan:
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
         self.config = config
+        _check_names_match(model, config)
         self.places = find_places(model, config)
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
+        if not self.bottlenecks:
+            raise ValueError(
+                f"An adapter needs a bottleneck somewhere; {type(model).__name__} has none outside of "
+                f"exclude_modules={config.exclude_modules!r} and inside of layers_to_transform="
+                f"{config.layers_to_transform!r} with layers_pattern={config.layers_pattern!r}. Leave them out."
+            )
         self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
         for key, place in self.places.items():
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place)
         self._model = model
-        _check_names_match(model, config)
         ends = list(self.bottlenecks.values())
         self.base = fingerprint(model, [self.reference(place) for place in ends[:1] + ends[-1:]])
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.

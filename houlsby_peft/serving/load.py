@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
+from types import NoneType
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
@@ -24,7 +25,7 @@ from ..checkpoints.untrusted import (
     read_config,
 )
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, explain_hub_errors
+from ..errors import AdapterError, check_kind, explain_hub_errors
 from ..heads.tasks import Task, task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer
 from ..placement.plan import Plan
@@ -67,7 +68,16 @@ def load(
         AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the adapter was trained on
             another base model, or the given base model already holds adapters, or one of this name.
         HubError: A repository does not exist, is private or cannot be reached.
+        TypeError, ValueError: An argument is not of the kind described above.
     """
+    check_kind("beside", beside, (Predictor, NoneType), "what houlsby_peft.load returned for another adapter")
+    base_kinds = (PreTrainedModel, str, os.PathLike, NoneType)
+    check_kind("base_model", base_model, base_kinds, "a model of transformers, without PEFT, or its name or folder")
+    check_kind("dtype", dtype, (torch.dtype, NoneType), "a dtype such as torch.bfloat16")
+    try:
+        device = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cuda:0'; got {device!r}.") from error
     folder = find_folder(name_or_path, revision, token)
     with _name_adapter_in_errors(name_or_path, folder):
         config = read_config(folder)

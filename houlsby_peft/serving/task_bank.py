@@ -20,7 +20,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from ..batching import forget_batches
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, check_count, shortened
+from ..errors import AdapterError, check_bytes, check_count, shortened
 from ..layer import HoulsbyTunerLayer
 from .load import find_folder, load
 from .predictor import Input, Predictor, check_inputs, cut_arguments, explain_prediction_errors
@@ -62,7 +62,7 @@ class TaskBank:
                 "TaskBank needs a dict from the names of tasks to the folders of their adapters, or to their names on "
                 f"the Hub; got {shortened(repr(adapters))}."
             )
-        check_count("max_bytes", max_bytes, least=0)
+        check_bytes("max_bytes", max_bytes)
         self._sources = dict(adapters)
         self._options: dict[str, Any] = {"base_model": base_model, "token": token, "device": device, "dtype": dtype}
         self._max_bytes = max_bytes
