@@ -1,4 +1,4 @@
-"""Errors about what comes from outside: files written by others, the Hub, HTTP and the network."""
+"""Errors about what comes from outside: arguments, files written by others, the Hub, HTTP and the network."""
 
 from __future__ import annotations
 
