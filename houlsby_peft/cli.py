@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import AdapterError, HubError
-
 
 if TYPE_CHECKING:
     from .serving.predictor import Input
@@ -24,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _make_parser().parse_args(arguments)
     try:
         options.run(options)
-    except (AdapterError, HubError, ValueError) as error:
+    except (OSError, ValueError) as error:  # HubError and AdapterError are such
         sys.exit(f"error: {error}")
 
 

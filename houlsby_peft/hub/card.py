@@ -126,12 +126,15 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         old: Files of older cards. If several contain a section that was written by hand, the last one's is kept.
 
     Raises:
-        AdapterError: The metadata of an old card are not valid YAML.
+        AdapterError: An old card is not text, or its metadata are not valid YAML.
     """
     data: CardData = card.data
     body = card.text.lstrip("\n")
     for path in old:
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise AdapterError(f"{path} must be text in UTF-8: {error}. Repair or remove it.") from error
         if is_template(text):
             continue
         try:
