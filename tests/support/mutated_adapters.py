@@ -16,9 +16,8 @@ import torch
 from safetensors.torch import load, save
 
 
-CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG, CARD = (
-    "adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md",
-)  # fmt: skip
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 Files = dict[str, bytes]
 
 # Markdown, HTML, YAML and Jinja that would change a page if it were not escaped, and texts that are no names at all.

@@ -58,6 +58,11 @@ ADAPTERS: tuple[tuple[Any, dict[str, Any]], ...] = (
     (AutoModelForQuestionAnswering, {"task_type": "QUESTION_ANS", "rank_pattern": {"attention.output.dropout": 2}}),
 )  # fmt: skip
 LIMIT = 2.0
+# What is to be done, or which values are right.
+_REMEDY = re.compile(
+    r"\b(Save|save|Download|Check|Load|load|Give|give|Use|use|Leave|Choose|Correct|Train|Ask|Replace|Add|Set|Repair|Remove"
+    r"|Name|delete|For example|The paper|None|True|False|PEFT fills|0 shares|An adapter follows)\b"
+)
 
 
 class Original:
@@ -210,6 +215,8 @@ class Case:
             self.problems.append(f"{way}: {type(error).__name__}: {message[:300]} at {trace[-600:]}")
         if "\n" in message or "\r" in message or len(message) > 1500:
             self.problems.append(f"{way}: not one line of at most 1,500 characters: {message[:300]!r}")
+        if not _REMEDY.search(message):
+            self.problems.append(f"{way}: gives no remedy: {message[:300]}")
         names = (self.folder.name, *self.files, CONFIG, WEIGHTS, "tokenizer")
         if not any(name in message for name in names):
             self.problems.append(f"{way}: names no file: {message[:300]}")
