@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import index
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from .checkpoints.weights import FILE_PREFIX
 from .config import HoulsbyConfig
-from .errors import check_count, check_kind
+from .errors import check_kind, shortened
 from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
 from .model import HoulsbyModel
 from .placement.places import Place, find_places
@@ -123,10 +124,10 @@ def _houlsby_configs(base: nn.Module) -> dict[str, HoulsbyConfig]:
 
 
 def _as_indices(layers: Iterable[int]) -> set[int]:
-    check_kind("layers", layers, Iterable, "indices of layers, such as [0, 1]")
-    for layer in (indices := list(layers)):
-        check_count("layers must be indices of layers: each", layer, least=0)
-    return set(indices)
+    try:
+        return set(map(index, layers))
+    except TypeError:
+        raise TypeError(f"layers must be indices of layers, such as [0, 1]; got {shortened(repr(layers))}.") from None
 
 
 def _adapted_layers(places: dict[str, Place]) -> set[int]:
