@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import index
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from .checkpoints.weights import FILE_PREFIX
 from .config import HoulsbyConfig
+from .errors import check_kind, shortened
 from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
 from .model import HoulsbyModel
 from .placement.places import Place, find_places
@@ -42,7 +44,7 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
     places = {
         key: place for config in _houlsby_configs(model).values() for key, place in find_places(model, config).items()
     }
-    removed = _select_layers(places, set(layers))
+    removed = _select_layers(places, _as_indices(layers))
     modules = [
         module
         for key, place in removed.items()
@@ -82,7 +84,8 @@ def prune(
         ValueError: `adapter_name` is taken, `source` is not a Houlsby adapter of the model, the source has no
             bottleneck in one of the layers, or no bottleneck would remain.
     """
-    base, layers = model.get_base_model(), set(layers)
+    check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
+    base, layers = model.get_base_model(), _as_indices(layers)
     configs = _houlsby_configs(base)
     if adapter_name in model.peft_config or source not in configs:
         raise ValueError(
@@ -118,6 +121,13 @@ def _houlsby_configs(base: nn.Module) -> dict[str, HoulsbyConfig]:
     """Return the configurations of the Houlsby adapters of a model, which may have adapters of other methods too."""
     configs = getattr(base, "peft_config", {})
     return {name: config for name, config in configs.items() if isinstance(config, HoulsbyConfig)}
+
+
+def _as_indices(layers: Iterable[int]) -> set[int]:
+    try:
+        return set(map(index, layers))
+    except TypeError:
+        raise TypeError(f"layers must be indices of layers, such as [0, 1]; got {shortened(repr(layers))}.") from None
 
 
 def _adapted_layers(places: dict[str, Place]) -> set[int]:

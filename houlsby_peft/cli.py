@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import AdapterError, HubError
-
 
 if TYPE_CHECKING:
     from .serving.predictor import Input
@@ -24,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _make_parser().parse_args(arguments)
     try:
         options.run(options)
-    except (AdapterError, HubError, ValueError) as error:
+    except (OSError, ValueError) as error:  # HubError and AdapterError are such
         sys.exit(f"error: {error}")
 
 
@@ -95,6 +93,7 @@ def _info(options: argparse.Namespace) -> None:
 
     from .checkpoints.untrusted import check_weights, read_config
     from .hub.card import adapter_rows, base_rows
+    from .hub.markdown import one_line
     from .serving.load import find_folder
 
     folder = find_folder(options.adapter, options.revision)
@@ -103,7 +102,7 @@ def _info(options: argparse.Namespace) -> None:
     rows = adapter_rows(config, sizes, (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size, total=None)
     base = base_rows(config, config.base_model_name_or_path or "")
     for name, value in [*rows, *((f"base model: {name}", value) for name, value in base)]:
-        print(f"{name.replace('`', ''):<34}  {' '.join(value.split())}")
+        print(f"{one_line(name):<34}  {one_line(value)}")
 
 
 def _predict(options: argparse.Namespace) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import InitVar, asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +18,10 @@ from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .bottleneck import PAPER_INIT_STD
+from .checkpoints.downloads import describe_damage_in_cache
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import find_weights, refuse_pickle
+from .errors import AdapterError, explain_hub_errors, shortened
 from .registration import houlsby_peft_type
 
 
@@ -104,17 +111,22 @@ class HoulsbyConfig(PeftConfig):
         # JSON has no tuples and only text as keys, and a single name is often written bare.
         names: Any = self.positions
         self.positions = tuple(names) if isinstance(names, (list, tuple, set)) else (names,)
-        self.rank_pattern = dict(self.rank_pattern or {})
+        self.rank_pattern = {} if self.rank_pattern is None else copy.copy(self.rank_pattern)
         for name in ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"):
             value = getattr(self, name)
             if isinstance(value, (tuple, set, frozenset, range)):
-                setattr(self, name, list(value) if isinstance(value, tuple) else sorted(value))
+                setattr(self, name, list(value) if isinstance(value, tuple) else sorted(value, key=str))
         if isinstance(self.modules_to_save, list):  # which PEFT extends with the names of heads
             self.modules_to_save = list(self.modules_to_save)
         if isinstance(self.id2label, dict):
             self.id2label = numbered(self.id2label)
         self._check()
         if recorded is not None or base_fingerprint is not None:
+            if not isinstance(recorded, (dict, type(None))):
+                raise ValueError(
+                    "HoulsbyConfig.recorded must be the record from an adapter's file; got "
+                    f"{shortened(repr(recorded))}. Leave it out."
+                )
             self._mark_as_loaded(AdapterRecord.from_dict(recorded or {"base": base_fingerprint}))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -135,12 +147,30 @@ class HoulsbyConfig(PeftConfig):
             kwargs: Further arguments of PEFT's method, such as `revision`, `token` and `cache_dir`.
 
         Raises:
-            ValueError: A value breaks its rule, or the adapter's weights are in a pickled file only.
+            AdapterError: The file is not valid JSON, or a value breaks its rule.
+            ValueError: The folder holds no configuration, or its weights are in a pickled file only.
+            HubError: The repository does not exist, is private, or can neither be reached nor is in the cache.
+
+        The weights are not downloaded before the adapter is added to a model.
         """
-        weights = find_weights(pretrained_model_name_or_path, subfolder, kwargs)
-        config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        path = Path(pretrained_model_name_or_path, subfolder or "")
+        if path.is_dir():
+            refuse_pickle(path)
+        try:
+            with nullcontext() if path.is_dir() else explain_hub_errors(str(pretrained_model_name_or_path)):
+                config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        except AdapterError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # also those of JSON
+            options = {name: kwargs[name] for name in ("revision", "cache_dir") if name in kwargs}
+            damage = describe_damage_in_cache(str(pretrained_model_name_or_path), CONFIG_NAME, **options)
+            reason = shortened(str(error))
+            if type(error) is not ValueError:  # which our rules raise, with a remedy
+                reason = f"{type(error).__name__}: {reason.rstrip('.')}. Save or download the adapter again."
+            raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {reason}{damage}") from error
         if isinstance(config, cls):  # PEFT returns another class for the file of another method
-            config._mark_as_loaded(config.record or AdapterRecord(), weights)
+            find = partial(find_weights, pretrained_model_name_or_path, subfolder, kwargs)
+            config._mark_as_loaded(config.record or AdapterRecord(), find)
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
@@ -194,8 +224,8 @@ class HoulsbyConfig(PeftConfig):
             changes = {**head, **changes}
         return replace(self, **changes)
 
-    def _mark_as_loaded(self, record: AdapterRecord, weights: Path | None = None) -> None:
-        record.source = Source(self._shape_settings(), weights)
+    def _mark_as_loaded(self, record: AdapterRecord, find_weights: Callable[[], Path | None] | None = None) -> None:
+        record.source = Source(self._shape_settings(), find_weights)
         self.record = record
 
     def _shape_settings(self) -> dict[str, Any]:
@@ -203,13 +233,18 @@ class HoulsbyConfig(PeftConfig):
 
     def _check(self) -> None:
         for name, (is_valid, rule, remedy) in _RULES.items():
+            if not is_valid(getattr(self, name)):
+                raise ValueError(_message(self, name, rule, remedy))
+        for name, is_valid, rule, remedy in _JOINT_RULES:
             if not is_valid(self):
-                raise ValueError(
-                    f"HoulsbyConfig.{name} must be {rule.format(self)}; got {getattr(self, name)!r}. {remedy}."
-                )
+                raise ValueError(_message(self, name, rule.format(self), remedy))
 
 
-def _is_int(value: Any, least: int) -> bool:
+def _message(config: HoulsbyConfig, name: str, rule: str, remedy: str) -> str:
+    return f"HoulsbyConfig.{name} must be {rule}; got {shortened(repr(getattr(config, name)))}. {remedy}."
+
+
+def _is_int(value: Any, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -217,97 +252,163 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value is text that files and terminals accept, unlike half of a surrogate pair."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        return _is_name(value) and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_item, value))
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or _is_list(value, _is_name) or _is_pattern(value)
+
+
+def _are_tokens(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_name(name) and _is_list(tokens, _is_int) for name, tokens in value.items())
+    return value is None or _is_list(value, _is_int)
+
+
 def _are_labels(value: Any) -> bool:
-    numbers_from_0 = isinstance(value, dict) and set(value) == set(range(len(value)))
-    return numbers_from_0 and bool(value) and all(isinstance(name, str) for name in value.values())
+    numbers_from_0 = isinstance(value, dict) and bool(value) and set(value) == set(range(len(value)))
+    return value is None or (numbers_from_0 and all(map(_is_text, value.values())))
 
 
-def _are_layers(value: Any) -> bool:
-    several = isinstance(value, list) and bool(value) and all(_is_int(layer, 0) for layer in value)
-    return value is None or _is_int(value, 0) or several
-
-
-# Each field's check, its rule (a format string that may name other fields), and what to do.
-_RULES: dict[str, tuple[Callable[[HoulsbyConfig], bool], str, str]] = {
-    "r": (lambda c: _is_int(c.r, 1), "a whole number of at least 1", "The paper uses 8 to 256"),
+# Each field's check, its rule and what to do.
+_RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "r": (lambda r: _is_int(r, 1), "a whole number of at least 1", "The paper uses 8 to 256"),
     "activation": (
-        lambda c: isinstance(c.activation, str) and c.activation in ACT2FN,
+        lambda name: isinstance(name, str) and name in ACT2FN,
         "a key of transformers' ACT2FN",
         f"Choose one of {', '.join(sorted(ACT2FN))}",
     ),
     "dropout": (
-        lambda c: _is_number(c.dropout) and 0 <= c.dropout < 1,
+        lambda value: _is_number(value) and 0 <= value < 1,
         "a probability in [0, 1)",
         "The paper uses 0",
     ),
-    "init_std": (
-        lambda c: _is_number(c.init_std) and c.init_std >= 0,
-        "a number of at least 0",
-        "The paper uses 0.01; 0 starts as the exact identity",
-    ),
-    "train_layer_norm": (
-        lambda c: c.train_layer_norm in (True, False, "all") and not _is_int(c.train_layer_norm, 0),
-        "True, False or 'all'",
-        "True trains the norms of the adapted layers",
-    ),
     "share_layers": (
-        lambda c: _is_int(c.share_layers, 0),
+        _is_int,
         "a whole number of at least 0",
         "0 shares nothing, 1 within a layer, k across k consecutive layers",
     ),
+    "init_std": (
+        lambda value: _is_number(value) and 0 <= value < 1e6,
+        "a number of at least 0 and below a million",
+        "The paper uses 0.01; 0 starts as the exact identity",
+    ),
+    "train_layer_norm": (
+        lambda value: _is_bool(value) or (isinstance(value, str) and value == "all"),
+        "True, False or 'all'",
+        "True trains the norms of the adapted layers",
+    ),
+    "init_weights": (_is_bool, "True or False", "True initializes as the paper does; no other ways are known"),
     "positions": (
-        lambda c: bool(c.positions) and set(c.positions) <= set(POSITIONS),
+        lambda names: bool(names) and all(isinstance(name, str) and name in POSITIONS for name in names),
         f"one or more of {POSITIONS}",
         "The paper uses ('attention', 'feed_forward')",
     ),
     "target_modules": (
-        lambda c: c.target_modules != "all-linear",
-        "a list of name suffixes or a regular expression",
+        lambda value: _are_names(value) and value != "all-linear",
+        "a non-empty list of name suffixes or a regular expression",
         "An adapter follows a sub-layer, not each of its linear layers; None finds the places",
     ),
-    "rank_pattern": (
-        lambda c: (
-            all(_is_int(size, 1) for size in c.rank_pattern.values()) and not (c.rank_pattern and c.share_layers)
-        ),
-        "a dict from names to whole numbers of at least 1, and empty where bottlenecks are shared (here "
-        "share_layers={0.share_layers})",
-        "For example {'attention.output.dropout': 8} with share_layers=0",
+    "exclude_modules": (
+        lambda value: not value or _are_names(value),
+        "a list of name suffixes or a regular expression",
+        "None excludes nothing",
     ),
     "layers_to_transform": (
-        lambda c: _are_layers(c.layers_to_transform),
+        lambda value: value is None or _is_int(value) or _is_list(value, _is_int),
         "None, a layer's index, or a non-empty list of indices, counted from 0",
         "None adapts all layers",
     ),
     "layers_pattern": (
-        lambda c: c.layers_to_transform is not None or not c.layers_pattern,
-        "given together with layers_to_transform",
-        "Add layers_to_transform, or drop layers_pattern",
+        lambda value: not value or _is_pattern(value) or _is_list(value, _is_pattern),
+        "the name of a list of layers, or a list of such names, as regular expressions",
+        "None means any list",
+    ),
+    "rank_pattern": (
+        lambda sizes: (
+            isinstance(sizes, dict) and all(map(_is_pattern, sizes)) and all(_is_int(r, 1) for r in sizes.values())
+        ),
+        "a dict from names or regular expressions to whole numbers of at least 1",
+        "For example {'attention.output.dropout': 8}",
     ),
     "modules_to_save": (
-        lambda c: (
-            c.modules_to_save is None
-            or (
-                (isinstance(c.modules_to_save, list) and all(isinstance(name, str) for name in c.modules_to_save))
-                and not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS)
-            )
-        ),
-        "None or a list of module names, and not empty if task_type is one whose head PEFT always trains (here "
-        "{0.task_type})",
-        "Leave task_type out to train no head",
+        lambda value: value is None or value == [] or _is_list(value, _is_name),
+        "None or a list of module names",
+        "For example ['pooler']; None trains a newly initialized head",
+    ),
+    "trainable_token_indices": (
+        lambda value: not value or _are_tokens(value),
+        "a list of different tokens of the model, or a dict from names of embedding modules to such lists",
+        "For example [100, 101]",
     ),
     "id2label": (
-        lambda c: c.id2label is None or _are_labels(c.id2label),
+        _are_labels,
         "a dict from every number from 0 on to a name",
         "For example {0: 'negative', 1: 'positive'}",
     ),
     "problem_type": (
-        lambda c: c.problem_type in (None, *PROBLEM_TYPES),
+        lambda value: value is None or (isinstance(value, str) and value in PROBLEM_TYPES),
         f"one of {PROBLEM_TYPES}",
         "None uses the base model's configuration",
     ),
-    "two_layer_head": (
-        lambda c: isinstance(c.two_layer_head, bool),
-        "True or False",
-        "True gives the head a hidden layer",
+    "two_layer_head": (_is_bool, "True or False", "True gives the head a hidden layer"),
+    # These are PEFT's, which does not check them.
+    "base_model_name_or_path": (
+        lambda value: value is None or isinstance(value, (str, os.PathLike)),
+        "the name or the folder of the base model",
+        "PEFT fills it in",
+    ),
+    "revision": (
+        lambda value: value is None or isinstance(value, str),
+        "a branch, tag or commit of the base model",
+        "None is its newest commit",
+    ),
+    "inference_mode": (_is_bool, "True or False", "False trains the adapter"),
+    "auto_mapping": (
+        lambda value: value is None or isinstance(value, dict),
+        "the dict that PEFT has saved, or None",
+        "PEFT fills it in",
     ),
 }
+# What fields must be together: the field to name, the check, the rule (a format string), and what to do.
+_JOINT_RULES: tuple[tuple[str, Callable[[HoulsbyConfig], bool], str, str], ...] = (
+    (
+        "rank_pattern",
+        lambda c: not (c.rank_pattern and c.share_layers),
+        "empty where bottlenecks are shared (here share_layers={0.share_layers})",
+        "Leave it out, or set share_layers=0",
+    ),
+    (
+        "layers_pattern",
+        lambda c: c.layers_to_transform is not None or not c.layers_pattern,
+        "given together with layers_to_transform",
+        "Add layers_to_transform, or drop layers_pattern",
+    ),
+    (
+        "modules_to_save",
+        lambda c: not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS),
+        "not empty if task_type is one whose head PEFT always trains (here {0.task_type})",
+        "Leave task_type out to train no head",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Errors about what comes from outside: files written by others, the Hub, HTTP and the network."""
+"""Errors about what comes from outside: arguments, files written by others, the Hub, HTTP and the network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 
+_MOST_CHARACTERS = 300
 TOKENS_PAGE = "https://huggingface.co/settings/tokens"
 _LOG_IN = f"log in with `hf auth login` or set HF_TOKEN ({TOKENS_PAGE})"
 _BY_STATUS = {
@@ -30,6 +31,48 @@ class AdapterError(ValueError):
 
 class HubError(OSError):
     """The Hub cannot be reached or refuses a request. The message is one line with the reason and the remedy."""
+
+
+def shortened(text: str) -> str:
+    """Return a text from outside on one line, cut to what fits into a message."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + " ..."
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Check an argument that counts something.
+
+    Raises:
+        ValueError: It is not a whole number, or below the least.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}; got {shortened(repr(value))}.")
+
+
+def check_bytes(name: str, value: object) -> None:
+    """Check an argument that is a size in bytes.
+
+    Raises:
+        ValueError: It is not a number of at least 0.
+    """
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0:
+        raise ValueError(f"{name} must be a number of bytes, at least 0; got {shortened(repr(value))}.")
+
+
+def check_kind(name: str, value: object, kinds: type | tuple[type, ...], rule: str) -> None:
+    """Check the type of an argument.
+
+    Args:
+        name: Its name.
+        value: Its value.
+        kinds: The types that it may have.
+        rule: These types in words, and how to get one.
+
+    Raises:
+        TypeError: It has another type.
+    """
+    if not isinstance(value, kinds):
+        raise TypeError(f"{name} must be {rule}; got {shortened(repr(value))}.")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from peft import PeftModel
 from torch import nn
 
 from .batching import select_rows
+from .errors import check_bytes, check_kind
 from .layer import HoulsbyTunerLayer, is_inside
 from .registration import PREFIX
 
@@ -52,11 +53,14 @@ class FrozenPrefix:
         index: Index of the lowest trained layer, which is also the number of frozen layers.
 
     Raises:
+        TypeError: `model` is not a `PeftModel`.
         ValueError: No layer below the lowest trained layer is frozen, the trained adapters are not in a single list
             of layers, or the weights that identify a folder are offloaded.
     """
 
     def __init__(self, model: PeftModel, max_bytes: int = 4 * 10**9, folder: Path | None = None) -> None:
+        check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
+        check_bytes("max_bytes", max_bytes)
         base: Any = model.get_base_model()
         layers_name, self.index = _find_lowest_trained_layer(base)
         layers = base.get_submodule(layers_name)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
-from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from .checkpoints.fingerprint import compare_fingerprints
+from .checkpoints.weights import find_weights
 from .config import SHAPE_FIELDS, HoulsbyConfig
-from .errors import AdapterError
+from .errors import AdapterError, check_kind
 from .registration import PREFIX
 
 
@@ -21,9 +24,12 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         adapter_name: Name of the adapter to initialize.
 
     Raises:
+        TypeError: `model` is not a `PeftModel`.
         ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
-        AdapterError: The saved adapter uses another method, has other options, or was trained on another base model.
+        AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
+            cannot be read.
     """
+    check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
     path = os.fspath(name_or_path)
     config = model.peft_config.get(adapter_name)
     if not isinstance(config, HoulsbyConfig):
@@ -54,7 +60,11 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
             f"{source.base_model_name_or_path or 'an unnamed model'}, which differs: {'; '.join(reasons)}. Use that "
             "base model."
         )
-    saved = load_peft_weights(path, device="cpu")
+    file = find_weights(path, None, {})
+    try:
+        saved = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise AdapterError(f"{file} cannot be read: {error}. Save or download the adapter again.") from error
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
     weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ class Source:
 
     Args:
         settings: The settings.
-        weights: The file of the adapter's weights, which a folder may lack.
+        find_weights: Returns the file of the adapter's weights, which may have to be downloaded.
         is_being_loaded: Whether PEFT has prepared the configuration to load the adapter.
     """
 
     settings: dict[str, Any]
-    weights: Path | None = None
+    find_weights: Callable[[], Path | None] | None = None
     is_being_loaded: bool = False
+
+    @cached_property
+    def weights(self) -> Path | None:
+        """The file of the adapter's weights, once it is at hand; None if it is unknown."""
+        return self.find_weights() if self.find_weights else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
+from ..errors import shortened as shortened  # which the modules that load these files use as well
 from .weights import check_values, missing_message
 
 
@@ -25,7 +26,7 @@ from .weights import check_values, missing_message
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 _MAX_CONFIG_BYTES = 1_000_000
-_MAX_MESSAGE = 300
+_AGAIN = "Save or download the adapter again."
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "text": str,
     "a mapping": dict,
@@ -63,10 +64,7 @@ def read_config(folder: Path) -> HoulsbyConfig:
     _check_patterns(path, fields)
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
         raise AdapterError(missing_weights(folder, [file.name for file in folder.iterdir()]))
-    try:
-        return HoulsbyConfig.from_pretrained(str(folder))
-    except (TypeError, ValueError) as error:
-        raise AdapterError(f"{path} cannot be used: {shortened(str(error))}") from error
+    return HoulsbyConfig.from_pretrained(str(folder))
 
 
 def check_weights(folder: Path, config: HoulsbyConfig) -> dict[str, int]:
@@ -105,11 +103,6 @@ def missing_weights(where: object, names: Iterable[str]) -> str:
     return missing_message(where)
 
 
-def shortened(text: str) -> str:
-    """Return a text from a file, cut to what fits into a message."""
-    return text if len(text) <= _MAX_MESSAGE else text[:_MAX_MESSAGE] + " ..."
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         is_model = (path.parent / "config.json").exists()
@@ -117,13 +110,13 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise AdapterError(f"{path.parent} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}")
     size = path.stat().st_size
     if size > _MAX_CONFIG_BYTES:
-        raise AdapterError(f"{path} must be smaller than {_MAX_CONFIG_BYTES:,} bytes; it has {size:,}.")
+        raise AdapterError(f"{path} must be smaller than {_MAX_CONFIG_BYTES:,} bytes; it has {size:,}. {_AGAIN}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{path} is not valid JSON: {shortened(str(error))}.") from error
+        raise AdapterError(f"{path} is not valid JSON: {shortened(str(error))}. {_AGAIN}") from error
     if not isinstance(fields, dict):
-        raise AdapterError(f"{path} must hold one JSON object, got {shortened(repr(fields))}.")
+        raise AdapterError(f"{path} must hold one JSON object, got {shortened(repr(fields))}. {_AGAIN}")
     return fields
 
 
@@ -141,7 +134,7 @@ def _check_types(path: Path, fields: dict[str, Any]) -> None:
         value = fields.get(name)
         holds = value is None or isinstance(value, _KINDS[rule])
         if not holds or (isinstance(value, list) and not all(isinstance(item, str) for item in value)):
-            raise AdapterError(f"{path}: {name} must be {rule}, got {shortened(repr(value))}.")
+            raise AdapterError(f"{path}: {name} must be {rule}, got {shortened(repr(value))}. {_AGAIN}")
 
 
 def _check_patterns(path: Path, fields: dict[str, Any]) -> None:
@@ -152,7 +145,8 @@ def _check_patterns(path: Path, fields: dict[str, Any]) -> None:
         if isinstance(pattern, str) and not (_SIMPLE_PATTERN.fullmatch(pattern) and _compiles(pattern)):
             raise AdapterError(
                 f"{path}: a pattern must be a regular expression with at most four of * + {{ and none of them after a "
-                f"group, as matching it could take forever; got {shortened(repr(pattern))}."
+                f"group, as matching it could take forever; got {shortened(repr(pattern))}. Name the "
+                "modules in a list instead."
             )
 
 
@@ -167,10 +161,10 @@ def _check_sizes(path: Path, shapes: dict[str, tuple[int, ...]], config: Houlsby
     down = [shape for key, shape in shapes.items() if key.endswith(".houlsby_adapter.down_proj.weight")]
     if not down or not all(down):
         some = ", ".join(shortened(key) for key in list(shapes)[:2]) or "nothing"
-        raise AdapterError(f"{path} must hold matrices *.houlsby_adapter.down_proj.weight; it holds {some}.")
+        raise AdapterError(f"{path} must hold matrices *.houlsby_adapter.down_proj.weight; it holds {some}. {_AGAIN}")
     r, largest, size = max([config.r, *config.rank_pattern.values()]), max(down)[0], path.stat().st_size
     if r > largest and 2 * r > size:
         raise AdapterError(
             f"{path.with_name(CONFIG_NAME)} asks for bottlenecks of size {r:,}, which have more weights than all of "
-            f"{path.name} has bytes ({size:,}); its largest has size {largest:,}."
+            f"{path.name} has bytes ({size:,}); its largest has size {largest:,}. {_AGAIN}"
         )

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import file_exists, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import SafetensorError, safe_open
 
-from ..errors import AdapterError
+from ..errors import AdapterError, explain_hub_errors
 from ..registration import PREFIX
+from .downloads import describe_damage
 
 
 # The dtypes that weights may be saved in, and that a base model which is not quantized may be loaded in.
@@ -35,7 +36,7 @@ _LARGEST_WEIGHT = torch.finfo(torch.float32).max ** 0.5
 _DOWNLOAD_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 
-def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str, Any]) -> Path | None:
+def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str, Any]) -> Path:
     """Return the weights file of a saved adapter, which is downloaded if it is on the Hub.
 
     An adapter is thus added to a model only once its file is at hand.
@@ -46,31 +47,28 @@ def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str,
         options: Arguments of `huggingface_hub.hf_hub_download`; others are ignored.
 
     Returns:
-        The file, which a folder may lack; None if the repository cannot be found, which PEFT reports when it reads
-        the configuration.
+        The file, which a folder may lack.
 
     Raises:
         ValueError: The adapter's weights are in a pickled file only, or not in the repository.
-        OSError: They are not in the cache and the Hub cannot be reached.
+        HubError: They are not in the cache, and the Hub cannot be reached or refuses the request.
     """
     folder = Path(name_or_path, subfolder or "")
     if folder.is_dir():
         refuse_pickle(folder)
         return folder / SAFETENSORS_WEIGHTS_NAME
     options = {name: options[name] for name in _DOWNLOAD_OPTIONS if options.get(name) is not None}
-    try:
-        return Path(hf_hub_download(name_or_path, SAFETENSORS_WEIGHTS_NAME, subfolder=subfolder, **options))
-    except LocalEntryNotFoundError as error:
-        raise OSError(
-            f"The weights of {name_or_path} must be in the cache or the Hub within reach; neither is the case: {error}"
-        ) from error
-    except EntryNotFoundError:
-        pickled = f"{subfolder}/{WEIGHTS_NAME}" if subfolder else WEIGHTS_NAME
-        if file_exists(name_or_path, pickled, revision=options.get("revision"), token=options.get("token")):
-            raise ValueError(_pickle_message(name_or_path)) from None
-        raise ValueError(missing_message(name_or_path)) from None
-    except (HfHubHTTPError, HFValidationError):
-        return None
+    with explain_hub_errors(name_or_path):
+        try:
+            return Path(hf_hub_download(name_or_path, SAFETENSORS_WEIGHTS_NAME, subfolder=subfolder, **options))
+        except LocalEntryNotFoundError:
+            raise
+        except EntryNotFoundError:
+            pickled = f"{subfolder}/{WEIGHTS_NAME}" if subfolder else WEIGHTS_NAME
+            is_pickled = file_exists(
+                name_or_path, pickled, revision=options.get("revision"), token=options.get("token")
+            )
+    raise ValueError(_pickle_message(name_or_path) if is_pickled else missing_message(name_or_path))
 
 
 def missing_message(where: object) -> str:
@@ -129,7 +127,7 @@ def check_file(
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"An adapter's weights must be in a complete safetensors file; {file} ({file.stat().st_size:,} bytes) "
-            f"cannot be read: {error}. Download or save it again."
+            f"cannot be read: {error}. Download or save it again.{describe_damage(file.parent)}"
         ) from error
     return expected.keys() <= names.keys()
 

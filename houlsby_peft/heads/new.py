@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
+from ..errors import check_kind
 from ..offloading import device_of, dtype_of
 from .find import find_head
 from .wrapper import HoulsbyHead
@@ -50,8 +51,10 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
     itself. A model that already has a two-layer head is left unchanged.
 
     Raises:
+        TypeError: `model` is not a model of transformers.
         ValueError: The model's head is not one linear layer.
     """
+    check_kind("model", model, PreTrainedModel, "a model of transformers")
     if has_two_layer_head(model):
         return
     heads = {name: model.get_submodule(name) for name in find_head(model, ())}

@@ -126,12 +126,15 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         old: Files of older cards. If several contain a section that was written by hand, the last one's is kept.
 
     Raises:
-        AdapterError: The metadata of an old card are not valid YAML.
+        AdapterError: An old card is not text, or its metadata are not valid YAML.
     """
     data: CardData = card.data
     body = card.text.lstrip("\n")
     for path in old:
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise AdapterError(f"{path} must be text in UTF-8: {error}. Repair or remove it.") from error
         if is_template(text):
             continue
         try:
@@ -196,7 +199,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
     norms = {True: "trained in the adapted layers", False: "frozen", "all": "trained in the whole model"}
     return drop_empty(
         [
-            (Markdown("bottleneck size `r`"), f"{config.r}{exceptions}"),
+            (Markdown("bottleneck size `r`", "bottleneck size r"), f"{config.r}{exceptions}"),
             ("non-linearity", config.activation),
             ("bottlenecks", f"{bottlenecks}: {shared}"),
             ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
@@ -216,7 +219,10 @@ def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
     base_config = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in facts.base_config.items())
     return drop_empty(
         [
-            ("name", link(base_model, f"https://huggingface.co/{base_model}")),
+            (
+                "name",
+                link(base_model, f"https://huggingface.co/{base_model}") if is_repo_id(base_model) else base_model,
+            ),
             ("revision", code(config.revision) if config.revision else ""),
             ("configuration", base_config),
             ("first weights of the fingerprint", ", ".join(f"{value:g}" for value in facts.base_weights[:4])),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
@@ -22,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..checkpoints.untrusted import TOKENIZER_FILES, read_config
 from ..config import HoulsbyConfig
-from ..errors import TOKENS_PAGE, AdapterError, HubError, explain_hub_errors
+from ..errors import TOKENS_PAGE, AdapterError, HubError, check_kind, explain_hub_errors
 from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
@@ -78,6 +79,11 @@ def push_to_hub(
 
     Both messages name the adapter's folder and the command to try again.
     """
+    check_kind("adapter", adapter, (PeftModel, str, os.PathLike), "a PeftModel or the folder of a saved adapter")
+    check_kind("repo_id", repo_id, str, "user/name, or name for the user of the token")
+    check_kind("metadata", metadata, (Mapping, NoneType), "a mapping such as {'license': 'mit'}")
+    kinds = (str, os.PathLike, Mapping, Sequence, NoneType)
+    check_kind("results", results, kinds, "a results.json of a run, as a file or a mapping, or a list of them")
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
     with _suggest_retry(folder, repo_id, private, base_model, results, example, metadata, message):
         files = _find_files(folder)
@@ -266,13 +272,25 @@ def _suggest_retry(
         command += _flag("--metadata", [json.dumps(dict(metadata), default=str)] if metadata else [])
         command += _flag("--message", [message] if message != _MESSAGE else [])
         kind = HubError if isinstance(error, HubError) else AdapterError
-        raise kind(f"{error} The adapter's folder is {folder}. To try again: {shlex.join(command)}") from error
+        raise kind(
+            f"{error} The adapter's folder is {folder}. To try again: {' '.join(map(_quote, command))}"
+        ) from error
 
 
 def _flag(name: str, values: Sequence[str]) -> list[str]:
     if any(value.startswith("-") for value in values):  # would be taken for flags
         return [f"{name}={value}" for value in values]
     return [name, *values] if values else []
+
+
+def _quote(argument: str) -> str:
+    """Quote an argument for a shell on one line; bash and zsh read control characters in $'...'."""
+    if argument.isprintable():
+        return shlex.quote(argument)
+    characters = (
+        f"\\{c}" if c in "\\'" else c if c.isprintable() else c.encode("unicode_escape").decode() for c in argument
+    )
+    return f"$'{''.join(characters)}'"
 
 
 def _write_json(run: Mapping[str, Any]) -> str:

@@ -12,13 +12,13 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from .markdown import Markdown, code, link
 
 
@@ -41,12 +41,19 @@ def read_runs(results: Results | None) -> list[TrainingRun]:
     """Return the runs of one or several seeds, from files or mappings, without the keys whose value is None.
 
     Raises:
-        AdapterError: A file is missing or does not hold a JSON object.
+        AdapterError: A file is missing or does not hold a JSON object, or a value is of another kind than the recipes
+            write.
     """
     if results is None:
         return []
     items = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results
-    return [_drop_none(item if isinstance(item, Mapping) else _read_json(Path(item))) for item in items]
+    runs = {}
+    for number, item in enumerate(items):
+        source = str(item) if isinstance(item, (str, os.PathLike)) else f"run {number} of results"
+        run = item if isinstance(item, Mapping) else _read_json(Path(item))
+        runs[number] = _drop_none(run)
+        _check_kinds(runs[number], source)
+    return list(runs.values())
 
 
 def select_method(runs: Iterable[TrainingRun], method: str) -> list[TrainingRun]:
@@ -61,7 +68,7 @@ def get_scores(run: TrainingRun) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in kept.items()
-        if name not in _NOT_SCORES and not name.endswith("loss") and isinstance(value, (int, float))
+        if name not in _NOT_SCORES and not name.endswith("loss") and _is_number(value)
     }
 
 
@@ -92,7 +99,7 @@ def score_table(runs: Sequence[TrainingRun]) -> Rows:
 def table_of_test_scores(run: TrainingRun) -> Rows:
     """Return the test scores of a run below a row of headings; empty if there are none."""
     test = run.get("test", {})
-    flat = {name: value for name, value in test.items() if isinstance(value, (int, float))}
+    flat = {name: value for name, value in test.items() if _is_number(value)}
     if flat:
         return [["score", "value"], *([readable_name(name), format_number(value)] for name, value in flat.items())]
     groups = {name: row for name, row in test.items() if isinstance(row, Mapping)}
@@ -190,7 +197,7 @@ def format_number(value: Any, like: float | None = None) -> str:
         value: The score.
         like: Use the decimals of this number instead.
     """
-    if not isinstance(value, (int, float)):
+    if not _is_number(value):
         return ""
     return f"{value:.3f}" if abs(value if like is None else like) <= 1 else f"{value:.1f}"
 
@@ -204,6 +211,68 @@ def readable_name(score: str) -> str:
         "spearmanr": "Spearman correlation",
     }
     return known.get(score, score.replace("_", " ").replace(" f1", " F1"))
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number that a float can hold."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_number, value.values()))
+
+
+def _are_mappings(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_mapping, value))
+
+
+# The keys of a run whose kind matters: the check, and the rule.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "dataset": (_is_mapping, "an object"),
+    "dataset.id": (_is_text, "text"),
+    "dataset.name": (_is_text, "text"),
+    "dataset.rows": (_are_numbers, "an object of numbers"),
+    "epochs": (
+        lambda value: _are_mappings(value) and all(_is_number(row.get("epoch", 0)) for row in value),
+        "a list of objects, each with a number as epoch",
+    ),
+    "best_epoch": (_is_number, "a number"),
+    "chosen_by": (_is_text, "text"),
+    "test": (_is_mapping, "an object"),
+    "references": (
+        lambda value: _are_mappings(value) and all(_is_mapping(item.get("scores", {})) for item in value),
+        "a list of objects, each with an object as scores",
+    ),
+    "total_parameters": (lambda value: _is_number(value) and value > 0, "a positive number"),
+    "seconds": (_is_number, "a number"),
+    "emissions": (_is_number, "a number"),
+    "strategy": (_is_mapping, "an object"),
+    "strategy.processes": (_is_number, "a number"),
+    "strategy.mixed_precision": (_is_text, "text"),
+    "versions": (_is_mapping, "an object"),
+    "arguments": (_is_mapping, "an object"),
+    "defaults": (_is_mapping, "an object"),
+    "command": (_is_text, "text"),
+}
+
+
+def _check_kinds(run: TrainingRun, source: str) -> None:
+    for name, (is_valid, rule) in _KINDS.items():
+        outer, _, inner = name.rpartition(".")
+        fields = run.get(outer, {}) if outer else run
+        if inner in fields and not is_valid(fields[inner]):
+            raise AdapterError(
+                f"{source}: {name} must be {rule}, as the recipes write it; got {shortened(repr(fields[inner]))}. "
+                "Correct it, or leave it out."
+            )
 
 
 def _format_duration(seconds: float) -> str:
@@ -221,8 +290,10 @@ def _drop_none(value: Any) -> Any:
 def _read_json(path: Path) -> TrainingRun:
     try:
         run = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise AdapterError(f"{path} must be a results.json that a recipe has written: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise AdapterError(
+            f"{path} must be a results.json that a recipe has written: {shortened(str(error))}. Check the path."
+        ) from error
     if not isinstance(run, dict):
         raise AdapterError(f"{path} must hold one JSON object, got {type(run).__name__}.")
     return run

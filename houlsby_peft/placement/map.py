@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 from ..config import POSITIONS, HoulsbyConfig
+from ..errors import check_kind
 from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
 from .places import Place, fold_places, output_width
 from .plan import Plan
@@ -34,7 +35,10 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
     Raises:
         ValueError: The places cannot be found; see `find_places`.
     """
-    plan = Plan(model, config or HoulsbyConfig())
+    check_kind("model", model, nn.Module, "a model")
+    config = HoulsbyConfig() if config is None else config
+    check_kind("config", config, HoulsbyConfig, "a HoulsbyConfig")
+    plan = Plan(model, config)
     rows = []
     by_width: dict[int, list[Place]] = {}
     for key, place in plan.places.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,8 @@ _SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv
 _MOST_WIDTHS = 4
 _MOST_FOR_ANY_WIDTH = 1024
 
+# The names of heads that PEFT adds to `modules_to_save` for some task types, whatever the model.
+_HEADS_OF_PEFT = {"classifier", "score", "qa_outputs"}
 # The parts that tuner layers and trained heads add to the names of a model's weights.
 _ADDED_PARTS = (
     "base_layer",
@@ -69,9 +72,16 @@ class Plan:
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
         self.config = config
+        _check_names_match(model, config)
         self.places = find_places(model, config)
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
+        if not self.bottlenecks:
+            raise ValueError(
+                f"An adapter needs a bottleneck somewhere; {type(model).__name__} has none outside of "
+                f"exclude_modules={config.exclude_modules!r} and inside of layers_to_transform="
+                f"{config.layers_to_transform!r} with layers_pattern={config.layers_pattern!r}. Leave them out."
+            )
         self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
         for key, place in self.bottlenecks.items():
             _check_size(key, self._size(place), self.widths[key])
@@ -331,6 +341,37 @@ def _find_tokens(model: nn.Module, config: HoulsbyConfig) -> dict[str, tuple[int
         if len(matches) == 1 and not is_whole and (len(targets) == 1 or matches[0] in inputs):
             found[matches[0]] = (len(tokens), modules[matches[0]].weight.shape[1])
     return found
+
+
+def _check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
+    """Refuse names in a new adapter's configuration that no module has: they are typing errors.
+
+    PEFT accepts a list of names if one of them matches, and has no rule for `rank_pattern`.
+    """
+    if config.is_loaded:
+        return
+    names = [key for key, _ in base_modules(model)]
+    targets, saved, ranks = config.target_modules, config.modules_to_save, config.rank_pattern
+    unknown: dict[str, list[str]] = {"target_modules": [], "modules_to_save": [], "rank_pattern": []}
+    if isinstance(targets, list):
+        unknown["target_modules"] = [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)]
+    if saved:
+        ends = set(saved) - _HEADS_OF_PEFT
+        unknown["modules_to_save"] = sorted(end for end in ends if not any(key.endswith(end) for key in names))
+    if ranks:
+        # Some layers of an adapter may be left out, as `prune` does.
+        whole = replace(config, layers_to_transform=None, layers_pattern=None)
+        places = [key for key, place in find_places(model, whole).items() if not place.is_norm]
+        unknown["rank_pattern"] = [
+            name for name in ranks if all(get_pattern_key([name], key) == key for key in places)
+        ]
+    for field, ends_of_none in unknown.items():
+        if ends_of_none:
+            what = "places of bottlenecks" if field == "rank_pattern" else "modules"
+            raise ValueError(
+                f"HoulsbyConfig.{field} must name {what} in the model; {type(model).__name__} has none that match "
+                f"{', '.join(map(repr, ends_of_none))}. print(houlsby_peft.placement_map(model)) shows the places."
+            )
 
 
 def _check_is_called(model: nn.Module, key: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft.utils import CONFIG_NAME
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..checkpoints.downloads import describe_damage_in_cache
 from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, explain_hub_errors
@@ -49,18 +50,18 @@ def load_base(
         AdapterError: The adapter names no base model or no task, or the base model's files are not usable.
         HubError: The base model's repository does not exist, is private or cannot be reached.
     """
-    found = name or _recorded_base(folder, config)
+    found, revision = name or _recorded_base(folder, config), None if name else config.revision
     auto_class = getattr(transformers, task_of_config(config).auto_class)
     # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
     # server to convert pickled weights, which would get the user's token.
     with (
-        _explain_errors(f"The base model {found}"),
+        _explain_errors("base model", found, revision),
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
         return auto_class.from_pretrained(  # type: ignore[no-any-return]
             found,
-            revision=None if name else config.revision,
+            revision=revision,
             token=token,
             dtype=dtype,
             use_safetensors=True,
@@ -82,8 +83,17 @@ def load_tokenizer(
     own = (folder / TOKENIZER_FILES[0]).is_file()
     source = str(folder) if own else base_name or _recorded_base(folder, config)
     revision = config.revision if source == config.base_model_name_or_path else None
-    with _explain_errors(f"The tokenizer of {source}"):
-        return AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
+    with _explain_errors("tokenizer of", source, revision):
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
+        longest = tokenizer.model_max_length
+        if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
+            raise AdapterError(
+                f"The tokenizer of {source} must have a number of at least 1 as model_max_length in "
+                f"{TOKENIZER_FILES[1]}; got {shortened(repr(longest))}. Correct it there."
+            )
+        with suppress(ValueError, TypeError):  # of tokenizers that need more than texts, such as boxes on a page
+            tokenizer("a", "b")  # some malformed files are noticed only now
+    return tokenizer
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
@@ -114,14 +124,24 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
 
 
 @contextmanager
-def _explain_errors(what: str) -> Iterator[None]:
+def _explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
+    """Explain why a base model or a tokenizer cannot be loaded."""
+    what = f"The {kind} {source}"
     try:
         with explain_hub_errors(what):
             yield
     except (HubError, AdapterError):
         raise
-    except Exception as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+    except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+        if not is_from_libraries(error):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
-        for word, rule in _RULES.items():
-            reason = rule if word in reason else reason
-        raise AdapterError(f"{what} cannot be loaded: {shortened(reason)}") from error
+        if rule := next((rule for word, rule in _RULES.items() if word in reason), None):
+            raise AdapterError(f"{what} cannot be loaded: {rule}.") from error
+        damage = describe_damage_in_cache(source, "config.json", revision=revision)
+        raise AdapterError(f"{what} cannot be loaded: {shortened(reason)}.{damage or ' Save it again.'}") from error
+
+
+def is_from_libraries(error: BaseException) -> bool:
+    """Return whether an error may come from code below: a panic of tokenizers, for example, is not an `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
+from types import NoneType
 
 import torch
 from huggingface_hub import HfApi, constants, snapshot_download
@@ -16,6 +17,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel
 
+from ..checkpoints.downloads import describe_damage
 from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.untrusted import (
     TOKENIZER_FILES,
@@ -25,7 +27,7 @@ from ..checkpoints.untrusted import (
     shortened,
 )
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors
+from ..errors import AdapterError, HubError, check_kind, explain_hub_errors
 from ..heads.tasks import Task, task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer
 from .base_model import load_base, load_tokenizer
@@ -67,7 +69,16 @@ def load(
         AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the adapter was trained on
             another base model, or the given base model already holds adapters, or one of this name.
         HubError: A repository does not exist, is private or cannot be reached.
+        TypeError, ValueError: An argument is not of the kind described above.
     """
+    check_kind("beside", beside, (Predictor, NoneType), "what houlsby_peft.load returned for another adapter")
+    base_kinds = (PreTrainedModel, str, os.PathLike, NoneType)
+    check_kind("base_model", base_model, base_kinds, "a model of transformers, without PEFT, or its name or folder")
+    check_kind("dtype", dtype, (torch.dtype, NoneType), "a dtype such as torch.bfloat16")
+    try:
+        device = None if device is None else torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cuda:0'; got {device!r}.") from error
     folder = find_folder(name_or_path, revision, token)
     with _name_adapter_in_errors(name_or_path, folder):
         config = read_config(folder)
@@ -191,4 +202,5 @@ def _name_adapter_in_errors(name: str | os.PathLike[str], folder: Path) -> Itera
         yield
     except AdapterError as error:
         message = str(error) if folder == Path(name) else str(error).replace(str(folder), str(name))
-        raise AdapterError(message if str(name) in message else f"{name}: {message}") from error
+        message = message if str(name) in message else f"{name}: {message}"
+        raise AdapterError(message + describe_damage(folder)) from error

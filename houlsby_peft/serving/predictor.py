@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from peft import PeftModel
+from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, check_count, shortened
 from ..heads.tasks import Task
-from .base_model import label_arguments
+from .base_model import is_from_libraries, label_arguments
 from .process_state import set_verbosity
 from .question_answering import QuestionAnswering
 
@@ -80,16 +82,21 @@ class Predictor:
             `{"answer": ..., "score": ..., "start": ..., "end": ...}`.
 
         Raises:
-            AdapterError: There is no pipeline for the task, the model is in training mode, or its logits are not
-                finite.
+            AdapterError: There is no pipeline for the task, the model is in training mode, the logits are not finite,
+                or the tokenizer does not fit the base model.
+            ValueError: An input is neither a text nor a pair of texts, or `batch_size` is not a number of inputs.
         """
+        check_count("batch_size", batch_size)
         pipeline = self.pipeline()
-        several = [inputs] if isinstance(inputs, (str, tuple)) else list(inputs)
+        several = check_inputs([inputs] if isinstance(inputs, (str, tuple)) else inputs, self.task.pipeline)
         keys = ("question", "context") if self.task.pipeline == "question-answering" else ("text", "text_pair")
         items: list[Any] = [item if isinstance(item, str) else dict(zip(keys, item, strict=True)) for item in several]
         is_text = self.task.pipeline == "text-classification"
         options = cut_arguments(self.tokenizer, self.model.config, self.config) if is_text else {}
-        return list(pipeline(items, batch_size=batch_size, **options)) if items else []
+        if self.tokenizer.pad_token_id is None:
+            batch_size = 1
+        with explain_prediction_errors(self.base_model, self.tokenizer):
+            return list(pipeline(items, batch_size=batch_size, **options)) if items else []
 
     def pipeline(self, **options: Any) -> Pipeline | QuestionAnswering:
         """Return a pipeline for this adapter, which stays valid when other adapters are loaded beside it.
@@ -150,6 +157,55 @@ def cut_arguments(
     lengths = (recorded, tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None))
     known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
     return {"truncation": True, "max_length": min(known)} if known else {}
+
+
+def check_inputs(inputs: Any, pipeline: str) -> list[Input]:
+    """Return the inputs of a prediction as a list.
+
+    Args:
+        inputs: What the user gave.
+        pipeline: The name of the task's pipeline.
+
+    Raises:
+        ValueError: One of them is not of the kind that the task needs.
+    """
+    several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, (Mapping, bytes)) else [inputs]
+    rule = "a pair (question, context)" if pipeline == "question-answering" else "a text or a pair of texts"
+    for item in several:
+        is_pair = isinstance(item, (tuple, list)) and len(item) == 2 and all(isinstance(text, str) for text in item)
+        if not (is_pair or (isinstance(item, str) and pipeline != "question-answering")):
+            raise ValueError(f"Each input must be {rule}; got {shortened(repr(item))}.")
+        try:
+            "".join(item).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"Each input must be text that UTF-8 can hold; got {shortened(ascii(item))}.") from None
+    return several
+
+
+@contextmanager
+def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedTokenizerBase) -> Iterator[None]:
+    """Explain errors of a tokenizer that is malformed, or whose tokens or lengths the base model does not know.
+
+    Raises:
+        AdapterError: The block raised such an error. Others pass unchanged.
+    """
+    try:
+        yield
+    except BaseException as error:
+        is_of_shapes = isinstance(error, RuntimeError) and "must match" in str(error)
+        if not is_from_libraries(error) or (
+            isinstance(error, (ValueError, OSError, RuntimeError)) and not is_of_shapes
+        ):
+            raise
+        embeddings = base.get_input_embeddings()
+        known = f"{len(embeddings.weight):,} tokens" if isinstance(embeddings, nn.Embedding) else "its tokens"
+        length = getattr(base.config, "max_position_embeddings", None)
+        names = ", ".join(dict.fromkeys(str(tokenizer.name_or_path) for tokenizer in tokenizers))
+        raise AdapterError(
+            f"The tokenizer of {names} must fit the base model {base.name_or_path}, which knows {known}"
+            f"{f' and reads {length:,} at once' if isinstance(length, int) else ''}; predicting failed with "
+            f"{shortened(f'{type(error).__name__}: {error}')}. Use the tokenizer that the adapter was trained with."
+        ) from error
 
 
 def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:

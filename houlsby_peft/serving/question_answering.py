@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from ..errors import check_count
+
 
 Example = dict[str, str]
 # Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
@@ -40,6 +42,12 @@ class QuestionAnswering:
     max_answer_length: int = 30
     null_threshold: float | None = None
 
+    def __post_init__(self) -> None:
+        check_count("stride", self.stride, least=0)
+        check_count("max_answer_length", self.max_answer_length)
+        if self.max_length is not None:
+            check_count("max_length", self.max_length)
+
     def __call__(
         self, examples: Example | Sequence[Example], batch_size: int = 32
     ) -> dict[str, Any] | list[dict[str, Any]]:
@@ -52,6 +60,7 @@ class QuestionAnswering:
         Raises:
             ValueError: A question leaves no room for its context.
         """
+        check_count("batch_size", batch_size)
         several = [examples] if isinstance(examples, dict) else list(examples)
         windows = [(number, window) for number, example in enumerate(several) for window in self._windows(example)]
         read = [window for _, window in windows]

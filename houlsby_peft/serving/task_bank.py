@@ -20,10 +20,10 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from ..batching import forget_batches
 from ..config import HoulsbyConfig
-from ..errors import AdapterError
+from ..errors import AdapterError, check_bytes, check_count, shortened
 from ..layer import HoulsbyTunerLayer
 from .load import find_folder, load
-from .predictor import Input, Predictor, check_logits, cut_arguments
+from .predictor import Input, Predictor, check_inputs, check_logits, cut_arguments, explain_prediction_errors
 
 
 class TaskBank:
@@ -42,6 +42,9 @@ class TaskBank:
         token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
+
+    Raises:
+        ValueError: `adapters` is not a dict from tasks to adapters, or `max_bytes` is not a number of bytes.
     """
 
     def __init__(
@@ -54,6 +57,12 @@ class TaskBank:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        if not isinstance(adapters, Mapping) or not all(isinstance(task, str) for task in adapters):
+            raise ValueError(
+                "TaskBank needs a dict from the names of tasks to the folders of their adapters, or to their names on "
+                f"the Hub; got {shortened(repr(adapters))}."
+            )
+        check_bytes("max_bytes", max_bytes)
         self._sources = dict(adapters)
         self._options: dict[str, Any] = {"base_model": base_model, "token": token, "device": device, "dtype": dtype}
         self._max_bytes = max_bytes
@@ -89,9 +98,14 @@ class TaskBank:
             AdapterError: A task is unknown, its adapter's files are damaged, for another base model or another kind of
                 task, or its logits are not finite.
             HubError: A repository does not exist, is private or cannot be reached.
+            ValueError: A request is not a task and its input, or `batch_size` is not a number of requests.
         """
+        check_count("batch_size", batch_size)
         several = list(requests)
-        unknown = sorted({task for task, _ in several} - self._sources.keys())
+        if wrong := [each for each in several if not (isinstance(each, (tuple, list)) and len(each) == 2)]:
+            raise ValueError(f"Each request must be a pair of a task and its input; got {shortened(repr(wrong[0]))}.")
+        check_inputs([text for _, text in several], "text-classification")
+        unknown = sorted({str(task) for task, _ in several} - self._sources.keys())
         if unknown:
             raise AdapterError(
                 f"Tasks must be among those of the bank: {', '.join(self.tasks)}; got {', '.join(unknown)}. Give "
@@ -125,17 +139,29 @@ class TaskBank:
     @torch.inference_mode()
     def _logits(self, rows: Sequence[tuple[_HeldAdapter, Input]]) -> torch.Tensor:
         model = self._model
+        base: PreTrainedModel = model.get_base_model()  # type: ignore[assignment]
+        last = (
+            len(embeddings.weight) - 1 if isinstance(embeddings := base.get_input_embeddings(), nn.Embedding) else None
+        )
         encoded = []
         for adapter, text in rows:
             texts = (text,) if isinstance(text, str) else text
-            encoded.append(
-                dict(adapter.tokenizer(*texts, **cut_arguments(adapter.tokenizer, model.config, adapter.config)))
+            with explain_prediction_errors(base, adapter.tokenizer):
+                cut = cut_arguments(adapter.tokenizer, model.config, adapter.config)
+                encoded.append(dict(adapter.tokenizer(*texts, **cut)))
+                if last is not None and (token := max(encoded[-1]["input_ids"], default=0)) > last:
+                    raise IndexError(f"token {token:,}")
+        tokenizers = [adapter.tokenizer for adapter, _ in rows]
+        if len({len(row["input_ids"]) for row in encoded}) > 1 and tokenizers[0].pad_token_id is None:
+            raise AdapterError(
+                f"Texts of different lengths need a tokenizer with a pad_token; that of {tokenizers[0].name_or_path} "
+                "has none. Save it again with one, or give batch_size=1."
             )
-        inputs = {
-            key: value.to(model.device)
-            for key, value in DataCollatorWithPadding(rows[0][0].tokenizer)(encoded).items()
-        }
-        logits: torch.Tensor = model(**inputs, adapter_names=[adapter.name for adapter, _ in rows]).logits
+        with explain_prediction_errors(base, *tokenizers):
+            inputs = {
+                key: value.to(model.device) for key, value in DataCollatorWithPadding(tokenizers[0])(encoded).items()
+            }
+            logits: torch.Tensor = model(**inputs, adapter_names=[adapter.name for adapter, _ in rows]).logits
         return logits.float().cpu()
 
     @property

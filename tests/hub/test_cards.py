@@ -17,9 +17,11 @@ from transformers import AutoModelForSequenceClassification
 from houlsby_peft import AdapterError
 from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 from houlsby_peft.hub.card import check_metadata, count_parameters, make_card, merge_cards
+from houlsby_peft.hub.markdown import escape, one_line
 from houlsby_peft.hub.results import format_mean
 from houlsby_peft.hub.sections import mark, split, update
 from hub_models import LABELS, make_adapter, make_base
+from mutated_adapters import HOSTILE
 
 
 ROOT = Path(__file__).parents[2]
@@ -229,6 +231,44 @@ def test_results_that_cannot_be_read_are_named(adapter, tmp_path):
         make_card(adapter, "user/messages", results=str(tmp_path / "nothing.json"))
 
 
+WRONG = (7, "x", [1], {"a": [1]}, [[]], True, float("nan"), 10**400)
+
+
+def everything_replaced(run, value):
+    """Yield copies of a run in each of which one value, at most two levels deep, is replaced."""
+    for key in run:
+        yield {**run, key: value}
+        if isinstance(run[key], dict):
+            for inner in run[key]:
+                yield {**run, key: {**run[key], inner: value}}
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: repr(value)[:10])
+def test_a_value_of_another_kind_makes_a_card_or_one_line(adapter, value):
+    refused = 0
+    for run in everything_replaced({**RUN, "strategy": {"processes": 2, "mixed_precision": "no"}}, value):
+        try:
+            card = make_card(adapter, "user/messages", results=run)
+        except ValueError as error:
+            refused += 1
+            message = str(error)
+            assert re.match(r"run 0 of results: \w+(\.\w+)? must be .*; got .*|The card's \w+ must be ", message), (
+                message
+            )
+            assert "\n" not in message
+        else:
+            assert ModelCard(card.content).data.to_dict() == card.data.to_dict()
+    assert refused
+
+
+def test_addresses_and_control_characters_stay_text():
+    assert escape("see https://a.example, WWW.b.example or c@d.example") == (
+        "see https\\://a.example, WWW\\.b.example or c\\@d.example"
+    )
+    assert escape("\x1b[31mred\u202egnirts\ud800") == "\ufffd\\[31mred\ufffdgnirts\ufffd"
+    assert escape("e\u0301 \u200d \u0645\u06cc\u200c\u062e") == "e\u0301 \u200d \u0645\u06cc\u200c\u062e"
+
+
 OLD = mark("# Name\n\nIntro.\n\n## A\n\nold a\n\n## B\n\nold b\n\n```bash\n## no heading\n```\n")
 NEW = mark("# New name\n\nIntro.\n\n## A\n\nnew a\n\n## C\n\nnew c\n")
 
@@ -306,15 +346,6 @@ def test_the_examples_are_cards_as_they_are_generated():
         assert update("# X\n", card.text) == "# X\n", f"{path.name}: a section is not as it was generated"
 
 
-# Markdown, HTML, YAML and Jinja that would change a page if it were not escaped.
-HOSTILE = (
-    "two\n\n# lines", "# heading", "- item", "> quote", "a | b", "`code`", "``", "*strong*", "__strong__",
-    "~~struck~~", "[link](https://evil.example)", "![image](https://evil.example/x.png)", "<script>alert(1)</script>",
-    "<!-- comment", "<details>", "&lt;b&gt;", "```\n## Section", "~~~\n## Section", "$$x$$", "back\\slash\\",
-    "a\u2028## Section", "---", "a: b\n---\nc", "{{ 7 * 7 }}", "{% if x %}",
-)  # fmt: skip
-
-
 def elements(markdown_it, text):
     """Return the elements of a page in order, without its text."""
     tokens = [inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]]
@@ -347,7 +378,7 @@ def test_names_from_outside_do_not_change_the_page(text, base, tmp_path):
     assert headings(card) == list(SECTIONS)
     assert elements(markdown_it, card.text) == elements(markdown_it, harmless.text)
     rendered = [line for line in markdown_it.render(card.text).splitlines() if line.startswith("<li><strong>classes")]
-    assert html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {' '.join(text.split())}, b"
+    assert html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {one_line(text)}, b"
     assert card.data.eval_results[0].dataset_name == text
     assert ModelCard(card.content).data.to_dict() == card.data.to_dict()
     # What is generated is recognized as such on the next update.

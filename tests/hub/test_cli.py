@@ -115,8 +115,20 @@ def test_info_says_what_an_adapter_is(adapter, capsys):
     found = {name.strip(): value.strip() for name, value in lines.items()}
     assert found["bottleneck size r"] == "4"
     assert found["classes"] == ", ".join(LABELS)
-    assert found["base model: name"].startswith(f"[{BASE}]")
+    assert found["base model: name"] == BASE
     assert "hidden size 32" in found["base model: configuration"]
+
+
+def test_info_prints_plain_text(base, tmp_path, capsys):
+    folder = make_adapter(tmp_path, base, str(base))
+    path = folder / "adapter_config.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"id2label": dict(enumerate(["*a*", "\x1b[31m", "c\nd"]))})
+    )
+    main(["info", str(folder)])
+    printed = capsys.readouterr().out
+    assert f"base model: name                    {base}\n" in printed
+    assert "classes                             *a*, \ufffd[31m, c d\n" in printed
 
 
 def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch):

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub.utils._http
 import pytest
+from peft import PeftModel
+from transformers import AutoModel
 
 import houlsby_peft
 import houlsby_peft.cli
 import houlsby_peft.hub.push
-from houlsby_peft import AdapterError, HubError
+from houlsby_peft import AdapterError, HoulsbyConfig, HubError
 from hub_models import BASE, make_adapter, make_base
 from local_hub import Fault
 
@@ -242,6 +245,64 @@ def test_the_command_to_try_again_pushes_the_same(options, tmp_path, monkeypatch
             Path(path).unlink()
     found["results"] = options.get("results") and ["runs/1/results.json", options["results"][1]]
     assert {name: value for name, value in found.items() if value} == options
+
+
+def test_a_command_with_control_characters_is_one_line():
+    for text in ("a\nb", "it's\t\\n", "\x1b[31m", "caf\u00e9\u2028"):
+        quoted = houlsby_peft.hub.push._quote(text)
+        assert quoted.isprintable()
+        done = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, env={"LC_ALL": "C.UTF-8"})
+        assert done.stdout.decode() == text
+
+
+def use_the_cache(name):
+    """Client: damage the downloaded files one after another; return the error of each load, and the last result."""
+    config, first = HoulsbyConfig.from_pretrained(name), houlsby_peft.load(name)
+    found = {"r": config.r, "labels": first.labels, "damaged": []}
+    snapshots = Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
+    for file in ("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"):
+        blob = next(snapshots.glob(f"*/{file}")).resolve()
+        blob.write_bytes(blob.read_bytes()[:-9])
+        ways = [_attempt(houlsby_peft.load, name)]
+        if file == "adapter_config.json":
+            ways.append(_attempt(HoulsbyConfig.from_pretrained, name))
+        if file == "adapter_model.safetensors":
+            with pytest.raises(ValueError, match="cannot be read") as caught:
+                PeftModel.from_pretrained(AutoModel.from_pretrained(BASE), name, config=config)
+            ways.append(["AdapterError", str(caught.value)])
+        found["damaged"].append([file, str(blob), ways])
+        blob.unlink()
+    return found | {"again": houlsby_peft.load(name).labels}
+
+
+def read_configuration(name):
+    return _attempt(HoulsbyConfig.from_pretrained, name)
+
+
+def test_a_damaged_download_is_named_with_the_way_to_fetch_it_again(hub, base, adapter, tmp_path):
+    files = {path.name: path.read_bytes() for path in [*base.glob("tokenizer*.json"), *adapter.iterdir()]}
+    hub.add("user/cached", files)
+    found = hub.call(use_the_cache, "user/cached", home=tmp_path / "home")
+    for file, blob, ways in found["damaged"]:
+        for kind, message in ways:
+            assert kind == "AdapterError", (file, message)
+            assert f"The download of {file} is damaged; to fetch it again, delete {blob}." in message
+            assert "\n" not in message
+    assert found["again"] == found["labels"]
+
+
+def test_a_configuration_is_read_without_its_weights_and_without_a_network(hub, adapter, tmp_path):
+    hub.add("user/config", adapter)
+    hub.requests.clear()
+    kind, settings = hub.call(read_configuration, "user/config", home=tmp_path)
+    assert kind == "ok", settings
+    assert not [request for request in hub.requests if "safetensors" in request]
+    closed = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    for changes in ({"HF_HUB_OFFLINE": "1"}, closed):
+        assert hub.call(read_configuration, "user/config", home=tmp_path, **changes) == ["ok", settings]
+    kind, message = hub.call(read_configuration, "user/config", home=tmp_path / "empty", HF_HUB_OFFLINE="1")
+    assert kind == "HubError"
+    assert message == "user/config: it is not in the cache, and HF_HUB_OFFLINE is set, so the Hub is not asked."
 
 
 def push_twice(folder):
