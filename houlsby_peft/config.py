@@ -141,6 +141,8 @@ class HoulsbyConfig(PeftConfig):
     ) -> HoulsbyConfig:
         """Load the configuration of a saved adapter, to load the adapter with it.
 
+        The weights are not downloaded before the adapter is added to a model.
+
         Args:
             pretrained_model_name_or_path: The adapter's folder, or its repository on the Hub.
             subfolder: A folder inside of it.
@@ -150,8 +152,6 @@ class HoulsbyConfig(PeftConfig):
             AdapterError: The file is not valid JSON, or a value breaks its rule.
             ValueError: The folder holds no configuration, or its weights are in a pickled file only.
             HubError: The repository does not exist, is private, or can neither be reached nor is in the cache.
-
-        The weights are not downloaded before the adapter is added to a model.
         """
         path = Path(pretrained_model_name_or_path, subfolder or "")
         if path.is_dir():
