@@ -215,7 +215,9 @@ def test_dropout_after_the_adapter(row, monkeypatch):
     base = model.get_base_model()
     late = {
         full_name(stack, index, end.output): end.late_dropout
-        for (stack, index), ends in find_layers(base, dict(base_modules(base)), EVERY_POSITION).items()
+        for (stack, index), ends in find_layers(
+            base, dict(base_modules(base)), HoulsbyConfig(positions=EVERY_POSITION)
+        ).items()
         for _, end in ends
     }
     recorders = {name: Recorder(base.get_submodule(name)) for name in late}
