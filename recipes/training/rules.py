@@ -148,7 +148,7 @@ RULES: dict[str, tuple[Rule, str]] = {
         "Make one: accelerate launch recipes/glue.py --output_dir FOLDER",
     ),
     "batch_size": (_COUNT, "The default is 64"),
-    "prune": (_BELOW_ONE, "0.01 allows one percent of the score"),
+    "prune": ((lambda share: 0 <= share <= 1, "a number from 0 to 1"), "0.01 allows to lose one percent of the score"),
     "pretraining_steps": (_COUNT, "Leave it out to train without pretraining"),
     "init_std": (_NOT_NEGATIVE, "The paper uses 0.01; 0 starts as the exact identity"),
     "full_learning_rate": (_POSITIVE, "The papers use 2e-5 to 5e-5"),

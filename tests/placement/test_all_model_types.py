@@ -78,12 +78,14 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, places.Place], left_out
     """Compare the adapted places with the layers that have attention, but for the pattern of those left out."""
     positions = defaultdict(Counter)
     for place in bottlenecks.values():
-        positions[place.layer_name[:-1]][place.position] += 1
+        positions[f"{place.stack}.{place.layer}"][place.position] += 1
     attentions = defaultdict(int)
     for key, module in attentions_in_lists(model).items():
         if is_cross(key, module) or re.fullmatch(left_out, key):
             continue
-        around = [layer for layer in layers_around(key) if layer in positions]
+        # An asterisk stands for all lists of a model that has one for each part of its layers, as XLM does.
+        names = [name for layer in layers_around(key) for name in (layer, re.sub(r"[^.]+\.(\d+)$", r"*.\1", layer))]
+        around = [name for name in names if name in positions]
         assert len(around) == 1, f"{key} is in {len(around)} adapted layers"
         attentions[around[0]] += 1
     for layer, count in attentions.items():
@@ -92,8 +94,8 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, places.Place], left_out
     # A layer without attention has its feed-forward where the others of its list have theirs.
     ends = defaultdict(set)
     for place in bottlenecks.values():
-        if place.position == "feed_forward":
-            ends[place.stack].add(place.key.removeprefix(place.layer_name))
+        if place.position == "feed_forward" and not place.stack.endswith("*"):
+            ends[place.stack].add(place.relative(place.key))
     modules = dict(model.named_modules())
     for stack, names in ends.items():
         for index in range(len(modules[stack])):

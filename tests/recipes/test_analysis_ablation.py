@@ -181,9 +181,10 @@ class TestCommand:
         tensors = [*finished.model.parameters(), *finished.model.buffers(), *next(finished.batches(2)).values()]
         assert {tensor.device.type for tensor in tensors} == {"meta"}
 
-    def test_nothing_to_prune(self, finished_run, tmp_path, capsys):
-        run(ablation, "--run", finished_run, "--output_dir", tmp_path, "--max_eval_samples", 64, "--prune", -1)
-        assert "Nothing to prune: every span costs more than -100.0%" in capsys.readouterr().out
+    def test_nothing_to_prune(self, tmp_path, capsys):
+        rows = [{"scores": {}}, *({"span": span, "relative_change": -0.5} for span in ((0, 0), (0, 1), (1, 1)))]
+        ablation.prune_run(None, rows, ablation.AblationArguments(prune=0.1), tmp_path)
+        assert "Nothing to prune: every span costs more than 10.0%" in capsys.readouterr().out
         assert not (tmp_path / "pruned").exists()
 
     def test_no_run_there(self, tmp_path):

@@ -83,10 +83,6 @@ OWN = [
     ("text_classification", "--data {csv} --label_columns text"),
     ("text_classification", "--data {csv} --problem_type classes"),
     ("text_classification", "--data {csv} --problem_type regression"),
-    ("text_classification", "--data {csv} --sweep_r 0"), ("text_classification", "--data {csv} --sweep_r 8 8"),
-    ("text_classification", "--data {csv} --sweep_learning_rate 1e-3 nan"),
-    ("text_classification", "--data {csv} --sweep_learning_rate -1"),
-    ("text_classification", "--data {csv} --sweep_r 2 4 --eval_strategy no --load_best_model_at_end false"),
     ("text_classification", "--data {csv} --metric_for_best_model f1"),
     ("token_classification", "--data absent.conll"), ("token_classification", "--data {csv} --word_column absent"),
     ("token_classification", "--data {csv} --tag_column absent"),
@@ -151,7 +147,7 @@ def launch(script, flags, folder):
     with (
         patch.object(sys, "argv", [str(RECIPES / f"{script}.py"), *flags]),
         patch("training.model.AutoConfig.from_pretrained", loaded),
-        patch("analysis.grid.local_executor", loaded),
+        patch("analysis.grid.Sweep", loaded),
         pytest.MonkeyPatch.context() as patched,
     ):
         patched.chdir(folder)
