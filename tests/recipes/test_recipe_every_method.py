@@ -207,3 +207,15 @@ def test_nothing_to_train(encoder, data, tmp_path):
     run(mlm, *start(encoder, data / "texts", tmp_path / "first", "--method", "full"))
     with pytest.raises(RecipeError, match=r"--method linear trains only the head .* has one. Give another"):
         run(mlm, *start(tmp_path / "first" / "model", data / "texts", tmp_path / "second", "--method", "linear"))
+
+
+def test_pretraining_of_all_weights_resumes(encoder, data, tmp_path):
+    """With the same weights as without an interruption, tied embeddings and the frozen pooler included."""
+    steps = ["--method", "full", "--max_steps", 2, "--save_total_limit", 2, "--load_best_model_at_end", "false"]
+    run(mlm, *start(encoder, data / "texts", tmp_path / "whole", *steps))
+    last = tmp_path / "whole" / "checkpoint-1"
+    run(mlm, *start(encoder, data / "texts", tmp_path / "resumed", *steps, "--resume_from_checkpoint", last))
+    whole, resumed = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not torch.equal(whole["cls.predictions.bias"], torch.zeros_like(whole["cls.predictions.bias"]))
