@@ -10,8 +10,8 @@
 With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
 validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
 .csv, .tsv (no quoting) and .jsonl also work, with the columns of the Hub's nyu-mll/glue. The same command again
-resumes an interrupted run and does not repeat a finished one. {task} in --output_dir, --evaluate, --init_adapter and
---hub_model_id stands for the task's name.
+resumes an interrupted run and does not repeat a finished one. {task} in --output_dir, --model_name, --evaluate,
+--init_adapter and --hub_model_id stands for the task's name.
 """
 
 import copy
@@ -28,8 +28,8 @@ from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_sp
 from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
-from training.methods import MethodArguments, apply_method, keep_prefix
-from training.model import describe_head, load_classifier, load_saved, record_preprocessing, recorded_length
+from training.methods import MethodArguments, prepare_model
+from training.model import describe_head, load_classifier, load_saved, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -52,10 +52,12 @@ def main() -> None:
         own.output_dir = folder.replace("{task}", task.name)
         own.hub_model_id = training.hub_model_id and training.hub_model_id.replace("{task}", task.name)
         own.choose_by(task.scores)
+        model_name = arguments.model_name and arguments.model_name.replace("{task}", task.name)
+        of_task = replace(arguments, model_name=model_name)
         if arguments.evaluate is not None:
-            scores[task.name] = evaluate(task, arguments.evaluate, arguments, method, own)
+            scores[task.name] = evaluate(task, arguments.evaluate, of_task, method, own)
         else:
-            scores[task.name] = train(task, arguments, method, adapter, own)["best_scores"]
+            scores[task.name] = train(task, of_task, method, adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
         glue_reports.write_all(folder, scores, arguments.predict)
 
@@ -84,12 +86,8 @@ def train(
         splits = load_splits(task, arguments.data_dir)
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
-    head = describe_head(task.labels) | {"two_layer_head": method.head == "two_layer"}
-    config = adapter.config(task_type="SEQ_CLS", **head)
-    model = apply_method(model, method, config, adapter.init_adapter)
-    record_preprocessing(model, arguments.max_length)
-    if method.keep_prefix:
-        keep_prefix(model, method.keep_prefix, method.keep_prefix_gb, training)
+    head = describe_head(task.labels)
+    model = prepare_model(model, method, adapter, training, arguments.max_length, task_type="SEQ_CLS", **head)
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
     splits = tokenized(splits, task, tokenizer, arguments)

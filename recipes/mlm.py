@@ -1,11 +1,17 @@
-"""Train an adapter on a task's own text before it sees a label: masked language modeling (Han et al. 2021).
+"""Train an adapter, or the whole model, on a task's own text before it sees a label: masked language modeling.
 
     accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir runs/rte-text
     accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full --learning_rate 2e-5 \
+        --output_dir runs/rte-text-full
+    accelerate launch recipes/glue.py --task rte --method full --model_name runs/rte-text-full/model
 
-The data are those of any other recipe, without their labels, or a .txt file with a text per line. The encoder is
-frozen, and so is its head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the output weights of
+The first two commands are the method of Han et al. 2021, the last two their baseline without adapters. The data are
+those of any other recipe, without their labels, or a .txt file with a text per line. An adapter leaves the encoder
+frozen, and also the head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the output weights of
 the head are tied to the input embeddings and the rest of it is trained; it is saved beside the adapter, not in it.
+--method full trains all of it. A whole model is saved with the pooler of the checkpoint, which masked words do not
+need, so that a classifier starts with it.
 """
 
 import math
@@ -17,7 +23,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling, set_seed
+from transformers import AutoModel, AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel, set_seed
 
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.data import (
@@ -31,7 +37,8 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError, end_with_one_line
-from training.model import add_adapter, load_model
+from training.methods import MethodArguments, apply_method
+from training.model import POOLER, load_model
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -40,17 +47,20 @@ HEAD_FILE = "mlm_head.safetensors"
 
 
 def main() -> None:
-    """Read the command line, train, keep the epoch with the lowest loss, save the adapter and results.json."""
-    groups = (TextArguments, AdapterArguments, RecipeTrainingArguments)
-    arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]").parse()
-    config = adapter.config()
+    """Read the command line, train, keep the epoch with the lowest loss, save the trained weights and results.json."""
+    groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
+    arguments, method, adapter, training = parser.parse()
+    method.check(adapter, training)
+    if method.keep_prefix:
+        raise RecipeError("--keep_prefix has no use here, as each epoch masks other words. Leave it out.")
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on masked words. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, adapter)
+    run = Run(training, arguments, method, adapter)
     if run.results is not None:
         return push(training.output_dir)
 
@@ -59,16 +69,28 @@ def main() -> None:
         splits = load_splits(arguments.data, arguments.data_config)
     splits = with_validation({name: texts(split, name, arguments) for name, split in splits.items()})
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name)
+    model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name, method.base_dtype)
     if tokenizer.mask_token is None:
         raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
     # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
-    config.exclude_modules = rf"(?!{model.base_model_prefix}\.).*"
-    model = add_adapter(model, config, adapter.init_adapter)
+    config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
+    model = apply_method(model, method, config, adapter.init_adapter)
     head = train_missing_head(model, missing)
+    if method.base_dtype != "float32" and head:
+        raise RecipeError(
+            f"--base_dtype {method.base_dtype} needs a checkpoint with a head for masked words, whose weights are "
+            f"frozen; {arguments.model_name} has none. Leave it out, or give --bf16."
+        )
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise RecipeError(
+            f"--method {method.method} trains only the head for masked words where the checkpoint has none; "
+            f"{arguments.model_name} has one. Give another --method."
+        )
+    if not isinstance(model, PeftModel):
+        keep_pooler(model)
     if training.should_log:
         print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
-        print(describe(head))
+        print(describe(head, method))
 
     data = {
         name: tokenize(
@@ -90,6 +112,7 @@ def main() -> None:
     trainer.save_trained()
     results = run.finish(
         trainer,
+        method=method.method,
         task="mlm",
         model=arguments.model_name,
         dataset=describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits),
@@ -102,19 +125,35 @@ def main() -> None:
     push(training.output_dir)
 
 
-def train_missing_head(model: PeftModel, missing: set[str]) -> dict[str, nn.Parameter]:
+def train_missing_head(model: PeftModel | PreTrainedModel, missing: set[str]) -> dict[str, nn.Parameter]:
     """Make the weights trainable that the checkpoint lacks, and return them by name.
 
     The output weights are never among them: they are tied to the input embeddings, which every checkpoint has.
     """
-    weights = {name: weight for name, weight in model.get_base_model().named_parameters() if name in missing}
+    weights = {name: weight for name, weight in base_model(model).named_parameters() if name in missing}
     for weight in weights.values():
         weight.requires_grad = True
     return weights
 
 
-def describe(head: dict[str, nn.Parameter]) -> str:
+def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
+    """Return the model without what PEFT has put around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def keep_pooler(model: PreTrainedModel) -> None:
+    """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays frozen."""
+    encoder = model.base_model
+    if getattr(encoder, POOLER, encoder) is None:
+        whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
+        if getattr(whole, POOLER, None) and not any(name.startswith(f"{POOLER}.") for name in loading["missing_keys"]):
+            encoder.pooler = whole.pooler.requires_grad_(False)
+
+
+def describe(head: dict[str, nn.Parameter], method: MethodArguments) -> str:
     """Return what becomes of the head, for the log."""
+    if method.method == "full":
+        return f"head for masked words: trained, {'not in the checkpoint' if head else 'like the rest of the model'}"
     if not head:
         return "head for masked words: the checkpoint's, frozen"
     size = sum(weight.numel() for weight in head.values())
@@ -134,13 +173,13 @@ class MlmTrainer(RecipeTrainer):
     """A trainer that computes logits only for masked tokens, and saves the trained head with its checkpoints.
 
     Args:
-        head: The trained weights of the head, by name; saved in a file beside the adapter's.
+        head: The trained weights of the head, by name; saved in a file beside an adapter's. A whole model has them.
         kwargs: As for a Trainer.
     """
 
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.head = head
+        self.head = head if isinstance(self.model, PeftModel) else {}
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean cross-entropy of the masked tokens; 0 if a batch has none.
@@ -154,7 +193,7 @@ class MlmTrainer(RecipeTrainer):
             output.last_hidden_state = output.last_hidden_state[masked].unsqueeze(0)
             return output
 
-        with self.model.get_base_model().base_model.register_forward_hook(select):
+        with base_model(self.model).base_model.register_forward_hook(select):
             outputs = model(**inputs)
         loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(1, int(masked.sum()))
         return (loss, outputs) if return_outputs else loss

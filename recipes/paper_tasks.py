@@ -5,8 +5,10 @@
     python recipes/sweep.py recipes/paper_tasks.py --data additional --task all --num_train_epochs 20 50 100 \
         --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --choose r learning_rate num_train_epochs \
         --output_dir runs/paper_tasks
+    accelerate launch recipes/paper_tasks.py --data additional --method full --learning_rate 3e-5 --num_train_epochs 3
 
-The second command has the learning rate and the epochs of Mohebbi and Rajaei 2020. The third is the grid of Houlsby et
+The second command has the learning rate and the epochs of Mohebbi and Rajaei 2020; with --head two_layer, it is their
+model, "not shared". The last one is full fine-tuning. The third is the grid of Houlsby et
 al., who choose among 20, 50 and 100 epochs by hand from the validation curves; here validation chooses. Both print the
 same table. The defaults are the recipes', not those of either paper.
 
@@ -27,6 +29,7 @@ from study.additional import PAPER, describe, format_table
 from tasks.classification import ClassificationArguments, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
+from training.methods import ClassifierMethodArguments
 
 
 @dataclass
@@ -40,10 +43,13 @@ class PaperArguments:
 
 def main() -> None:
     """Read the command line, run the tasks one after the other, print the table and write it to table.md."""
-    groups = (ClassificationArguments, PaperArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (
+        ClassificationArguments, PaperArguments, ClassifierMethodArguments, ClassifierArguments,
+        RecipeTrainingArguments,
+    )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     parser.set_defaults(output_dir="runs/paper_tasks")
-    arguments, paper, adapter, training = parser.parse()
+    arguments, paper, method, adapter, training = parser.parse()
     tasks = paper.tasks or list(PAPER)
     unknown = [name for name in tasks if name not in PAPER]
     if unknown:
@@ -64,7 +70,7 @@ def main() -> None:
         own = copy.copy(training)
         own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-        results = run_task(replace(arguments, data=folder), adapter, own)
+        results = run_task(replace(arguments, data=folder), method, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
         rows.append(describe(name, [results]))

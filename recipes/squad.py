@@ -1,12 +1,14 @@
-"""Train a Houlsby adapter to find the answer to a question in a text: SQuAD 1.1 and 2.0.
+"""Train a Houlsby adapter, or another --method, to find the answer to a question in a text: SQuAD 1.1 and 2.0.
 
     accelerate launch recipes/squad.py                                          # SQuAD 1.1 and BERT-base from the Hub
     accelerate launch recipes/squad.py --data rajpurkar/squad_v2                # with questions that have no answer
     accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3  # train.parquet, validation.parquet
+    accelerate launch recipes/squad.py --method full --learning_rate 3e-5 --num_train_epochs 3
 
-Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs. The columns
-are those of the Hub's rajpurkar/squad. Contexts of any length are read in overlapping windows. The answers of the best
-epoch are written to predictions.json, in the format of the official scripts, with the same scores.
+Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs; for
+fine-tuning 3e-5, 5e-5 and 1e-4 and 2, 3 and 5 epochs. The columns are those of the Hub's rajpurkar/squad. Contexts of
+any length are read in overlapping windows. The answers of the best epoch are written to predictions.json, in the
+format of the official scripts, with the same scores.
 """
 
 import json
@@ -22,7 +24,8 @@ from tasks.squad import ANSWERED, QUESTION_TOKENS, SCORES, Windows, check_questi
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, load_splits, sample
 from training.errors import RecipeError, end_with_one_line
-from training.model import add_adapter, load_model, record_preprocessing
+from training.methods import MethodArguments, prepare_model
+from training.model import load_model
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -45,10 +48,11 @@ class SquadArguments(DataArguments):
 
 
 def main() -> None:
-    """Read the command line, train, keep the best epoch, save the adapter, the answers and results.json."""
-    groups = (SquadArguments, AdapterArguments, RecipeTrainingArguments)
-    arguments, adapter, training = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]").parse()
-    config = adapter.config(task_type="QUESTION_ANS")
+    """Read the command line, train, keep the best epoch, save the trained weights, the answers and results.json."""
+    groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
+    arguments, method, adapter, training = parser.parse()
+    method.check(adapter, training)
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
     least = arguments.stride + QUESTION_TOKENS + 4  # BERT's special tokens, and one of context
@@ -59,7 +63,7 @@ def main() -> None:
         )
     training.output_dir = training.output_dir.replace("{task}", "squad")
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, adapter)
+    run = Run(training, arguments, method, adapter)
     if run.results is not None:
         return push(training.output_dir)
 
@@ -76,11 +80,14 @@ def main() -> None:
     training.choose_by([*SCORES, *(f"{kind}_{score}" for kind in ANSWERED if may_be_none for score in SCORES)])
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     splits["validation"] = questions = sample(splits["validation"], arguments.max_eval_samples)
-    model, tokenizer, _ = load_model(AutoModelForQuestionAnswering, arguments.model_name, num_labels=2)  # start, end
+    model, tokenizer, _ = load_model(
+        AutoModelForQuestionAnswering, arguments.model_name, method.base_dtype, num_labels=2
+    )  # start, end
     tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
-    model = add_adapter(model, config, adapter.init_adapter)
     null_threshold = arguments.null_threshold if may_be_none else None
-    record_preprocessing(model, arguments.max_length, null_threshold)
+    model = prepare_model(
+        model, method, adapter, training, arguments.max_length, null_threshold, task_type="QUESTION_ANS"
+    )
     windows = Windows(
         tokenizer,
         arguments.max_length,
@@ -108,7 +115,7 @@ def main() -> None:
     if training.should_save:
         Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
     dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
-    run.finish(trainer, task="squad", model=arguments.model_name, dataset=dataset)
+    run.finish(trainer, method=method.method, task="squad", model=arguments.model_name, dataset=dataset)
     push(training.output_dir)
 
 

@@ -1,8 +1,9 @@
-"""Train a Houlsby adapter to classify texts, or pairs of texts, of your own or of any data set on the Hub.
+"""Train a Houlsby adapter, or another --method, to classify texts or pairs of texts, your own or on the Hub.
 
     accelerate launch recipes/text_classification.py --data reviews.csv
     accelerate launch recipes/text_classification.py --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
     accelerate launch recipes/text_classification.py --data folder --text_columns title body --label_columns topic
+    accelerate launch recipes/text_classification.py --data reviews.csv --method full --learning_rate 3e-5
     python recipes/sweep.py recipes/text_classification.py --data folder --choose r learning_rate \
         --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --output_dir runs/grid   # Houlsby et al. 2019
 
@@ -15,11 +16,12 @@ are left out, texts are truncated to --max_length, and a label that no training 
 from tasks.classification import ClassificationArguments, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import end_with_one_line
+from training.methods import ClassifierMethodArguments
 
 
 def main() -> None:
     """Read the command line and run."""
-    groups = (ClassificationArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (ClassificationArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
     run_task(*parser.parse())
 

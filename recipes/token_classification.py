@@ -1,7 +1,8 @@
-"""Train a Houlsby adapter to tag words: named entities, parts of speech.
+"""Train a Houlsby adapter, or another --method, to tag words: named entities, parts of speech.
 
     accelerate launch recipes/token_classification.py --data conll_folder             # train.conll, validation.conll
     accelerate launch recipes/token_classification.py --data tner/wnut2017 --learning_rate 1e-3
+    accelerate launch recipes/token_classification.py --data conll_folder --method full --learning_rate 3e-5
 
 The data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the
 first and the last column), an empty line after each sentence. Tags such as B-PER are scored by entity, others by word.
@@ -18,7 +19,8 @@ from tasks.tagging import find_tags, tokenize_words
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, load_splits, sample, with_validation
 from training.errors import end_with_one_line
-from training.model import add_adapter, load_model, record_preprocessing
+from training.methods import MethodArguments, prepare_model
+from training.model import load_model
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -34,13 +36,14 @@ class TaggingArguments(DataArguments):
 
 
 def main() -> None:
-    """Read the command line, train, keep the best epoch, save the adapter and results.json."""
-    groups = (TaggingArguments, AdapterArguments, RecipeTrainingArguments)
+    """Read the command line, train, keep the best epoch, save the trained weights and results.json."""
+    groups = (TaggingArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
-    arguments, adapter, training = parser.parse()
+    arguments, method, adapter, training = parser.parse()
+    method.check(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", "tagging")
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, adapter)
+    run = Run(training, arguments, method, adapter)
     if run.results is not None:
         return push(training.output_dir)
 
@@ -55,11 +58,12 @@ def main() -> None:
     model, tokenizer, _ = load_model(
         AutoModelForTokenClassification,
         arguments.model_name,
+        method.base_dtype,
         id2label=id2label,
         label2id={tag: number for number, tag in id2label.items()},
     )
-    model = add_adapter(model, adapter.config(task_type="TOKEN_CLS", id2label=id2label), adapter.init_adapter)
-    record_preprocessing(model, arguments.max_length)
+    fields = {"task_type": "TOKEN_CLS", "id2label": id2label}
+    model = prepare_model(model, method, adapter, training, arguments.max_length, **fields)
     if training.should_log:
         print(f"{len(splits['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
     data = {
@@ -83,7 +87,15 @@ def main() -> None:
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
     test = score(trainer.predict(data["test"])) if "test" in data else None
     dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
-    run.finish(trainer, task="tagging", model=arguments.model_name, dataset=dataset, tags=tags.names, test=test)
+    run.finish(
+        trainer,
+        method=method.method,
+        task="tagging",
+        model=arguments.model_name,
+        dataset=dataset,
+        tags=tags.names,
+        test=test,
+    )
     push(training.output_dir)
 
 

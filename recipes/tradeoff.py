@@ -2,13 +2,13 @@
 
     python recipes/tradeoff.py    # generated sentences, no data
     python recipes/tradeoff.py --task cola mrpc --data_dir glue --model_name minilm
-    python recipes/tradeoff.py --recipe recipes/squad.py --task squad --method houlsby --seed 0 1 2
+    python recipes/tradeoff.py --recipe recipes/squad.py --task squad --method houlsby top_k full --seed 0 1 2
 
-Houlsby et al. 2019, figures 1, 3 (GLUE, not the 17 further tasks), 4 and, on SQuAD, the adapters of figure 5: only
-glue.py has other methods. With several learning rates, validation chooses one for each task and method. With several
-tasks, lines are medians over the tasks, with MNLI's two splits as two, and bands extend from the 20th to the 80th
-percentile; with one task, they are means over the seeds and one standard error. Scores are relative to full
-fine-tuning only if it has runs on all of these tasks. Writes tradeoff.jsonl, .png and .svg.
+Houlsby et al. 2019, figures 1, 3 (GLUE, not the 17 further tasks), 4 and, on SQuAD, 5. With several learning rates,
+validation chooses one for each task and method. With several tasks, lines are medians over the tasks, with MNLI's two
+splits as two, and bands extend from the 20th to the 80th percentile; with one task, they are means over the seeds and
+one standard error. Scores are relative to full fine-tuning only if it has runs on all of these tasks. Writes
+tradeoff.jsonl, .png and .svg.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from analysis.grid import GLUE, OF_GLUE, Axes, GridParser, finished, make_grids, run_missing
+from analysis.grid import GLUE, Axes, GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
 from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
@@ -58,11 +58,6 @@ def main() -> None:
     arguments, flags = parser.parse()
     if not arguments.recipe.is_file():
         raise RecipeError(f"--recipe must be a recipe's script, got {arguments.recipe}. Correct the path.")
-    if arguments.recipe.name not in OF_GLUE and arguments.method != ["houlsby"]:
-        raise RecipeError(
-            f"{arguments.recipe.name} trains only adapters, got --method {' '.join(arguments.method)}. Give --method "
-            "houlsby."
-        )
     if not arguments.draw_only:
         runs = make_grids(arguments.output_dir, arguments.task, grids(arguments), flags, arguments.recipe.resolve())
         run_missing(runs, arguments)
@@ -74,11 +69,9 @@ def main() -> None:
 
 
 def grids(arguments: argparse.Namespace) -> Iterator[Axes]:
-    """Yield a grid per method; a recipe that trains only adapters has no flag for the method."""
+    """Yield a grid per method."""
     for method in arguments.method:
-        axes = {"r": arguments.r} if arguments.method == ["houlsby"] else {
-            "method": [method], "r": arguments.r, "top_k": arguments.top_k
-        }  # fmt: skip
+        axes = {"method": [method], "r": arguments.r, "top_k": arguments.top_k}
         rates = arguments.full_learning_rate if method in ("full", "top_k") else arguments.learning_rate
         yield {**axes, "learning_rate": rates, "seed": arguments.seed}
 

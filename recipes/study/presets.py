@@ -24,7 +24,7 @@ from tasks import demo
 from tasks.glue import MINIMAL_PAIRS, find_tasks
 from training.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError
-from training.methods import MethodArguments
+from training.methods import ClassifierMethodArguments
 
 
 _LARGE, _BASE = "google-bert/bert-large-uncased", "google-bert/bert-base-uncased"
@@ -102,7 +102,7 @@ class GlueArguments(EncoderArguments):
 
 def parse_arguments(
     args: Sequence[str] | None = None,
-) -> tuple[GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+) -> tuple[GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Parse the command line, or `args`, and check what does not depend on the data.
 
     A preset and the run without data have their own defaults, which flags override. With --evaluate, the encoder and
@@ -111,7 +111,7 @@ def parse_arguments(
     Raises:
         RecipeError: If a value breaks its rule, or does not fit another one.
     """
-    groups = (GlueArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
     arguments, method, adapter, training = parser.parse(args)
     tasks = find_tasks(arguments.task)
@@ -129,7 +129,7 @@ def parse_arguments(
             f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
             "--per_device_train_batch_size for another batch."
         )
-    method.check(training.push_to_hub, adapter.layers)
+    method.check(adapter, training)
     if arguments.evaluate is not None:
         _check_evaluation(arguments, adapter, training)
     _check_data(arguments, [task.name for task in tasks])

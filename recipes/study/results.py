@@ -164,7 +164,8 @@ def _key(results: Results, chosen: Sequence[str]) -> str:
     if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:
         # The tasks have different scores, which alone would put them in different rows.
         arguments["metric_for_best_model"] = "main"
-    for name in ("init_adapter", "data"):  # an adapter is often pretrained in a folder with the task's name
+    # An adapter or a model is often pretrained in a folder with the task's name.
+    for name in ("init_adapter", "model_name", "data"):
         if isinstance(value := arguments.get(name), str):
             arguments[name] = re.sub(rf"(?<![^\W_]){results['task']}(?![^\W_])", "{task}", value)
     meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}

@@ -38,7 +38,8 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError
-from training.model import add_adapter, describe_head, load_classifier, record_preprocessing
+from training.methods import MethodArguments, prepare_model
+from training.model import describe_head, load_classifier
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer, check_finite
 
@@ -174,14 +175,18 @@ def classification_scores(
 
 
 def run_task(
-    arguments: ClassificationArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
+    arguments: ClassificationArguments,
+    method: MethodArguments,
+    adapter: ClassifierArguments,
+    training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
     """Load the data, train, push if asked to, and return the content of results.json."""
+    method.check(adapter, training)
     task = load_task(arguments, training)
     training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(task.scores)
     push = plan_push(training, arguments.model_name)
-    results = train(task, arguments, adapter, training)
+    results = train(task, arguments, method, adapter, training)
     push(training.output_dir)
     return results
 
@@ -189,20 +194,21 @@ def run_task(
 def train(
     task: ClassificationTask,
     arguments: ClassificationArguments,
+    method: MethodArguments,
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
-    """Train, keep the best epoch, save the adapter and results.json, and score the test split.
+    """Train, keep the best epoch, save the trained weights and results.json, and score the test split.
 
     A run that is already finished is left as it is. Returns the content of results.json.
     """
-    run = Run(training, arguments, adapter)
+    run = Run(training, arguments, method, adapter)
     if run.results is not None:
         return run.results
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
-    model, tokenizer = load_classifier(arguments.model_name, task.labels.names, task.labels.problem_type)
-    model = add_adapter(model, adapter.config(task_type="SEQ_CLS", **task.head), adapter.init_adapter)
-    record_preprocessing(model, arguments.max_length)
+    labels = task.labels
+    model, tokenizer = load_classifier(arguments.model_name, labels.names, labels.problem_type, method.base_dtype)
+    model = prepare_model(model, method, adapter, training, arguments.max_length, task_type="SEQ_CLS", **task.head)
     task = task.tokenized(tokenizer, arguments.max_length)
     trainer = task.trainer(model, tokenizer, training)
     trainer.train(run.checkpoint)
@@ -210,10 +216,11 @@ def train(
     test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
     return run.finish(
         trainer,
+        method=method.method,
         task=task.name,
         model=arguments.model_name,
         dataset=describe_data(task.name, arguments.data, arguments.data_config, task.splits),
-        labels=task.labels.names,
+        labels=labels.names,
         r=adapter.r,
         learning_rate=training.learning_rate,
         test=test,

@@ -1,10 +1,10 @@
 """What is trained: Houlsby adapters, or one of the methods they are compared with; and what stays frozen."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -15,8 +15,9 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from accelerate import PartialState
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, Place, find_new_modules, find_places, put_two_layer_head
+from training.arguments import AdapterArguments
 from training.errors import RecipeError
-from training.model import POOLER, add_adapter, find_pooler
+from training.model import POOLER, add_adapter, find_pooler, record_preprocessing
 
 
 IN_MEMORY = "memory"
@@ -27,15 +28,12 @@ class MethodArguments:
     """The method, and the options of those that are not adapters."""
 
     _argument_group_name = "method"
+    head: ClassVar[str] = "linear"
 
     method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "linear"] = HfArg(
         default="houlsby",
         help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA, or only the head. Every "
         "method trains the head.",
-    )
-    head: Literal["linear", "two_layer"] = HfArg(
-        default="linear",
-        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
     )
     base_dtype: Literal["float32", "bfloat16"] = HfArg(
         default="float32", help="Data type of the frozen weights; adapters and LoRA are trained in float32."
@@ -46,7 +44,11 @@ class MethodArguments:
         "result: in 'memory', or in a folder, where later runs find it.",
     )
     keep_prefix_gb: float = HfArg(default=4.0, help="Maximum size of what --keep_prefix keeps per process, in GB.")
-    top_k: int | None = HfArg(default=None, help="Number of layers that --method top_k trains, from the top.")
+    top_k: int | None = HfArg(
+        default=None,
+        help="Number of layers that --method top_k trains, from the top. The embeddings stay frozen, even if this is "
+        "the number of all layers; --method full trains them as well.",
+    )
     lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = HfArg(default=16, help="LoRA's scale, which is divided by the rank.")
     lora_targets: list[str] | None = HfArg(  # noqa: RUF009, which takes the type for a mutable default
@@ -58,21 +60,22 @@ class MethodArguments:
         """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
         return self.method in ("houlsby", "lora")
 
-    def check(self, pushed: bool = False, layers: Sequence[int] | None = None) -> None:
-        """Raise RecipeError if an option does not fit the method, or the result could not be pushed to the Hub.
-
-        Args:
-            pushed: Whether the result is to be pushed.
-            layers: The layers to adapt; None: all.
-        """
-        if (self.head != "linear" or pushed) and self.method != "houlsby":
-            wanted = "--push_to_hub" if pushed else f"--head {self.head}"
+    def check(self, adapter: AdapterArguments, training: TrainingArguments) -> None:
+        """Raise RecipeError if an option does not fit the method, or the result could not be pushed to the Hub."""
+        if (self.head != "linear" or training.push_to_hub) and self.method != "houlsby":
+            wanted = "--push_to_hub" if training.push_to_hub else f"--head {self.head}"
             raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
+        if adapter.init_adapter is not None and self.method != "houlsby":
+            raise RecipeError(
+                f"--init_adapter needs --method houlsby, got {self.method}. To start from a whole model, give its "
+                "folder as --model_name."
+            )
         if self.base_dtype != "float32" and not self.adds_weights:
             raise RecipeError(
                 f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
                 "trains some of them, which needs float32. For speed, give --bf16."
             )
+        layers = adapter.layers
         if self.keep_prefix and (self.method != "houlsby" or not layers or 0 in layers):
             got = f"{self.method} and {'no' if layers is None else ' '.join(map(str, layers))}"
             raise RecipeError(
@@ -84,6 +87,46 @@ class MethodArguments:
                 f"--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
                 f"{self.method} {'without it' if self.top_k is None else 'and it'}. Add or leave out --top_k."
             )
+
+
+@dataclass
+class ClassifierMethodArguments(MethodArguments):
+    """The method of a text classifier, whose adapter may have a larger head."""
+
+    head: Literal["linear", "two_layer"] = HfArg(
+        default="linear",
+        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
+    )
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    method: MethodArguments,
+    adapter: AdapterArguments,
+    training: TrainingArguments,
+    max_length: int,
+    null_threshold: float | None = None,
+    **fields: Any,
+) -> PreTrainedModel | PeftModel:
+    """Apply the method to a task's model, record in an adapter how texts are cut, and keep the frozen prefix if asked.
+
+    Args:
+        model: The model with its new head; changed in place.
+        method: What to train.
+        adapter: The adapter's options.
+        training: The training arguments.
+        max_length, null_threshold: As for record_preprocessing.
+        fields: Further fields of the adapter's configuration, such as task_type.
+
+    Raises:
+        RecipeError: If the model does not have what the method trains.
+    """
+    config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
+    adapted = apply_method(model, method, config, adapter.init_adapter)
+    record_preprocessing(adapted, max_length, null_threshold)
+    if method.keep_prefix:
+        keep_prefix(adapted, method.keep_prefix, method.keep_prefix_gb, training)
+    return adapted
 
 
 def apply_method(
@@ -98,8 +141,8 @@ def apply_method(
     Args:
         model: The model with its new head; changed in place.
         method: What to train.
-        config: The configuration of the adapter, for `houlsby`; for all methods, whether its modules_to_save name the
-            pooler.
+        config: The configuration of the adapter, for `houlsby`; for all methods, the kind of task, whether its
+            modules_to_save name the pooler, and, except for `full`, which modules are excluded.
         init_adapter: As for add_adapter.
 
     Raises:
@@ -120,29 +163,31 @@ def apply_method(
     if method.method == "houlsby":
         return add_adapter(model, config, init_adapter)
     if method.method == "lora":
-        return _add_lora(model, method, heads)
+        return _add_lora(model, method, config, heads)
     trained = [model.get_submodule(name) for name in heads]
     if method.method == "full":
         trained = [model]
     elif method.method == "top_k":
         trained += top_layers(model, method.top_k)
     elif method.method == "layer_norm":
-        norms = (name for name, place in _find_places(model, "all").items() if place.position == "norm")
+        places = _find_places(model, "all", config.exclude_modules)
+        norms = (name for name, place in places.items() if place.position == "norm")
         trained += [model.get_submodule(name) for name in norms]
     train_only(model, trained)
     return model
 
 
-def _add_lora(model: PreTrainedModel, method: MethodArguments, heads: list[str]) -> PeftModel:
-    config = LoraConfig(
-        task_type="SEQ_CLS",
+def _add_lora(model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, heads: list[str]) -> PeftModel:
+    lora = LoraConfig(
+        task_type=config.task_type,
         r=method.lora_r,
         lora_alpha=method.lora_alpha,
         target_modules=method.lora_targets,
+        exclude_modules=config.exclude_modules,
         modules_to_save=heads,
     )
     try:
-        return get_peft_model(model, config)
+        return get_peft_model(model, lora)
     except ValueError as error:
         raise RecipeError(f"LoRA finds no layers in this model: {error} Name some with --lora_targets.") from error
 
@@ -161,9 +206,11 @@ def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
     return [*layers[-k:], *([] if pooler is None else [pooler])]
 
 
-def _find_places(model: PreTrainedModel, norms: bool | Literal["all"]) -> dict[str, Place]:
+def _find_places(
+    model: PreTrainedModel, norms: bool | Literal["all"], excluded: str | list[str] | None = None
+) -> dict[str, Place]:
     try:
-        return find_places(model, HoulsbyConfig(train_layer_norm=norms))
+        return find_places(model, HoulsbyConfig(train_layer_norm=norms, exclude_modules=excluded))
     except ValueError as error:
         raise RecipeError(f"The layers of {type(model).__name__} cannot be found: {error}") from error
 

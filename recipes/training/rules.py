@@ -82,7 +82,8 @@ RULES: dict[str, tuple[Rule, str]] = {
     "r": (_COUNT, "The papers use 2 to 256"),
     "model_name": (
         (
-            lambda name: not looks_like_a_path(name) or Path(name, "config.json").is_file(),
+            # {task} is replaced by the task's name later.
+            lambda name: "{" in name or not looks_like_a_path(name) or Path(name, "config.json").is_file(),
             "a folder with a model, a name on the Hub, or 'minilm'",
         ),
         "Correct the path",

@@ -159,9 +159,16 @@ class TestTradeoff:
         assert all(run.flags == ("--data_dir", "glue") for run in runs)
 
     def test_a_recipe_for_one_task(self):
-        arguments = Namespace(method=["houlsby"], r=["1", "8"], top_k=["1", "2"], seed=["0"], learning_rate=["1e-3"])
+        arguments = Namespace(
+            method=["houlsby", "top_k", "full"], r=["1", "8"], top_k=["2"], seed=["0"], learning_rate=["1e-3"],
+            full_learning_rate=["3e-5"],
+        )  # fmt: skip
         runs = make_grids(Path("out"), ["squad"], tradeoff.grids(arguments), [], Path("recipes/squad.py"))
-        assert [run.point for run in runs] == [{"r": r, "learning_rate": "1e-3", "seed": "0"} for r in ("1", "8")]
+        assert [run.point for run in runs] == [
+            *({"method": "houlsby", "r": r, "learning_rate": "1e-3", "seed": "0"} for r in ("1", "8")),
+            {"method": "top_k", "top_k": "2", "learning_rate": "3e-5", "seed": "0"},
+            {"method": "full", "learning_rate": "3e-5", "seed": "0"},
+        ]
 
     def test_nothing_to_draw(self, tmp_path):
         with pytest.raises(RecipeError, match="no run with a validation score"):

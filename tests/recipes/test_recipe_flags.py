@@ -108,7 +108,7 @@ OWN = [
     ("tradeoff", "--seed 0 0"), ("tradeoff", "--seed 0 00"), ("tradeoff", "--seed -1"), ("tradeoff", "--seed x"),
     ("tradeoff", "--r 0"), ("tradeoff", "--r 8 8.0"), ("tradeoff", "--learning_rate 1e-3 0.001"),
     ("tradeoff", "--method adapters"), ("tradeoff", "--method houlsby houlsby"), ("tradeoff", "--jobs 0"),
-    ("tradeoff", "--recipe absent.py"), ("tradeoff", "--recipe recipes/squad.py --task squad --method full"),
+    ("tradeoff", "--recipe absent.py"), ("squad", "--method full --init_adapter {run}"),
     ("tradeoff", "--task mrcp"), ("tradeoff", "--max_length 0"), ("tradeoff", "--num_train_epochs 0"),
     ("tradeoff", "--output_dir {csv}/x"), ("tradeoff", "--draw_only --output_dir {glue}"),
     ("tradeoff", "--no_such_flag 1"), ("tradeoff", "--task all --data_dir {glue}"),

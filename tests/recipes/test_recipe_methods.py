@@ -15,6 +15,7 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
 from tiny_models import tiny_bert
+from training.arguments import AdapterArguments, RecipeTrainingArguments
 from training.errors import RecipeError
 from training.methods import MethodArguments, apply_method
 
@@ -55,16 +56,16 @@ def test_trained_parameters_of_bert_base(method, expected):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"method": "top_k"}, "needs --top_k"),
-        ({"method": "full", "top_k": 2}, "no other method has it"),
+        ({"method": "top_k"}, "needs it; got --method top_k without it"),
+        ({"method": "full", "top_k": 2}, "is for --method top_k, .* got --method full and it"),
         ({"method": "top_k", "top_k": 5}, "--top_k must be from 1 to 4, the layers of one encoder, got 5"),
         ({"method": "top_k", "top_k": 0}, "--top_k must be from 1 to 4"),
         ({"method": "lora", "lora_targets": ["no_such_layer"]}, "LoRA finds no layers .* --lora_targets"),
     ],
 )
-def test_what_cannot_be_trained(method, message):
+def test_what_cannot_be_trained(method, message, tmp_path):
     def train(arguments):
-        arguments.check()
+        arguments.check(AdapterArguments(), RecipeTrainingArguments(str(tmp_path), use_cpu=True))
         apply_method(tiny_bert(), arguments, HoulsbyConfig())
 
     with pytest.raises(RecipeError, match=message):

@@ -21,7 +21,7 @@ from study.presets import NAMES, parse_arguments, preset
 from tiny_models import tiny_bert
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.errors import RecipeError
-from training.methods import MethodArguments, apply_method
+from training.methods import ClassifierMethodArguments, MethodArguments, apply_method
 from training.trainer import RecipeTrainer
 
 
@@ -67,7 +67,12 @@ class TestPresets:
 
     @pytest.mark.parametrize("name", NAMES)
     def test_every_name_is_an_argument(self, name):
-        groups = (glue.GlueArguments, MethodArguments, glue.ClassifierArguments, glue.RecipeTrainingArguments)
+        groups = (
+            glue.GlueArguments,
+            ClassifierMethodArguments,
+            glue.ClassifierArguments,
+            glue.RecipeTrainingArguments,
+        )
         known = {field.name for group in groups for field in fields(group)}
         for method in ("houlsby", "full", "lora"):
             assert preset(name, method, 3).keys() <= known
