@@ -170,8 +170,8 @@ def _check_evaluation(
         raise RecipeError(f"--evaluate trains nothing, got {given} as well. Leave out one of them.")
 
 
-def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArguments]:
-    """Return the encoder and the adapter that glue.py has with these flags; other flags are ignored."""
+def parse_adapter(flags: Sequence[str], method: str = "houlsby") -> tuple[GlueArguments, ClassifierArguments]:
+    """Return the encoder and the adapter that glue.py has with these flags and this method; others are ignored."""
     parser = RecipeParser((GlueArguments, ClassifierArguments))
 
     def parse() -> tuple[GlueArguments, ClassifierArguments]:
@@ -180,7 +180,7 @@ def parse_adapter(flags: Sequence[str]) -> tuple[GlueArguments, ClassifierArgume
 
     arguments, adapter = parse()
     if arguments.preset is not None:
-        parser.set_defaults(**preset(arguments.preset, "houlsby", adapter.share_layers))
+        parser.set_defaults(**preset(arguments.preset, method, adapter.share_layers))
     return parse()
 
 
