@@ -4,10 +4,12 @@
     python recipes/robustness.py --run runs/sst2 runs/sst2-full --name adapters "full fine-tuning"
 
 Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the task's text: these are
-read from the folders of mlm.py that the runs started from. The attack is that of Ren et al. 2019, see
-analysis/pwws.py.
-The paper's is OpenAttack's, which also replaces named entities, chooses synonyms by the word's tag, and attacks all
-texts. The synonyms are WordNet's (Debian: apt install wordnet-base). Writes robustness.jsonl, with a line per run, and
+read from the folders of mlm.py that the runs started from. The attack is that of Ren et al. 2019, without their named
+entities; see analysis/pwws.py. Han et al. use OpenAttack's, which replaces none, either, but differs from this one:
+NLTK's tagger chooses the synonyms by the word's part of speech, here the part of speech is the word's most frequent
+one; synonyms of several words are cut to the first, here they are left out; texts are in lower case.
+
+The synonyms are WordNet's (Debian: apt install wordnet-base). Writes robustness.jsonl, with a line per run, and
 robustness.png and .svg.
 """
 
@@ -38,7 +40,7 @@ from training.data import sample
 from training.errors import RecipeError, end_with_one_line
 
 
-DIFFERENCE = "no named entities, no tagger, unlike OpenAttack's"
+DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger
 
 
 @dataclass
