@@ -165,7 +165,8 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     rates, errors = _rates(rows)
     bars = axes.bar(range(len(rows)), rates, 0.6, yerr=errors, capsize=3, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2)
-    axes.set_xticks(range(len(rows)), [row["run"] for row in rows], rotation=90 if len(rows) > 4 else 0)
+    labels = [row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "") for row in rows]
+    axes.set_xticks(range(len(rows)), labels, rotation=90 if len(rows) > 4 else 0)
     axes.set(ylabel="attack success rate (%)")
     axes.margins(x=0.2 if len(rows) < 5 else 0.02, y=0.15)
     for (method, own), color, marker in zip(by_method.items() if pretrained else (), cycle(COLORS), cycle(MARKERS)):

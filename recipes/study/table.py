@@ -90,12 +90,19 @@ def second_parts(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         means = [(cell := row.cell(*column)) and cell.mean(column[1]) for column in shown.values()]
-        lines.append([f"{row.label}: mean", *map(_with_error, means)])
+        own = {name: value[0] for name, value in zip(shown, means, strict=True) if value}
+        lines.append([f"{row.label}: mean", *map(_with_error, means), _total(own)])
     for label, scores in SECOND_ROWS.items():
-        own = dict(zip(SECOND_COLUMNS, scores, strict=True))
-        if any(own[name] is not None for name in shown):
-            lines.append([label, *(MISSING if own[name] is None else f"{own[name]}" for name in shown)])
-    return ["## Second scores, at the same points", table(["", *shown], lines)]
+        own = {name: value for name, value in zip(SECOND_COLUMNS, scores, strict=True) if value and name in shown}
+        if own:
+            lines.append([label, *(f"{own[name]}" if name in own else MISSING for name in shown), _total(own)])
+    return ["## Second scores, at the same points", table(["", *shown, "mean of CoLA and MRPC"], lines)]
+
+
+def _total(scores: Mapping[str, float]) -> str:
+    """Return what Whritenour and Schoch call the total."""
+    both = [scores.get(f"{task} accuracy") for task in ("CoLA", "MRPC")]
+    return MISSING if None in both else f"{sum(both) / 2:.2f}"
 
 
 def additional_parts(row: Row) -> list[str]:
