@@ -145,7 +145,7 @@ def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Pl
 def pretraining_run(task: str, method: str, arguments: argparse.Namespace, flags: Sequence[str]) -> PlannedRun:
     """Return a run of mlm.py on the task's training text, with a checkpoint at each number of steps, of the adapter or
     of the whole encoder that glue.py has with these flags."""
-    folder = arguments.output_dir / ("pretraining" if method == "houlsby" else f"pretraining_{method}") / task
+    folder = arguments.output_dir / "pretraining" / task
     if task == MINIMAL_PAIRS:
         text = folder / "train.txt"
         text.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,6 @@ def pretraining_run(task: str, method: str, arguments: argparse.Namespace, flags
         data = ["--data", HUB_DATASET, "--data_config", task]
     given = arguments.full_pretraining_learning_rate if method == "full" else arguments.pretraining_learning_rate
     how = [
-        *([] if method == "houlsby" else ["--method", method]),
         *([] if (rate := given or PRETRAINING_RATES[method]) is None else ["--learning_rate", rate]),
         *([] if arguments.pretraining_seed is None else ["--seed", arguments.pretraining_seed]),
         *PRECISIONS[arguments.pretraining_precision],
@@ -167,8 +166,9 @@ def pretraining_run(task: str, method: str, arguments: argparse.Namespace, flags
     every = str(math.gcd(*steps))
     kept = ["--save_strategy", "steps", "--save_steps", every, "--save_total_limit", str(max(steps))]
     scored = ["--eval_strategy", "no", "--load_best_model_at_end", "false", "--max_steps", str(max(steps))]
-    flags = (*data, *adapter_flags(flags, method), *how, *kept, *scored)
-    return PlannedRun(folder, RECIPES / "mlm.py", {}, flags)
+    flags = [*data, *adapter_flags(flags, method), *how, *kept, *scored]
+    axes = {} if method == "houlsby" else {"method": [method]}
+    return make_grids(folder, ["mlm"], [axes], flags, RECIPES / "mlm.py")[0]
 
 
 def adapter_flags(flags: Sequence[str], method: str) -> list[str]:

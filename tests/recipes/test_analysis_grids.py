@@ -310,8 +310,8 @@ class TestStability:
             text = Path(flags[flags.index("--data") + 1]).read_text().split("\n")
             assert len(text) == 4400
         adapters, full = pretrainings
-        assert "--method" not in adapters.flags
-        assert full.flags[full.flags.index("--method") + 1] == "full"
+        assert (adapters.point, full.point) == ({}, {"method": "full"})
+        assert all(run.at(run.point) == run for run in pretrainings), "a sweep finds another folder"
         starts = [run.flags[-2] for run in runs if "--init_adapter" in run.flags]
         assert starts == [str(adapters.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
         starts = [run.flags[run.flags.index("--model_name") + 1] for run in runs if run.point["method"] == "full"]
@@ -397,7 +397,7 @@ class TestStability:
     )
     def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
         """Each recipe reads its flags as from the command line."""
-        for folder in ("rte", "pretraining/rte/checkpoint-20"):
+        for folder in ("rte", "pretraining/rte/mlm/run/checkpoint-20"):
             (tmp_path / folder).mkdir(parents=True)
         arguments = planned(tmp_path, data_dir=str(tmp_path), model_name=model_name, pretraining_steps=[20])
         with patch.object(stability, "run_missing") as done:
