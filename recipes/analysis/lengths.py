@@ -35,10 +35,8 @@ def draw_lengths(rows: Sequence[Row]) -> Figure | None:
     draw_boxes(axes, range(len(shown)), [scores[one] for one in shown], [COLOR_OF[one] for one in shown])
     axes.set_xticks(range(len(shown)), [NAMES[one] for one in shown])
     lengths = sorted({row["pretraining_steps"] for row in rows} - {0})
-    title = (
-        f"{proper_name(rows[0]['task'])}, {len(lengths)} lengths of pretraining, {lengths[0]:,}-{lengths[-1]:,} steps"
-    )
-    axes.set(title=title, ylabel=f"{_score(rows)} after the last epoch")
+    label = f"{len(lengths)} lengths of pretraining, {lengths[0]:,}-{lengths[-1]:,} steps"
+    axes.set(title=proper_name(rows[0]["task"]), xlabel=label, ylabel=f"{_score(rows)} after the last epoch")
     return figure
 
 
