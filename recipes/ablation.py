@@ -21,11 +21,12 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import EvalPrediction
 from transformers.hf_argparser import HfArg
 
-from analysis.runs import RUN, FinishedRun, load_run, write_lines
+from analysis.runs import RUN, FinishedRun, load_run, read_run, write_lines
 from analysis.spans import SpanModel
 from houlsby_peft import prune
 from study.figures import COLUMN, RED, plt, save
 from study.papers import proper_name
+from tasks.glue import TASKS
 from training.arguments import RecipeParser
 from training.errors import RecipeError, end_with_one_line
 
@@ -48,15 +49,19 @@ class AblationArguments:
     max_eval_samples: int | None = HfArg(default=None, help="Score on a random sample of this many examples.")
     batch_size: int = HfArg(default=64, help="Sentences per evaluation step.")
     output_dir: str | None = HfArg(default=None, help="Where to write; default: the run's folder.")
+    dry_run: bool = HfArg(default=False, help="Print what would be scored, and load nothing.")
 
 
 def main() -> None:
     """Read the command line, score every span, write the numbers and the figure, and prune if asked to."""
     (arguments,) = RecipeParser((AblationArguments,), usage="python recipes/ablation.py [flags]").parse()
+    results, output = read_run(arguments.run), Path(arguments.output_dir or arguments.run)
+    if arguments.score == "accuracy" and len(TASKS[results["task"]].labels) == 1:
+        raise RecipeError(f"{results['task']} is a regression, which has no accuracy: give --score main.")
+    if arguments.dry_run:
+        print(f"{arguments.run}: {results['task']}, {results['model']}, each span of layers, into {output}")
+        return
     run = load_run(arguments.run, arguments.data_dir)
-    if arguments.score == "accuracy" and len(run.task.labels) == 1:
-        raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
-    output = Path(arguments.output_dir or arguments.run)
     spans = SpanModel(run.model, keep_norms=arguments.norms == "keep")
     start = time.perf_counter()
     rows = score_spans(run, spans, arguments)

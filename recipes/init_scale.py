@@ -5,7 +5,8 @@
 
 Houlsby et al. 2019, section 3.6 and figure 6 (right): standard deviations from 1e-7 to 1 of the truncated normal that
 both projections are drawn from, and sizes 8, 64 and 256, by accuracy; --score main shows the scores of GLUE's table.
-With several learning rates, validation chooses one for each task, size and standard deviation. Lines are means over
+With several learning rates and numbers of epochs, validation chooses one of each for each task, size and standard
+deviation. Lines are means over
 the seeds, bands one standard error. Writes init_scale.jsonl, .png and .svg.
 """
 
@@ -40,6 +41,8 @@ def main() -> None:
     parser.add_values("r", [8, 64, 256], help="Adapter sizes, at the paper's standard deviation of 0.01.", kind=int)
     rates = {"nargs": "+", "type": number_of("learning_rate", float)}
     parser.add_argument("--learning_rate", **rates, help="Learning rates; default: the recipe's.")
+    epochs = {"nargs": "+", "type": number_of("num_train_epochs", float)}
+    parser.add_argument("--num_train_epochs", **epochs, help="Numbers of epochs; default: the recipe's.")
     parser.add_argument(
         "--score", choices=("accuracy", "main"), default="accuracy", help="What is shown, as in the paper or in GLUE."
     )
@@ -48,9 +51,7 @@ def main() -> None:
         raise RecipeError("--score accuracy needs tasks with classes, and stsb has scores: give --score main.")
     if not arguments.draw_only:
         others = [r for r in arguments.r if r != PAPER_R]
-        same = {"seed": arguments.seed}
-        if arguments.learning_rate:
-            same["learning_rate"] = arguments.learning_rate
+        same = {axis: values for axis in ("seed", *CHOSEN) if (values := getattr(arguments, axis))}
         grids = [
             {"init_std": arguments.init_std, "r": [PAPER_R], **same},
             {"init_std": [PAPER_STD], "r": others, **same},

@@ -3,15 +3,23 @@
     accelerate launch recipes/glue.py && python recipes/robustness.py      # generated sentences, no data
     python recipes/robustness.py --run runs/sst2 runs/sst2-full --name adapters "full fine-tuning"
 
-Han et al. 2021, figure 5, on SST-2 with and without adapters; the attack is that of Ren et al. 2019, see
-analysis/pwws.py. The synonyms are WordNet's (Debian: apt install wordnet-base). Writes robustness.jsonl, with a line
-per run, and robustness.png and .svg.
+Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the task's text: these are
+read from the folders of mlm.py that the runs started from. The attack is that of Ren et al. 2019, without their named
+entities; see analysis/pwws.py. Han et al. use OpenAttack's, which replaces none, either, but differs from this one:
+NLTK's tagger chooses the synonyms by the word's part of speech, here the part of speech is the word's most frequent
+one; synonyms of several words are cut to the first, here they are left out; texts are in lower case.
+
+The synonyms are WordNet's (Debian: apt install wordnet-base). Writes robustness.jsonl, with a line per run, and
+robustness.png and .svg.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -21,14 +29,18 @@ from numpy.typing import NDArray
 from tqdm.auto import tqdm
 from transformers.hf_argparser import HfArg
 
+from analysis.lengths import NAMES
 from analysis.pwws import Probabilities, pwws
-from analysis.runs import RUN, FinishedRun, load_run, write_lines
+from analysis.runs import RUN, FinishedRun, load_run, read_run, write_lines
 from analysis.wordnet import WordNet, find_wordnet
-from study.figures import COLORS, COLUMN, plt, save
+from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
 from training.arguments import RecipeParser
 from training.data import sample
 from training.errors import RecipeError, end_with_one_line
+
+
+DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger
 
 
 @dataclass
@@ -46,6 +58,7 @@ class RobustnessArguments:
     max_eval_samples: int = HfArg(default=200, help="Attack a random sample of this many validation texts.")
     batch_size: int = HfArg(default=64, help="Texts per forward.")
     output_dir: str | None = HfArg(default=None, help="Where to write; default: the first run's folder.")
+    dry_run: bool = HfArg(default=False, help="Print what would be attacked, and load nothing.")
 
 
 def main() -> None:
@@ -54,6 +67,13 @@ def main() -> None:
     names = arguments.name or [Path(folder).name for folder in arguments.run]
     if len(names) != len(arguments.run):
         raise RecipeError(f"--name must name each --run; got {len(names)} names for {len(arguments.run)} runs.")
+    if arguments.dry_run:
+        for name, folder in zip(names, arguments.run, strict=True):
+            results = read_run(folder)
+            epochs = pretraining_epochs(results)
+            pretrained = "" if not epochs else f", {epochs:g} epochs of pretraining"
+            print(f"{folder}: {name}, {results['task']}, {results['model']}{pretrained}")
+        return
     wordnet = WordNet(find_wordnet(arguments.wordnet))
     rows = []
     for name, folder in zip(names, arguments.run, strict=True):
@@ -88,13 +108,28 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: RobustnessA
     successes = [one for one in attacks if one.success]
     rate = len(successes) / len(attacks)
     return {
-        "run": name, "task": run.task.name, "model": run.results["model"], "examples": len(texts),
+        "run": name, "method": run.results["method"], "pretraining_epochs": pretraining_epochs(run.results),
+        "task": run.task.name, "model": run.results["model"], "examples": len(texts),
         "attacked": len(attacks), "successes": len(successes), "success_rate": rate,
         "standard_error": (rate * (1 - rate) / len(attacks)) ** 0.5,
         "accuracy": float(right.mean()), "accuracy_under_attack": (len(attacks) - len(successes)) / len(texts),
         "replaced_words": mean(one.replaced / one.words for one in successes) if successes else None,
         "queries_per_text": mean(one.queries for one in attacks), "attacks": [asdict(one) for one in attacks],
     }  # fmt: skip
+
+
+def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
+    """Return for how many epochs of mlm.py the weights that a run started from were trained: 0 if it started from the
+    encoder alone, None if the folder of the pretraining is no longer there."""
+    adapter = results["arguments"]["init_adapter"]
+    start = Path(adapter or results["model"])
+    if (state := start / "trainer_state.json").is_file():  # a checkpoint
+        return float(json.loads(state.read_text())["epoch"])
+    if (finished := start.parent / "results.json").is_file():
+        pretraining = json.loads(finished.read_text())
+        if pretraining["task"] == "mlm" and pretraining["epochs"]:
+            return float(pretraining["best_epoch"] or pretraining["epochs"][-1]["epoch"])
+    return None if adapter else 0.0
 
 
 def predictor(run: FinishedRun, batch_size: int) -> Probabilities:
@@ -115,17 +150,41 @@ def predictor(run: FinishedRun, batch_size: int) -> Probabilities:
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw a bar per run, with its standard error."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.7 * COLUMN))
-    rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
+    """Draw a bar per run, with its standard error. If some runs were pretrained, also draw a line per method, by
+    epochs of pretraining."""
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["pretraining_epochs"] is not None:
+            by_method.setdefault(row["method"], []).append(row)
+    pretrained = any(row["pretraining_epochs"] for row in rows)
+    width = max(COLUMN, 0.35 * len(rows))
+    figure, panels = plt.subplots(
+        1, 1 + pretrained, figsize=(width + COLUMN * pretrained, 0.9 * COLUMN), squeeze=False, sharey=True
+    )
+    axes = panels[0][0]
+    rates, errors = _rates(rows)
     bars = axes.bar(range(len(rows)), rates, 0.6, yerr=errors, capsize=3, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2)
-    axes.set_xticks(range(len(rows)), [row["run"] for row in rows])
-    axes.set(
-        ylabel="attack success rate (%)", title=f"PWWS on {proper_name(rows[0]['task'])}, {rows[0]['examples']} texts"
-    )
-    axes.margins(x=0.2, y=0.15)
+    labels = [row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "") for row in rows]
+    axes.set_xticks(range(len(rows)), labels, rotation=90 if len(rows) > 4 else 0)
+    axes.set(ylabel="attack success rate (%)")
+    axes.margins(x=0.2 if len(rows) < 5 else 0.02, y=0.15)
+    for (method, own), color, marker in zip(by_method.items() if pretrained else (), cycle(COLORS), cycle(MARKERS)):
+        own = sorted(own, key=lambda row: row["pretraining_epochs"])
+        epochs, (rates, errors) = [row["pretraining_epochs"] for row in own], _rates(own)
+        label = NAMES.get(method, method)
+        panels[0][1].errorbar(epochs, rates, errors, color=color, marker=marker, capsize=2, label=label)
+    if pretrained:
+        panels[0][1].set_xlabel("epochs of pretraining on the task's text")
+        panels[0][1].legend()
+    title = f"PWWS on {proper_name(rows[0]['task'])}: {rows[0]['examples']} texts, {DIFFERENCE}"
+    figure.suptitle(fill(title, 60), fontsize=8)
     return figure
+
+
+def _rates(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
+    return rates, errors
 
 
 if __name__ == "__main__":

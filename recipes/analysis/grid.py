@@ -1,6 +1,7 @@
 """The runs behind a figure: grids of a recipe's flags, and the execution of those runs that are missing."""
 
 import argparse
+import itertools
 import json
 import shlex
 import sys
@@ -21,6 +22,7 @@ from training.rules import OneLineErrors, check_unique, check_value, number_of
 RECIPES = Path(__file__).parents[1]
 GLUE = RECIPES / "glue.py"
 OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")  # the recipes with the flags of glue.py
+FILES = ("--data_dir", "--model_name", "--init_adapter")  # the flags that may name files
 Axes = Mapping[str, Sequence[str]]
 
 
@@ -73,7 +75,7 @@ class GridParser(OneLineErrors):
         if arguments.task == [MINIMAL_PAIRS]:
             self.set_defaults(**self._demo)
             arguments, flags = self.parse_known_args()
-            if not {"--num_train_epochs", "--max_steps"} & set(flags):
+            if not {"--num_train_epochs", "--max_steps"} & set(sys.argv):
                 flags += ["--num_train_epochs", "1"]
         arguments.output_dir = arguments.output_dir.resolve()
         return arguments, flags
@@ -101,7 +103,9 @@ def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> No
     # A wrong flag must not be found by each of many runs.
     for run in {json.dumps({**run.point, "seed": ""}): run for run in runs if run.recipe.name in OF_GLUE}.values():
         point = {axis: value for axis, value in run.point.items() if axis != "variant"}
-        parse_arguments([*(word for axis in point for word in (f"--{axis}", point[axis])), *run.flags])
+        # A dry run may be on a machine without the data, and before the checkpoint to start from.
+        flags = _without(FILES, run.flags) if arguments.dry_run else run.flags
+        parse_arguments([*(word for axis in point for word in (f"--{axis}", point[axis])), *flags])
     sweep, slots = Sweep(arguments.output_dir, runs), find_slots(arguments.jobs)
     launch = launch_command(None, slots)
     if arguments.dry_run:
@@ -112,6 +116,12 @@ def run_missing(runs: Sequence[PlannedRun], arguments: argparse.Namespace) -> No
         print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
     if failures:
         raise RecipeError(f"{len(failures)} of {len(runs)} runs have failed. The same command tries them again.")
+
+
+def _without(names: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Return the flags without these, each of which has one value."""
+    pairs = itertools.pairwise(["", *flags])
+    return [flag for before, flag in pairs if before not in names and flag not in names]
 
 
 def finished(folder: Path) -> list[Results]:

@@ -50,15 +50,11 @@ class FinishedRun:
             yield dict(batch.to(self.model.device))
 
 
-def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
-    """Load a run of glue.py.
-
-    Args:
-        folder: The output folder, with results.json and adapter/ or model/.
-        data_dir: Folder of the task's files; default: the run's own.
+def read_run(folder: str) -> dict[str, Any]:
+    """Return the content of results.json of a run of glue.py.
 
     Raises:
-        RecipeError: If the folder does not hold a finished run, or the task's data are missing.
+        RecipeError: If the folder does not hold a finished run.
     """
     try:
         results: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
@@ -69,6 +65,20 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
         ) from error
     if results.get("task") not in TASKS:
         raise RecipeError(f"{folder} must be a run of recipes/glue.py; its task is {results.get('task')!r}.")
+    return results
+
+
+def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
+    """Load a run of glue.py.
+
+    Args:
+        folder: The output folder, with results.json and adapter/ or model/.
+        data_dir: Folder of the task's files; default: the run's own.
+
+    Raises:
+        RecipeError: If the folder does not hold a finished run, or the task's data are missing.
+    """
+    results = read_run(folder)
     arguments, task = results["arguments"], TASKS[results["task"]]
     saved = Path(folder, "model" if Path(folder, "model").is_dir() else "adapter")
     model, tokenizer = load_saved(str(saved), task.labels, results["model"])

@@ -5,7 +5,15 @@ from math import hypot
 from pathlib import Path
 
 from study.additional import PAPER, describe, format_table
-from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
+from study.papers import (
+    COLUMNS,
+    GLUE_TASKS,
+    PAPER_ROWS,
+    SECOND_COLUMNS,
+    SECOND_ROWS,
+    mean_of_nine,
+    server_average,
+)
 from study.results import Row, arrange, collect, columns, mean_and_error
 
 
@@ -57,6 +65,7 @@ def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
     ]
     papers = paper_lines(shown, of_glue)
     parts = ["## Scores", table(header, [*lines, *papers]), *([NOTES] if papers else [])]
+    parts += second_parts(rows)
     full = next((row for row in rows if row.method == "full"), None)
     others = [row for row in rows if row is not full]
     if full and others:
@@ -67,6 +76,33 @@ def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
     parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds", "best run"], settings)]
     parts += [part for row in rows for part in additional_parts(row)]
     return "\n\n".join(parts) + "\n"
+
+
+def second_parts(rows: Sequence[Row]) -> list[str]:
+    """Return a heading and the table of the tasks' second scores beside the papers', if the study has some."""
+    shown = {
+        name: (task, score)
+        for name, (task, score) in SECOND_COLUMNS.items()
+        if any((cell := row.cell(task, score)) and cell.by_seed(score) for row in rows)
+    }
+    if not shown:
+        return []
+    lines = []
+    for row in rows:
+        means = [(cell := row.cell(*column)) and cell.mean(column[1]) for column in shown.values()]
+        own = {name: value[0] for name, value in zip(shown, means, strict=True) if value}
+        lines.append([f"{row.label}: mean", *map(_with_error, means), _total(own)])
+    for label, scores in SECOND_ROWS.items():
+        own = {name: value for name, value in zip(SECOND_COLUMNS, scores, strict=True) if value and name in shown}
+        if own:
+            lines.append([label, *(f"{own[name]}" if name in own else MISSING for name in shown), _total(own)])
+    return ["## Second scores, at the same points", table(["", *shown, "mean of CoLA and MRPC"], lines)]
+
+
+def _total(scores: Mapping[str, float]) -> str:
+    """Return what Whritenour and Schoch call the total."""
+    both = [scores.get(f"{task} accuracy") for task in ("CoLA", "MRPC")]
+    return MISSING if None in both else f"{sum(both) / 2:.2f}"
 
 
 def additional_parts(row: Row) -> list[str]:

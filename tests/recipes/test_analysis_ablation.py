@@ -187,6 +187,11 @@ class TestCommand:
         assert "Nothing to prune: every span costs more than 10.0%" in capsys.readouterr().out
         assert not (tmp_path / "pruned").exists()
 
+    def test_dry_run(self, finished_run, tmp_path, capsys):
+        run(ablation, "--run", finished_run, "--output_dir", tmp_path / "out", "--dry_run")
+        assert capsys.readouterr().out.startswith(f"{finished_run}: minimal_pairs, ")
+        assert not (tmp_path / "out").exists()
+
     def test_no_run_there(self, tmp_path):
         with pytest.raises(RecipeError, match=r"must be the output folder of a finished run.*recipes/glue.py"):
             run(ablation, "--run", tmp_path)

@@ -75,6 +75,17 @@ def finished_run(tmp_path):
     return write
 
 
+def planned(folder: Path, **given) -> Namespace:
+    """The flags of stability.py, with one seed and one run at a time."""
+    flags = {
+        "output_dir": folder, "task": ["rte"], "seed": ["0"], "jobs": 1, "data_dir": None, "model_name": None,
+        "learning_rate": ["1e-3"], "full_learning_rate": ["1e-4"], "num_train_epochs": None, "pretraining_steps": [],
+        "pretraining_learning_rate": None, "full_pretraining_learning_rate": None, "pretraining_seed": None,
+        "pretraining_precision": "float32",
+    }  # fmt: skip
+    return Namespace(**flags | given)
+
+
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -221,13 +232,14 @@ class TestInitScale:
         run(init_scale, "--draw_only", "--output_dir", tmp_path, "--score", "main")
         assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
 
-    def test_a_run_for_each_learning_rate(self, tmp_path):
-        rates = ("--learning_rate", "3e-4", "1e-3")
+    def test_a_run_for_each_learning_rate_and_number_of_epochs(self, tmp_path):
+        rates = ("--learning_rate", "3e-4", "1e-3", "--num_train_epochs", 3, 20)
         grid = ("--task", "cola", "--seed", 0, "--r", 8, "--init_std", "1e-4", "--output_dir", tmp_path)
         with patch.object(init_scale, "run_missing") as run_missing, pytest.raises(RecipeError, match="no run with a"):
             run(init_scale, *grid, *rates, "--data_dir", "glue")
         ((runs, _),) = (call.args for call in run_missing.call_args_list)
-        assert [run.point["learning_rate"] for run in runs] == ["3e-4", "1e-3"] * 2
+        points = [(run.point["learning_rate"], run.point["num_train_epochs"]) for run in runs]
+        assert points == [("3e-4", "3"), ("3e-4", "20"), ("1e-3", "3"), ("1e-3", "20")] * 2
         assert all(run.flags == ("--data_dir", "glue") for run in runs)
 
 
@@ -258,7 +270,7 @@ class TestStability:
                 (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
         run(stability, "--draw_only", "--output_dir", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        assert [row["start"] for row in rows] == ["full fine-tuning", "adapters", "20 steps first"]
+        assert [row["start"] for row in rows] == ["full fine-tuning", "adapters", "adapters, 20 steps first"]
         assert rows[0]["scores"] == {str(seed): pytest.approx(50 + 10 * seed) for seed in range(3)}
         assert_drawn(tmp_path / "stability")
         assert_drawn(tmp_path / "gradient_norms_rte")
@@ -289,22 +301,64 @@ class TestStability:
         assert not list(tmp_path.glob("gradient_norms*"))
 
     def test_pretraining_comes_first_and_its_checkpoints_are_the_starts(self, tmp_path):
-        arguments = Namespace(
-            output_dir=tmp_path, task=["minimal_pairs"], seed=["0", "1"], learning_rate=["1e-3"], jobs=1,
-            full_learning_rate=["1e-4"], model_name="tiny", data_dir=None, pretraining_steps=[20, 30],
+        arguments = planned(
+            tmp_path, task=["minimal_pairs"], seed=["0", "1"], model_name="tiny", pretraining_steps=[20, 30],
+            pretraining_learning_rate="2e-4", pretraining_seed="7", pretraining_precision="bf16",
         )  # fmt: skip
         with patch.object(stability, "run_missing") as done:
-            runs = list(stability.make_all(arguments, []))
-        ((pretraining,), _), _ = done.call_args
-        flags = pretraining.arguments
-        assert flags[flags.index("--save_steps") + 1] == "10"
-        assert flags[flags.index("--max_steps") + 1] == "30"
-        text = Path(flags[flags.index("--data") + 1]).read_text().split("\n")
-        assert len(text) == 4400
-        starts = [run.flags[-1] for run in runs if "--init_adapter" in run.flags]
-        assert starts == [str(pretraining.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
-        assert len(runs) == 2 + 2 + 4
+            runs = list(stability.make_all(arguments, ["--use_cpu"]))
+        ((pretrainings, _), _) = done.call_args
+        for pretraining, rate in zip(pretrainings, ("2e-4", "5e-5"), strict=True):
+            flags = pretraining.arguments
+            asked = {name: flags[flags.index(f"--{name}") + 1] for name in ("save_steps", "max_steps", "seed", "bf16")}
+            assert asked == {"save_steps": "10", "max_steps": "30", "seed": "7", "bf16": "true"}
+            assert flags[flags.index("--learning_rate") + 1] == rate
+            assert "--use_cpu" in flags
+            text = Path(flags[flags.index("--data") + 1]).read_text().split("\n")
+            assert len(text) == 4400
+        adapters, full = pretrainings
+        assert (adapters.point, full.point) == ({}, {"method": "full"})
+        assert all(run.at(run.point) == run for run in pretrainings), "a sweep finds another folder"
+        starts = [run.flags[-2] for run in runs if "--init_adapter" in run.flags]
+        assert starts == [str(adapters.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
+        starts = [run.flags[run.flags.index("--model_name") + 1] for run in runs if run.point["method"] == "full"]
+        assert starts == ["tiny"] * 2 + [str(full.folder / f"checkpoint-{steps}") for steps in (20, 20, 30, 30)]
+        assert len(runs) == 2 + 2 + 4 + 4
         assert len({run.folder for run in runs}) == len(runs)
+
+    def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
+        """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
+        for method, model, start in (("houlsby", "tiny", "x/checkpoint-{}"), ("full", "x/checkpoint-{}", None)):
+            for steps in (0, 20, 30):
+                epochs = [{"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)]
+                begun = steps and start and start.format(steps)
+                folder = finished_run(
+                    "rte", method, 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=begun or None
+                )
+                results = json.loads((folder / "results.json").read_text())
+                results["model"] = model.format(steps) if steps else "tiny"
+                (folder / "results.json").write_text(json.dumps(results))
+        run(stability, "--draw_only", "--output_dir", tmp_path)
+        rows = {(row["method"], row["pretraining_steps"]): row for row in lines(tmp_path / "stability.jsonl")}
+        assert [*rows] == [(method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")]
+        assert rows["full", 30]["by_epochs"] == {"1.0": pytest.approx(81), "2.0": pytest.approx(82)}
+        assert rows["houlsby", 0]["by_epochs"] == {"1.0": pytest.approx(51), "2.0": pytest.approx(52)}
+        for name in ("pretraining", "epochs", "learning_curves"):
+            assert_drawn(tmp_path / f"{name}_rte")
+        boxes = stability.draw_lengths([*rows.values()]).axes[0].get_lines()
+        points = [[*line.get_ydata()] for line in boxes if line.get_marker() == "."]
+        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
+
+        runs = []
+        for length in (1, 3):
+            epochs = [{"epoch": float(n), "accuracy": (10 * length + n) / 100} for n in range(1, length + 1)]
+            runs.append({"task": "rte", "chosen_by": "accuracy", "epochs": epochs,
+                         "arguments": {"num_train_epochs": length}})  # fmt: skip
+        assert stability.by_epochs(runs) == {1.0: pytest.approx(11), 3.0: pytest.approx(33)}
+
+    def test_a_run_for_each_number_of_epochs(self, tmp_path):
+        runs = list(stability.make_all(planned(tmp_path, num_train_epochs=["1", "2"]), []))
+        assert [run.point["num_train_epochs"] for run in runs] == ["1", "2"] * 2
 
     @pytest.mark.parametrize(
         ("given", "flags", "rates"),
@@ -315,10 +369,7 @@ class TestStability:
         ],
     )
     def test_rates_that_nobody_gave_are_the_presets(self, tmp_path, given, flags, rates):
-        arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=given, full_learning_rate=None, jobs=1,
-            model_name=None, data_dir=None, pretraining_steps=[],
-        )  # fmt: skip
+        arguments = planned(tmp_path, learning_rate=given, full_learning_rate=None)
         found = {"houlsby": [], "full": []}
         for one in stability.make_all(arguments, flags):
             found[one.point["method"]].append(one.point.get("learning_rate"))
@@ -337,10 +388,7 @@ class TestStability:
     def test_the_pooler_is_trained_where_it_has_had_no_pretraining(self, tmp_path, model_name, flags, trained):
         """With all methods, of which fine-tuning always does it."""
         (tmp_path / "rte").mkdir()
-        arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
-            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[],
-        )  # fmt: skip
+        arguments = planned(tmp_path, data_dir=str(tmp_path), model_name=model_name)
         for one in stability.make_all(arguments, flags):
             with patch.object(sys, "argv", one.arguments):
                 assert parse_arguments()[2].train_pooler is trained
@@ -356,15 +404,16 @@ class TestStability:
     )
     def test_the_pretrained_adapter_is_the_one_that_the_runs_train(self, tmp_path, model_name, flags, model):
         """Each recipe reads its flags as from the command line."""
-        for folder in ("rte", "pretraining/rte/checkpoint-20"):
+        for folder in ("rte", "pretraining/rte/mlm/run/checkpoint-20"):
             (tmp_path / folder).mkdir(parents=True)
-        arguments = Namespace(
-            output_dir=tmp_path, task=["rte"], seed=["0"], learning_rate=["1e-3"], jobs=1, data_dir=str(tmp_path),
-            full_learning_rate=["1e-4"], model_name=model_name, pretraining_steps=[20],
-        )  # fmt: skip
+        arguments = planned(tmp_path, data_dir=str(tmp_path), model_name=model_name, pretraining_steps=[20])
         with patch.object(stability, "run_missing") as done:
-            *_, last = stability.make_all(arguments, flags)
-        ((pretraining,), _), _ = done.call_args
+            *_, last, full = stability.make_all(arguments, flags)
+        ((pretraining, whole), _), _ = done.call_args
+        with patch.object(sys, "argv", [word for word in whole.arguments if word not in ("--method", "full")]):
+            (text, *_) = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+        asked = parse_arguments([*full.flags, "--task", "rte", "--model_name", model, "--method", "full"])[0]
+        assert (text.model_name, text.max_length) == (model, asked.max_length), "the encoder without adapters"
         with patch.object(sys, "argv", last.arguments):
             task, _, adapter, _ = parse_arguments()
         with patch.object(sys, "argv", pretraining.arguments):
@@ -455,12 +504,13 @@ class TestGrid:
 
     @pytest.mark.parametrize("analysis", [extensions, init_scale, stability, tradeoff])
     def test_the_commands_of_an_analysis(self, tmp_path, capsys, analysis):
+        """On a machine without the data."""
         flags = ["--pretraining_steps", 20] if analysis is stability else []
-        run(
-            analysis, "--dry_run", "--output_dir", tmp_path, "--task", "rte", "--data_dir", "glue", "--seed", 0, *flags
-        )
+        data = ["--task", "rte", "--data_dir", "/nowhere/glue"]
+        run(analysis, "--dry_run", "--output_dir", tmp_path, *data, "--seed", 0, *flags)
         commands = capsys.readouterr().out.splitlines()
         assert len(commands) > 2
+        assert all("/nowhere/glue" in command for command in commands)
         assert all("accelerate.commands.launch" in command for command in commands)
         assert ("mlm.py" in commands[0]) == bool(flags), "the pretraining comes first"
         assert not list(tmp_path.rglob("*")), "something is written"

@@ -179,6 +179,44 @@ class TestCommand:
         assert (tmp_path / "robustness.png").is_file()
         assert (tmp_path / "robustness.svg").is_file()
 
+    def test_dry_run(self, finished_run, capsys, tmp_path):
+        run(robustness, "--run", finished_run / "full", "--wordnet", tmp_path, "--dry_run")
+        expected = f"{finished_run / 'full'}: full, minimal_pairs, {finished_run / 'encoder'}\n"
+        assert capsys.readouterr().out == expected
+
+    @pytest.mark.parametrize("start", ["adapter", "model"])
+    def test_epochs_of_pretraining(self, tmp_path, start):
+        """Of a checkpoint, of the epoch that validation has chosen, and of the last one."""
+        for folder in ("checkpoint-20", start, "encoder"):
+            (tmp_path / folder).mkdir()
+
+        def epochs(folder: Path) -> float | None:
+            adapter, model = (str(folder), "tiny") if start == "adapter" else (None, str(folder))
+            return robustness.pretraining_epochs({"model": model, "arguments": {"init_adapter": adapter}})
+
+        (tmp_path / "checkpoint-20" / "trainer_state.json").write_text('{"epoch": 0.5}')
+        assert epochs(tmp_path / "checkpoint-20") == 0.5
+        for best, expected in ((1.0, 1.0), (None, 2.0)):
+            content = {"task": "mlm", "best_epoch": best, "epochs": [{"epoch": 1.0}, {"epoch": 2.0}]}
+            (tmp_path / "results.json").write_text(json.dumps(content))
+            assert epochs(tmp_path / start) == expected
+        (tmp_path / "results.json").unlink()
+        assert epochs(tmp_path / start) == (None if start == "adapter" else 0)
+
+    def test_lines_by_epochs_of_pretraining(self):
+        rows = [
+            {"run": f"{method}{epochs}", "method": method, "pretraining_epochs": epochs, "task": "sst2",
+             "examples": 200, "success_rate": 0.8 - epochs / 10, "standard_error": 0.02}
+            for method in ("full", "houlsby") for epochs in (2, 0, 1)
+        ]  # fmt: skip
+        figure = robustness.draw(rows)
+        bars, lines = figure.axes
+        assert len(bars.patches) == 6
+        assert [container.get_label() for container in lines.containers] == ["full fine-tuning", "adapters"]
+        assert [*lines.containers[0].lines[0].get_ydata()] == pytest.approx([80, 70, 60])
+        assert "200 texts, no named entities" in figure.get_suptitle()
+        assert len(robustness.draw([row for row in rows if not row["pretraining_epochs"]]).axes) == 1
+
     def test_batches_do_not_change_the_order(self, finished_run):
         one = load_run(str(finished_run / "houlsby"))
         texts = one.validation["sentence"][:9]

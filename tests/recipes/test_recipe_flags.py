@@ -120,7 +120,11 @@ OWN = [
     ("stability", "--learning_rate nan"), ("stability", "--full_learning_rate -1"),
     ("stability", "--pretraining_steps 0"), ("stability", "--pretraining_steps 10 10"),
     ("stability", "--pretraining_steps many"), ("stability", "--seed 1 1"), ("stability", "--data_dir absent"),
-    ("stability", "--task cola cola"), ("variants", "--variant none"), ("variants", ""),
+    ("stability", "--task cola cola"), ("stability", "--pretraining_learning_rate 0"),
+    ("stability", "--full_pretraining_learning_rate nan"), ("stability", "--pretraining_seed -1"),
+    ("stability", "--pretraining_precision double"), ("stability", "--num_train_epochs 0"),
+    ("init_scale", "--num_train_epochs 3 3"), ("learning_curves", "absent"), ("no_bert", "--data {glue}/absent"),
+    ("variants", "--variant none"), ("variants", ""),
     ("variants", "--variant layer_norm --max_length 0"), ("gradient_norms", "absent.py"),
     ("gradient_norms", "--learning_rate 0"),
 ]  # fmt: skip

@@ -8,11 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
+from peft import get_peft_model
+from transformers import BertConfig, BertForSequenceClassification
 
 import glue
 from distributed_runs import ENVIRONMENT
@@ -137,6 +140,18 @@ class TestPresets:
             name for name, weight in trained.items() if weight.ndim == 2
         }
         assert {weight.ndim for weight in trained.values()} == {1, 2}
+
+    def test_the_parameters_that_uva_prints(self):
+        """The flags of docs/recipes.md, and the head, which is trained in a copy unless modules_to_save is []."""
+        with patch.object(
+            sys, "argv", ["glue.py", "--task", "mrpc", "--preset", "uva2019", "--train_layer_norm", "false"]
+        ):
+            config = parse_arguments()[2].config()
+        for modules_to_save, head in ((None, 1_538), ([], 0)):
+            with torch.device("meta"):
+                bert = BertForSequenceClassification(BertConfig())
+                model = get_peft_model(bert, replace(config, modules_to_save=modules_to_save, init_weights=False))
+            assert model.get_nb_trainable_parameters() == (2_379_264 + head, 111_863_042 + head)
 
 
 class TestBatch:

@@ -303,6 +303,22 @@ class TestTable:
         mean = by_column(study([row], CHOSEN), "houlsby, r 64, share_layers 0: mean")
         assert (mean["MNLI-m"], mean["MNLI-mm"]) == ("80.00", "83.00")
 
+    def test_second_scores_beside_the_papers(self):
+        runs = [result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed) for seed, accuracy in enumerate((0.84, 0.86))]
+        runs.append(result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8}))
+        text = study(arrange(runs, CHOSEN), CHOSEN).split("## Second scores")[1].split("## Chosen")[0]
+        ours = by_column(text, "houlsby, r 64, share_layers 0: mean")
+        assert (ours["CoLA accuracy"], ours["MRPC accuracy"]) == ("80.00", "85.00 ± 1.00")
+        assert ours["mean of CoLA and MRPC"] == "82.50"
+        papers = {
+            "Whritenour and Schoch 2019, BERT-base: full (dev)": ["82.74", "85.05", "83.89"],
+            "Whritenour and Schoch 2019, BERT-base: adapters (dev)": ["81.78", "85.78", "83.78"],
+            "Han et al. 2021, BERT-base: full (dev)": ["-", "84.07", "-"],
+        }
+        for label, scores in papers.items():
+            assert cells(text, label)[1:] == scores
+        assert "QQP" not in text
+
     def test_it_is_aligned(self):
         table = study(arrange([cola(0.5)], CHOSEN), CHOSEN).split("\n\n")[1].splitlines()
         assert len({len(line) for line in table}) == 1
