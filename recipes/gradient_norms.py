@@ -22,7 +22,10 @@ def main() -> None:
         sys.exit(f"error: there is no recipe {recipe}")
     trainer.DEFAULT_CALLBACKS.append(GradientNorms)
     sys.argv[0] = str(recipe)
-    runpy.run_path(str(recipe), run_name="__main__")
+    try:
+        runpy.run_path(str(recipe), run_name="__main__")
+    finally:
+        trainer.DEFAULT_CALLBACKS.remove(GradientNorms)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,12 @@ def main() -> None:
     parser.add_argument("--variant", choices=VARIANTS, required=True)
     arguments, flags = parser.parse_known_args()
     sys.argv = [sys.argv[0], *flags]
-    methods.apply_method = with_variant(VARIANTS[arguments.variant], methods.apply_method)
-    runpy.run_path(str(Path(__file__).with_name("glue.py")), run_name="__main__")
+    original = methods.apply_method
+    methods.apply_method = with_variant(VARIANTS[arguments.variant], original)
+    try:
+        runpy.run_path(str(Path(__file__).with_name("glue.py")), run_name="__main__")
+    finally:
+        methods.apply_method = original
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def check_refused(script, command, files, folder, capsys):
     assert "\n" not in message or script == "submission", message
     assert len(message) > 30
     # Some flags are checked with the data, when the folder of the run is there; no file of a run is.
-    assert {path.name for path in folder.rglob("*") if path.is_file()} <= {"arguments.json"}
+    assert {path.name for path in folder.rglob("*") if path.is_file()} <= {"arguments.json", "run.lock"}
     return message
 
 
@@ -215,7 +215,7 @@ POSITIVE, SHARE, ANY = (0, math.inf, False), (0, 1, True), (0, math.inf, True)
 FLOATS = {
     "learning_rate": POSITIVE, "num_train_epochs": POSITIVE, "adam_epsilon": POSITIVE, "weight_decay": ANY,
     "max_grad_norm": ANY, "warmup_steps": ANY, "label_smoothing_factor": SHARE, "adam_beta1": SHARE,
-    "adam_beta2": SHARE, "dropout": SHARE, "init_std": ANY, "keep_prefix_gb": POSITIVE, "eval_delay": ANY,
+    "adam_beta2": SHARE, "dropout": SHARE, "init_std": (0, 1e6, True), "keep_prefix_gb": POSITIVE, "eval_delay": ANY,
 }  # fmt: skip
 INTEGERS = {
     "max_train_samples": 1, "max_length": 3, "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1,
