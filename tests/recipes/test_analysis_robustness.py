@@ -225,4 +225,4 @@ class TestCommand:
 
     def test_a_name_for_each_run(self, finished_run):
         with pytest.raises(RecipeError, match="got 2 names for 1 runs"):
-            run(robustness, "--run", finished_run, "--name", "a", "b")
+            run(robustness, "--run", finished_run / "houlsby", "--name", "a", "b")
