@@ -40,13 +40,13 @@ class Layout:
 
     Args:
         name: The module's full name.
-        dims: The number of dimensions.
+        dims: The numbers of dimensions; several if a module is called in several ways.
         is_one_per_row: Whether each row has one index there; otherwise several in succession.
         problem: If the rows are unknown, the reason.
     """
 
     name: str
-    dims: int = 0
+    dims: frozenset[int] = frozenset()
     is_one_per_row: bool = False
     problem: str = ""
 
@@ -81,8 +81,8 @@ class Rows:
         size, problem = hidden.shape[0], layout.problem
         if problem:
             pass
-        elif layout.dims != hidden.dim():
-            problem = f"there were {layout.dims} dimensions when two rows ran alone"
+        elif hidden.dim() not in layout.dims:
+            problem = f"there were {set(layout.dims) or 'no'} dimensions when two rows ran alone"
         elif layout.is_one_per_row:
             if size not in (self.number, self.number * self.repeats):
                 problem = "the model has changed the number of rows"
@@ -377,12 +377,14 @@ def _compare(name: str, one: list[_Call], two: list[_Call]) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
     if [(2 * call.shape[0], *call.shape[1:]) for call in one] != [tuple(call.shape) for call in two]:
         return Layout(name, problem=f"one row alone has {_show(one)} there, and two rows have {_show(two)}")
-    if len({len(call.shape) for call in two}) != 1:
+    dims = frozenset(len(call.shape) for call in two)
+    is_one_per_row = all(call.shape[0] == 1 for call in one)
+    if len(dims) != 1 and not is_one_per_row:
         return Layout(name, problem="it is called with different numbers of dimensions")
     for alone, both in zip(one, two, strict=True):
         if not (_is_first(alone.means, both.means) and _is_in_succession(alone.several, both.several)):
             return Layout(name, problem="they are in another order than the rows")
-    return Layout(name, len(two[0].shape), all(call.shape[0] == 1 for call in one))
+    return Layout(name, dims, is_one_per_row)
 
 
 def _is_first(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import math
 import warnings
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -175,8 +175,8 @@ def _positions(shape: torch.Size) -> torch.Tensor:
 def _encode(layers: Mapping[int, list[float]]) -> str:
     missing = [math.nan] * len(_ROWS)
     rows = [layers[-1]] if -1 in layers else [layers.get(layer, missing) for layer in range(max(layers) + 1)]
-    bits = torch.tensor(rows).bfloat16().view(torch.int16).numpy()
-    return base64.b64encode(bits.astype("<i2").tobytes()).decode()
+    bits = array("h", torch.tensor(rows).bfloat16().view(torch.int16).flatten().tolist())
+    return base64.b64encode(bits.tobytes()).decode()
 
 
 def _decode(text: str) -> torch.Tensor:
@@ -185,8 +185,8 @@ def _decode(text: str) -> torch.Tensor:
     Raises:
         ValueError: The text is not what `_encode` gives.
     """
-    bits = np.frombuffer(base64.b64decode(text, validate=True), dtype="<i2").astype(np.int16)
-    return torch.from_numpy(bits).view(torch.bfloat16).float().reshape(-1, len(_ROWS))
+    bits = torch.tensor(array("h", base64.b64decode(text, validate=True)).tolist(), dtype=torch.int16)
+    return bits.view(torch.bfloat16).float().reshape(-1, len(_ROWS))
 
 
 def _find_other_values(key: str, recorded: str, found: str) -> Iterator[tuple[str, int]]:

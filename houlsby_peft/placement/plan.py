@@ -77,10 +77,11 @@ class Plan:
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
         if not self.bottlenecks:
+            fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
+            given = {name: value for name in fields if (value := getattr(config, name))}
             raise ValueError(
-                f"An adapter needs a bottleneck somewhere; {type(model).__name__} has none outside of "
-                f"exclude_modules={config.exclude_modules!r} and inside of layers_to_transform="
-                f"{config.layers_to_transform!r} with layers_pattern={config.layers_pattern!r}. Leave them out."
+                f"An adapter needs a bottleneck somewhere; {type(model).__name__} has no place for one with "
+                f"{', '.join(f'{name}={value!r}' for name, value in given.items())}. Leave out or change one of them."
             )
         self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
         for key, place in self.bottlenecks.items():

@@ -102,7 +102,10 @@ CASES = {
     "target is a number": (config(target_modules=7), "target_modules must be a list of names or one pattern"),
     "target is no pattern": (config(target_modules="("), "a pattern must be a regular expression"),
     "target takes forever": (config(target_modules="((a|b|.)+)+x"), "as matching it could take forever"),
-    "target does not exist": (config(target_modules=["nowhere"], recorded=None), "have no place for"),
+    "target does not exist": (
+        config(target_modules=["nowhere"], recorded=None),
+        "no place for one with target_",
+    ),
     "pattern of r is a list": (config(rank_pattern=["a"]), "rank_pattern must be a mapping"),
     "layer that is not there": (config(layers_to_transform=[99], recorded=None), "must be among this model"),
     "layers is text": (config(layers_to_transform="all"), "layers_to_transform must be"),

@@ -12,7 +12,7 @@ from peft import PeftModel, get_peft_model
 from transformers.models.auto import modeling_auto
 
 from architecture_rows import ROWS
-from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft import AdapterError, HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.architectures import ARCHITECTURES
 from houlsby_peft.placement.places import find_layers, full_name
@@ -257,6 +257,10 @@ def test_mixed_batch(row):
     names = ["default", "__base__", "other"]
     batch = row.batch(rows=len(names))
     model.eval()
+    if row.model_class.startswith("SeamlessM4T"):  # it runs without speech, which may thus belong to any row
+        with pytest.raises(AdapterError, match="may belong to any row"):
+            outputs(model, {**batch, "adapter_names": names})
+        return
     mixed = outputs(model, {**batch, "adapter_names": names})
     for index, name in enumerate(names):
         own = {key: value[index : index + 1] for key, value in batch.items()}

@@ -12,7 +12,7 @@ from peft import get_peft_model
 from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.layer import base_modules
-from houlsby_peft.placement import places
+from houlsby_peft.placement import inference
 from houlsby_peft.placement.places import find_places, fold_places, unfold_places
 
 
@@ -125,9 +125,9 @@ def test_every_part_of_a_composite_is_adapted(build, stacks):
     ],
 )
 def test_the_log_names_layers_without_an_adapter(name, messages, caplog):
-    places._log_once.cache_clear()
+    inference.log_once.cache_clear()
     base = ROWS[name].model()
-    with caplog.at_level(logging.WARNING, places.logger.name):
+    with caplog.at_level(logging.WARNING, inference.logger.name):
         for _ in range(2):
             find_places(base, HoulsbyConfig())
     assert [record.getMessage() for record in caplog.records] == messages

@@ -131,10 +131,10 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "flags", "message"),
     [
-        (["three.jsonl", "three.jsonl"], [], "two of --data are called three"),
+        (["three.jsonl", "three.jsonl"], [], r"--data must name each value once, got .*three\.jsonl"),
         (["three.jsonl"], ["--save_strategy", "epoch"], "leave out --save_strategy"),
         (["three.jsonl"], ["--resume_from_checkpoint", "last"], "leave out --resume_from_checkpoint"),
-        (["three.jsonl", "none.jsonl"], [], r"There is no folder .*none\.jsonl"),
+        (["three.jsonl", "none.jsonl"], [], r"--data must be a folder or file that exists, .*none\.jsonl"),
     ],
 )
 def test_likely_mistakes(encoder, data, tmp_path, files, flags, message):
