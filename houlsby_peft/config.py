@@ -164,9 +164,10 @@ class HoulsbyConfig(PeftConfig):
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # also those of JSON
             options = {name: kwargs[name] for name in ("revision", "cache_dir") if name in kwargs}
             damage = describe_damage_in_cache(str(pretrained_model_name_or_path), CONFIG_NAME, **options)
-            reason = shortened(str(error))
-            if type(error) is not ValueError:  # which our rules raise, with a remedy
-                reason = f"{type(error).__name__}: {reason.rstrip('.')}. Save or download the adapter again."
+            reason = str(error)
+            if "HoulsbyConfig." not in reason:  # not from our rules, which have a remedy
+                given = shortened(reason).rstrip(".")
+                reason = f"{type(error).__name__}: {given}. Save or download the adapter again."
             raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {reason}{damage}") from error
         if isinstance(config, cls):  # PEFT returns another class for the file of another method
             find = partial(find_weights, pretrained_model_name_or_path, subfolder, kwargs)

@@ -9,6 +9,7 @@ from functools import partial
 from types import SimpleNamespace
 
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.utils import CONFIG_NAME
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -74,7 +75,11 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     """
     modules = dict(base_modules(model))
     if config.is_loaded and config.record and config.record.places:
-        recorded = {place.key: place for place in unfold_places(config.record.places)}
+        try:
+            recorded = {place.key: place for place in unfold_places(config.record.places)}
+        except ValueError as error:
+            file = config.record.source.weights if config.record.source else None
+            raise ValueError(f"{f'{file.with_name(CONFIG_NAME)}: ' if file else ''}{error}") from error
         # Where a name is unknown, the adapter comes from another class of this architecture.
         if all(key in modules and place.projection in modules for key, place in recorded.items()):
             return {key: recorded[key] for key in modules if key in recorded}

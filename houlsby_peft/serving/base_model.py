@@ -130,7 +130,10 @@ def _explain_errors(kind: str, source: str, revision: str | None) -> Iterator[No
     try:
         with explain_hub_errors(what):
             yield
-    except (HubError, AdapterError):
+    except HubError as error:
+        remedy = f" Correct base_model_name_or_path and revision in {CONFIG_NAME}, or give base_model."
+        raise HubError(f"{error}{remedy}") from error
+    except AdapterError:
         raise
     except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
         if not is_from_libraries(error):

@@ -192,9 +192,11 @@ def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedToke
     try:
         yield
     except BaseException as error:
-        is_of_shapes = isinstance(error, RuntimeError) and "must match" in str(error)
+        is_of_tokenizer = isinstance(error, RecursionError) or any(
+            words in str(error) for words in ("must match", "have a padding token")
+        )
         if not is_from_libraries(error) or (
-            isinstance(error, (ValueError, OSError, RuntimeError)) and not is_of_shapes
+            isinstance(error, (ValueError, OSError, RuntimeError)) and not is_of_tokenizer
         ):
             raise
         embeddings = base.get_input_embeddings()
