@@ -229,9 +229,10 @@ class Case:
                 *([text] if isinstance(text, str) else text), truncation=True, max_length=64, return_tensors="pt"
             )
         )
-        tokens = {
-            key: value for key, value in tokens.items() if key in ("input_ids", "attention_mask", "token_type_ids")
-        }
+        known = {"input_ids", "attention_mask", "token_type_ids"}
+        if self.original.is_answer:  # PEFT's model for question answering ignores them, its model for no task does not
+            known.remove("token_type_ids")
+        tokens = {key: value for key, value in tokens.items() if key in known}
         with torch.no_grad():
             outputs = model(**tokens, **options)
         found = outputs.start_logits if self.original.is_answer else outputs.logits
