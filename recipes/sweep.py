@@ -87,8 +87,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"there is no recipe {arguments.recipe}")
     if arguments.recipe.name == "stream.py":
         parser.error("a run must write one results.json, into its --output_dir; stream.py writes one per task")
-    if "--push_to_hub" in flags:
+    given = [flag.partition("=")[0] for flag in flags]
+    if "--push_to_hub" in given:
         parser.error("all runs would push to one repository: push the best run's adapter with houlsby-peft push")
+    if arguments.pruner and "--eval_strategy" in given:
+        parser.error("--pruner compares the scores after each epoch: leave --eval_strategy out")
     for name in ("jobs", "search_seeds", "n_trials"):
         if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")

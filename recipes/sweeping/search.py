@@ -182,7 +182,8 @@ class Sweep:
                     search.open(name, opened, prune)
             except Exception as error:  # Optuna's, SQLAlchemy's or a driver's
                 where, reason = storage or self.output / "optuna.journal", str(error).partition("\n")[0]
-                raise RecipeError(f"Optuna cannot open {where}: {reason}") from error
+                remedy = "Check its address" if storage else "Delete it; finished runs are not repeated"
+                raise RecipeError(f"Optuna cannot open {where}: {reason}. {remedy}.") from error
         total = sum(search.total for search in self.searches.values())
         often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
         with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:
