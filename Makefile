@@ -1,7 +1,7 @@
 # Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
-PROJECT ?= -e '.[recipes,deepspeed,demo,test,dev]'
+PROJECT ?= -e '.[recipes,deepspeed,demo,test,dev,docs]'
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
@@ -24,7 +24,7 @@ ifeq ($(shell command -v nvidia-smi 2>/dev/null),)
 TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --timeout 10 --retries 0
 endif
 
-.PHONY: help install demo test test-oldest bench style quality lock
+.PHONY: help install demo test test-oldest bench docs style quality lock
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s  %s\n", $$1, $$2 }' Makefile
@@ -46,6 +46,9 @@ test-oldest:  ## run the library's tests under the oldest supported PEFT, transf
 bench: $(INSTALLED)  ## measure speed and memory beside other methods: hours, minutes with benchmarks/run.py --quick
 	$(BIN)/python benchmarks/run.py
 
+docs: $(INSTALLED)  ## build the site into docs/_build; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+
 style: $(INSTALLED)  ## repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -57,7 +60,7 @@ quality: $(INSTALLED)  ## check style and types
 
 lock: $(INTERPRETER)  ## lock the newest versions that fit this Python
 	$(PIP) install --quiet --dry-run --ignore-installed --report $(VENV)/report.json \
-		'.[recipes,deepspeed,demo,test,dev]' torch==$(TORCH)
+		'.[recipes,deepspeed,demo,test,dev,docs]' torch==$(TORCH)
 	$(BIN)/python constraints/lock.py < $(VENV)/report.json > $(LOCK)
 
 $(INTERPRETER):

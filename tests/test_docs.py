@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import re
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+import houlsby_peft
 
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +45,35 @@ def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monke
             exec(compile(snippet["code"], page, "exec"), names)
         if snippet["output"] is not None:
             assert printed.getvalue() == snippet["output"], snippet["code"]
+
+
+def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "DS_ACCELERATOR", "cpu"
+    )  # otherwise DeepSpeed, where it is installed, prints that it found none
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    shown = nbformat.read(ROOT / "docs" / "quickstart.ipynb", as_version=4)
+    ran = nbclient.NotebookClient(
+        copy.deepcopy(shown), timeout=300, resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    for before, now in zip(shown.cells, ran.cells, strict=True):
+        assert _printed(now) == _printed(before), before.source
+
+
+def _printed(cell):
+    outputs = cell.get("outputs", [])
+    return "".join(
+        output.data["text/plain"] if "data" in output else output.text
+        for output in outputs
+        if output.get("name") != "stderr"
+    )
+
+
+def test_the_reference_has_all_public_names():
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert sorted(re.findall(r"^\.\. auto\w+:: houlsby_peft\.(\w+)", page, re.MULTILINE)) == sorted(
+        houlsby_peft.__all__
+    )
 
 
 def test_links_between_pages_lead_somewhere():
