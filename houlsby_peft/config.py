@@ -200,8 +200,8 @@ class HoulsbyConfig(PeftConfig):
             fields["task_type"] = fields["task_type"] or self.record.task_type
             fields["recorded"] = self.record.to_dict()
         (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
-        if has_weights and self.write_card is not None:
-            self.write_card(folder)
+        if has_weights and (write_card := type(self).write_card) is not None:
+            write_card(folder)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the user's settings; the record of one adapter is not part of them."""

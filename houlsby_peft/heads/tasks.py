@@ -78,7 +78,7 @@ def task_of_config(config: HoulsbyConfig) -> Task:
 
 
 def find_task_type(model: nn.Module, heads: Collection[str]) -> str | None:
-    """Return PEFT's name for the task of a model's head, under which PEFT loads a saved adapter; None if there is none.
+    """Return PEFT's name for the task of a model's head, or None if PEFT has none under which it loads the adapter.
 
     For some task types, PEFT expects that an adapter has trained the head, and it passes texts to the model by name.
     Where that does not fit, an adapter is loaded without a task type.
@@ -127,11 +127,12 @@ class AdapterLabels(dict[int, str]):
 
 
 def name_classes(model: nn.Module, config: HoulsbyConfig) -> None:
-    """Name the classes of a base model after those of a loaded adapter, if they have no names yet but LABEL_0 and so on.
+    """Name the classes of a base model after those of a loaded adapter, if they are only called LABEL_0 and so on.
 
     PEFT and transformers predict the names in the base model's configuration.
     """
-    known, labels = getattr(model, "config", None), config.labels
+    known: Any = getattr(model, "config", None)
+    labels = config.labels
     if config.is_loaded and labels and getattr(known, "id2label", None) == _default_names(labels):
         known.id2label = AdapterLabels(labels)
         known.label2id = {name: number for number, name in labels.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import statistics
@@ -339,7 +340,9 @@ def _make_widget(
         if isinstance(item, str) is is_question:
             continue
         found = answer[number] if answer and number < len(answer) else None
-        shown: dict[str, Any] = {"text": item} if isinstance(item, str) else dict(zip(("text", "context"), item))
+        shown: dict[str, Any] = (
+            {"text": item} if isinstance(item, str) else dict(zip(("text", "context"), item, strict=True))
+        )
         if isinstance(found, Mapping) and task.pipeline == "text-classification":
             shown["output"] = [{"label": str(found["label"]), "score": round(float(found["score"]), 4)}]
         elif isinstance(found, Mapping) and is_question:
@@ -443,6 +446,7 @@ def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
     return limits
 
 
+@functools.cache
 def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,

@@ -163,9 +163,11 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
 
     The default is the one that the run records, or else that of transformers or of `HoulsbyConfig`.
     """
-    from transformers import TrainingArguments  # takes half a second to import, and only cards need it
-
     arguments = run.get("arguments", {})
+    if not arguments:
+        return [], []
+    from transformers import TrainingArguments  # takes half a second to import, and only cards of runs need it
+
     defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
     defaults |= run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if name in arguments]
