@@ -123,7 +123,7 @@ def make_card(
     config = read_config(folder)
     config.revision = revision or config.revision
     sizes = check_weights(folder, config)
-    task, facts = task_of_config(config), read_facts(config)
+    task, facts = _find_task(config), read_facts(config)
     base = base_model or find_base_name(config)
     found = find_results(folder) if results is None else None
     name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
@@ -142,7 +142,7 @@ def make_card(
         base_model=base,
         model_type=facts.base_config.get("model_type"),
         summary=_summarize(facts, sizes, own),
-        auto_class=task.auto_class,
+        auto_class=task.auto_class if task else None,
         num_labels=len(facts.labels),
         example=None if example is None else Markdown(_format_example(example)),
         answer=answer,
@@ -202,6 +202,14 @@ def _is_of_weights(key: str, value: Any) -> bool:
     if key == "widget":
         return any(isinstance(example, Mapping) and "output" in example for example in _as_list(value))
     return key in ("model-index", "metrics", "co2_eq_emissions")
+
+
+def _find_task(config: HoulsbyConfig) -> Task | None:
+    """Return an adapter's task; None for a model that is no task model of transformers."""
+    try:
+        return task_of_config(config)
+    except AdapterError:
+        return None
 
 
 class Facts(NamedTuple):
@@ -327,12 +335,14 @@ def is_repo_id(name: str) -> bool:
 
 
 def _make_widget(
-    task: Task, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
+    task: Task | None, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
 ) -> list[dict[str, Any]] | None:
     """Return the examples of the widget on the Hub's page, with the adapter's predictions where it can show them.
 
     The widget has no field for the second text of a pair, except for question answering.
     """
+    if task is None:
+        return None
     inputs = [example] if isinstance(example, (str, tuple)) else list(example or [])
     is_question = task.pipeline == "question-answering"
     widget: list[dict[str, Any]] = []
@@ -352,7 +362,7 @@ def _make_widget(
 
 
 def _make_metadata(
-    name: str, base_model: str | None, task: Task, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
+    name: str, base_model: str | None, task: Task | None, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
 ) -> ModelCardData:
     """Return the metadata that follow from an adapter and its runs; those of the user take precedence.
 
@@ -361,14 +371,14 @@ def _make_metadata(
     """
     dataset: Mapping[str, Any] = runs[0].get("dataset", {}) if runs else {}
     data_name = dataset.get("name") or dataset.get("id")
-    scores = get_scores(runs[0]) if data_name else {}
+    scores = get_scores(runs[0]) if data_name and task else {}
 
     def text(key: str) -> str | None:
         return str(dataset[key]) if key in dataset else None  # the Hub accepts nothing but text
 
     eval_results = [
         EvalResult(
-            task_type=task.pipeline,
+            task_type=task.pipeline if task else "",
             dataset_type=dataset.get("id") or re.sub(r"\W+", "-", str(data_name).lower()),
             dataset_name=str(data_name),
             dataset_config=text("config"),
@@ -387,7 +397,7 @@ def _make_metadata(
         "library_name": "peft",
         "base_model": base_model,
         "base_model_relation": "adapter" if base_model else None,
-        "pipeline_tag": task.pipeline,
+        "pipeline_tag": task.pipeline if task else None,
         "language": dataset.get("language"),
         "datasets": [dataset["id"]] if dataset.get("id") else None,
         "metrics": sorted({result.metric_type for result in eval_results}) or None,
