@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .ablation import ablate, prune
@@ -14,7 +15,7 @@ from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import Place, find_places
 from .pretraining import init_from
-from .registration import register
+from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
@@ -64,6 +65,16 @@ __all__ = [
 __version__ = version("houlsby-peft")
 
 register(HoulsbyConfig, HoulsbyModel)
+
+
+def _write_card(folder: Path) -> None:
+    from .hub.card import write_card_of_saved  # most processes save no adapter
+
+    write_card_of_saved(folder)
+
+
+HoulsbyConfig.write_card = staticmethod(_write_card)
+replace_template(_write_card)
 
 
 def __getattr__(name: str) -> Any:

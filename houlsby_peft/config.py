@@ -11,14 +11,14 @@ from contextlib import nullcontext
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .bottleneck import PAPER_INIT_STD
-from .checkpoints.downloads import describe_damage_in_cache
+from .checkpoints.downloads import describe_damage_in_cache, find_repo
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import find_weights, refuse_pickle
 from .errors import AdapterError, explain_hub_errors, shortened
@@ -32,8 +32,12 @@ SHAPE_FIELDS = (
     "r", "activation", "share_layers", "train_layer_norm", "positions", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "rank_pattern",
 )  # fmt: skip
-# The task types for which PEFT's model classes always add the head to `modules_to_save`.
-_TASKS_WITH_HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
+# The names of heads that PEFT's model classes always add to `modules_to_save`, by task type.
+HEADS_OF_PEFT = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
 
 
 @dataclass
@@ -104,6 +108,8 @@ class HoulsbyConfig(PeftConfig):
     recorded: InitVar[dict[str, Any] | None] = None
     base_fingerprint: InitVar[dict[str, Any] | None] = None
     record: AdapterRecord | None = field(default=None, init=False, repr=False, compare=False)
+    # Writes the card of the adapter in a folder. The package sets it, because cards need what builds on this module.
+    write_card: ClassVar[Callable[[Path], None] | None] = None
 
     def __post_init__(self, recorded: dict[str, Any] | None, base_fingerprint: dict[str, Any] | None) -> None:
         super().__post_init__()
@@ -175,17 +181,27 @@ class HoulsbyConfig(PeftConfig):
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Save the configuration and its record beside the adapter's weights, which PEFT has written.
+        """Save the configuration and its record beside the adapter's weights, which PEFT has written, and the card.
+
+        The file names the task and, instead of a folder in the Hub's cache, the base model's repository.
 
         Raises:
             ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
         """
-        refuse_pickle(Path(save_directory))
+        folder = Path(save_directory)
+        refuse_pickle(folder)
+        # PEFT gives this argument. transformers does not; it writes the weights after the configuration, and no card.
+        has_weights = "auto_mapping_dict" in kwargs
         super().save_pretrained(save_directory, **kwargs)
+        fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        if repo := find_repo(fields["base_model_name_or_path"] or ""):
+            fields["base_model_name_or_path"], fields["revision"] = repo
         if self.record is not None:
-            file = Path(save_directory, CONFIG_NAME)
-            fields = json.loads(file.read_text(encoding="utf-8")) | {"recorded": self.record.to_dict()}
-            file.write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+            fields["task_type"] = fields["task_type"] or self.record.task_type
+            fields["recorded"] = self.record.to_dict()
+        (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
+        if has_weights and (write_card := type(self).write_card) is not None:
+            write_card(folder)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the user's settings; the record of one adapter is not part of them."""
@@ -408,7 +424,7 @@ _JOINT_RULES: tuple[tuple[str, Callable[[HoulsbyConfig], bool], str, str], ...] 
     ),
     (
         "modules_to_save",
-        lambda c: not (c.modules_to_save == [] and c.task_type in _TASKS_WITH_HEADS),
+        lambda c: not (c.modules_to_save == [] and c.task_type in HEADS_OF_PEFT),
         "not empty if task_type is one whose head PEFT always trains (here {0.task_type})",
         "Leave task_type out to train no head",
     ),

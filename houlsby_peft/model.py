@@ -20,7 +20,7 @@ from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
-from .heads.tasks import label_facts
+from .heads.tasks import label_facts, name_classes
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
@@ -87,7 +87,13 @@ class HoulsbyModel(BaseTuner):
             if differences := plan.base_differences():
                 report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
             two_layer_head = config.two_layer_head or loaded.two_layer_head
-            record = replace(loaded, places=record.places, heads=record.heads, two_layer_head=two_layer_head)
+            record = replace(
+                loaded,
+                places=record.places,
+                heads=record.heads,
+                two_layer_head=two_layer_head,
+                task_type=record.task_type,
+            )
         self._plan = plan
         self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
         forget_batches(model)
@@ -110,6 +116,7 @@ class HoulsbyModel(BaseTuner):
         # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
         model.__dict__.setdefault("houlsby_records", {})[adapter_name] = record
         config.record = record
+        name_classes(model, config)
         _connect_heads(model)
         if not names_fit:
             # They are checked only after PEFT has mapped them.

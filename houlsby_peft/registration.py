@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peft import PeftConfig
+from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
-from peft.utils import PeftType, register_peft_method
+from peft.utils import CONFIG_NAME, PeftType, register_peft_method
 
 
 if TYPE_CHECKING:
@@ -60,6 +62,29 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
     PEFT_TYPE_TO_CONFIG_MAPPING[peft_type] = config_cls
     PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
     PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = PREFIX
+
+
+def replace_template(write_card: Callable[[Path], None]) -> None:
+    """Let PEFT and the Trainer write this method's cards with a function, in place of PEFT's template.
+
+    `PeftModel.save_pretrained` asks for the card before it has saved the adapter; `HoulsbyConfig.save_pretrained`,
+    which it calls last, writes it. The Trainer asks for the card of an adapter that is saved.
+
+    Args:
+        write_card: Writes the card of the adapter in a folder.
+    """
+    current = PeftModel.create_or_update_model_card
+    original = getattr(current, "houlsby_original", current)
+
+    @wraps(original)
+    def create_or_update_model_card(self: PeftModel, output_dir: str) -> None:
+        if self.peft_type != houlsby_peft_type():
+            original(self, output_dir)
+        elif Path(output_dir, CONFIG_NAME).is_file():
+            write_card(Path(output_dir))
+
+    vars(create_or_update_model_card)["houlsby_original"] = original
+    setattr(PeftModel, "create_or_update_model_card", create_or_update_model_card)  # noqa: B010
 
 
 def _read_as_own_class_does(config_cls: type[PeftConfig]) -> None:

@@ -31,7 +31,7 @@ from training.errors import RecipeError, end_with_one_line
 from training.files import write_atomically
 from training.model import add_adapter, load_classifier, record_preprocessing
 from training.results import RESULTS_FILE, write_results
-from training.runs import in_main_process, lock_folder, plan_push, unlock_folder
+from training.runs import in_main_process, lock_folder, plan_push, unlock_folder, write_adapter_card
 from training.trainer import RecipeTrainer
 
 
@@ -82,7 +82,10 @@ def main() -> None:
         rows.append({"task": name, "trained": trainer.trainable, "total": trainer.total, **run_again(model, learned)})
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
+        trainer.saved_as = "."
         write_results(trainer, (arguments, adapter, own), model=arguments.model_name, **rows[-1])
+        if training.should_save:
+            write_adapter_card(Path(own.output_dir))
     for name, push in pushes.items():
         push(runs[name].output_dir, adapter=".")
     if training.should_log:

@@ -1,13 +1,22 @@
-"""Tell damaged downloads from files that were damaged before they were uploaded."""
+"""Look into the Hub's cache: which repository a folder is of, and whether a download is damaged."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+
+
+def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Return the name and the commit of the model whose files a folder in the Hub's cache holds; None for others."""
+    path = Path(folder)
+    kind, *name = path.parent.parent.name.split("--")
+    is_model = path.parent.name == "snapshots" and kind == "models" and bool(name)
+    return ("/".join(name), path.name) if is_model else None
 
 
 def describe_damage(folder: Path) -> str:

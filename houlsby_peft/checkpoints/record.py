@@ -51,6 +51,7 @@ class AdapterRecord:
         max_length: The number of tokens to which texts were cut in training.
         null_threshold: For question answering: no answer is given if that scores higher than the best answer by more
             than this. None: there is always an answer.
+        task_type: PEFT's name for the task of the head. Saved in PEFT's own field, not in the record.
         has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not saved.
         source: The file that this record was read from. None: it was made in this process. Not saved.
     """
@@ -63,6 +64,7 @@ class AdapterRecord:
     two_layer_head: bool = False
     max_length: int | None = None
     null_threshold: float | None = None
+    task_type: str | None = None
     has_labels_of_base: bool = False
     source: Source | None = None
 
@@ -97,7 +99,7 @@ class AdapterRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return what is saved: every fact that is known."""
         facts = asdict(self)
-        del facts["source"], facts["has_labels_of_base"]
+        del facts["source"], facts["task_type"], facts["has_labels_of_base"]
         return {name: value for name, value in facts.items() if value is not None and value is not False}
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
+from ..layer import base_modules, is_inside
 
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from ..config import HoulsbyConfig
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ TASKS = (
     Task("image-classification", "AutoModelForImageClassification", "ForImageClassification"),
     Task("audio-classification", "AutoModelForAudioClassification", "ForAudioClassification"),
     Task("text-generation", "AutoModelForCausalLM", "ForCausalLM", "CAUSAL_LM"),
-    Task("text-generation", "AutoModelForCausalLM", "LMHeadModel"),
+    Task("text-generation", "AutoModelForCausalLM", "LMHeadModel", "CAUSAL_LM"),
     Task("text2text-generation", "AutoModelForSeq2SeqLM", "ForConditionalGeneration", "SEQ_2_SEQ_LM"),
     Task("fill-mask", "AutoModelForMaskedLM", "ForMaskedLM"),
     Task("feature-extraction", "AutoModel", "Model", "FEATURE_EXTRACTION"),
@@ -75,6 +77,30 @@ def task_of_config(config: HoulsbyConfig) -> Task:
     return found
 
 
+def find_task_type(model: nn.Module, heads: Collection[str]) -> str | None:
+    """Return PEFT's name for the task of a model's head, or None if PEFT has none under which it loads the adapter.
+
+    For some task types, PEFT expects that an adapter has trained the head, and it passes texts to the model by name.
+    Where that does not fit, an adapter is loaded without a task type.
+
+    Args:
+        model: The base model.
+        heads: Full names of the modules that the adapter trains as a whole.
+    """
+    task = task_of_class(type(model).__name__)
+    if task is None or task.task_type is None or getattr(model, "main_input_name", None) != "input_ids":
+        return None
+    inputs = {"input_ids", "attention_mask", "inputs_embeds"}
+    if task.task_type == "SEQ_2_SEQ_LM":
+        inputs.add("decoder_input_ids")
+    if not inputs <= inspect.signature(model.forward).parameters.keys():
+        return None
+    expected = HEADS_OF_PEFT.get(task.task_type, ())
+    found = [key for key, _ in base_modules(model) if key.endswith(expected)] if expected else []
+    is_trained = bool(heads) and all(any(is_inside(key, head) for head in heads) for key in found)
+    return task.task_type if is_trained or not expected else None
+
+
 def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
     """Return the labels and the problem type of a new adapter, as `AdapterRecord` holds them; empty without labels.
 
@@ -85,7 +111,8 @@ def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
     known = getattr(model, "config", None)
     if task is None or not task.has_labels or known is None:
         return {}
-    labels = config.id2label or {int(number): str(name) for number, name in known.id2label.items()}
+    of_model = _default_names(known.id2label) if isinstance(known.id2label, AdapterLabels) else known.id2label
+    labels = config.id2label or {int(number): str(name) for number, name in of_model.items()}
     of_base = None if config.id2label else getattr(known, "problem_type", None)
     regression = "regression" if len(labels) == 1 else None
     return {
@@ -93,3 +120,23 @@ def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
         "problem_type": config.problem_type or of_base or regression,
         "has_labels_of_base": config.id2label is None,
     }
+
+
+class AdapterLabels(dict[int, str]):
+    """Names of classes that a base model has from a loaded adapter, not its own ones."""
+
+
+def name_classes(model: nn.Module, config: HoulsbyConfig) -> None:
+    """Name the classes of a base model after those of a loaded adapter, if they are only called LABEL_0 and so on.
+
+    PEFT and transformers predict the names in the base model's configuration.
+    """
+    known: Any = getattr(model, "config", None)
+    labels = config.labels
+    if config.is_loaded and labels and getattr(known, "id2label", None) == _default_names(labels):
+        known.id2label = AdapterLabels(labels)
+        known.label2id = {name: number for number, name in labels.items()}
+
+
+def _default_names(labels: Mapping[int, str]) -> dict[int, str]:
+    return {number: f"LABEL_{number}" for number in labels}

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import metadata as read_metadata
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
-from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData
+from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData, constants
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
@@ -20,7 +23,6 @@ from ..checkpoints.untrusted import check_weights, read_config
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import Task, task_of_config
-from ..serving.predictor import Input
 from .markdown import Markdown, block, cell, code, escape, link
 from .results import (
     Results,
@@ -30,6 +32,7 @@ from .results import (
     data_rows,
     drop_empty,
     environment_rows,
+    find_results,
     format_mean,
     get_scores,
     hyperparameter_tables,
@@ -43,16 +46,52 @@ from .results import (
 from .sections import is_template, mark, update
 
 
+if TYPE_CHECKING:
+    from ..serving.predictor import Input
+
+
+CARD_FILE = constants.REPOCARD_NAME
 _TEMPLATE = "adapter_card.md.jinja"
 _TAGS = ("adapter", "houlsby", "peft")
 # The Hub's names for what evaluate computes; other scores keep their own names.
 _METRICS = ("accuracy", "exact_match", "f1", "matthews_correlation", "pearson", "precision", "recall", "spearmanr")
 _MOST_ITEMS = 20
+_UNKNOWN_BASE = "not on record, as the base model was loaded from a folder"
+
+
+def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path:
+    """Write the card of the adapter in a folder, and keep what people have written into the one that is there.
+
+    Args:
+        folder: Folder of the saved adapter.
+        repo_id: The adapter's name on the Hub, if it is known.
+        options: Further arguments of `make_card`.
+
+    Returns:
+        The file.
+
+    Raises:
+        AdapterError, ValueError: As for `make_card` and `merge_cards`.
+    """
+    path = folder / CARD_FILE
+    merge_cards(make_card(folder, repo_id, **options), [path] if path.is_file() else []).save(path)
+    return path
+
+
+def write_card_of_saved(folder: Path) -> None:
+    """Write the card of an adapter that has just been saved. If that fails, warn, because the adapter is saved."""
+    try:
+        write_card(folder)
+    except (ValueError, OSError) as error:
+        warnings.warn(
+            f"The adapter is saved, but its card is not written: {error} Then run: houlsby-peft card {folder}",
+            stacklevel=2,
+        )
 
 
 def make_card(
     folder: Path,
-    repo_id: str,
+    repo_id: str | None = None,
     *,
     base_model: str | None = None,
     results: Results | None = None,
@@ -65,9 +104,11 @@ def make_card(
 
     Args:
         folder: Folder of the saved adapter. The card shows the PNG files in it.
-        repo_id: The adapter's name on the Hub.
-        base_model: The base model's name on the Hub. Default: the name that the adapter records.
-        results: `results.json` of a run, or of one run per seed, as files or mappings.
+        repo_id: The adapter's name on the Hub. None: not known yet; the card is called after the folder or the run.
+        base_model: The base model's name on the Hub. Default: the name that the adapter records. A folder that it
+            records is not shown.
+        results: `results.json` of a run, or of one run per seed, as files or mappings. Default: that of the run that
+            has saved the adapter; see `find_results`.
         metadata: Further metadata, such as `license`, `language` and `tags`.
         example: An input or a list of inputs for the snippet.
         answer: The adapter's prediction for each input.
@@ -77,31 +118,36 @@ def make_card(
         AdapterError: The folder does not contain a usable adapter, or the results cannot be read.
         ValueError: The name or the metadata break a rule of the Hub; see `check_metadata`.
     """
-    if not is_repo_id(repo_id):
+    if repo_id is not None and not is_repo_id(repo_id):
         raise ValueError(f"The adapter's name must be one that the Hub accepts, user/name; got {repo_id!r}.")
     config = read_config(folder)
     config.revision = revision or config.revision
     sizes = check_weights(folder, config)
-    task, facts = task_of_config(config), read_facts(config)
-    base = base_model or str(config.base_model_name_or_path)
-    name = repo_id.rpartition("/")[2]
-    runs = read_runs(results)
+    task, facts = _find_task(config), read_facts(config)
+    base = base_model or find_base_name(config)
+    found = find_results(folder) if results is None else None
+    name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
+    runs = read_runs(results or found)
     own = select_method(runs, "houlsby")
     run: TrainingRun = own[0] if own else {}
-    data = _make_metadata(name, base, task, own, metadata or {})
+    widget = _make_widget(task, example, answer)
+    data = _make_metadata(name, base, task, own, {"widget": widget, **(metadata or {})})
     changed, unchanged = hyperparameter_tables(run)
     file_bytes = (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size
     body = _load_template().render(
         name=name,
-        repo_id=repo_id,
+        repo_id=repo_id or (f"user/{name}" if is_repo_id(f"user/{name}") else "user/adapter"),
+        is_named=repo_id is not None,
+        source=find_source(),
         base_model=base,
+        model_type=facts.base_config.get("model_type"),
         summary=_summarize(facts, sizes, own),
-        auto_class=task.auto_class,
+        auto_class=task.auto_class if task else None,
         num_labels=len(facts.labels),
         example=None if example is None else Markdown(_format_example(example)),
         answer=answer,
         adapter=adapter_rows(config, sizes, file_bytes, run.get("total_parameters")),
-        base=base_rows(config, base),
+        base=base_rows(config, base or _UNKNOWN_BASE),
         split=run.get("dataset", {}).get("split"),
         seeds=[item.get("seed", number) for number, item in enumerate(own, 1)],
         scores=score_table(runs),
@@ -144,11 +190,26 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         body = update(body, found.text)
         merged = data.to_dict()
         for key, value in found.data.to_dict().items():
-            if key not in ("model-index", "metrics", "co2_eq_emissions"):  # these belong to the old weights
+            if not _is_of_weights(key, value):
                 merged.setdefault(key, value)
         merged["tags"] = sorted({*merged["tags"], *_as_list(found.data.get("tags"))})
         data = ModelCardData(**merged)
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
+
+
+def _is_of_weights(key: str, value: Any) -> bool:
+    """Return whether metadata were generated from an adapter's old weights, such as its scores and predictions."""
+    if key == "widget":
+        return any(isinstance(example, Mapping) and "output" in example for example in _as_list(value))
+    return key in ("model-index", "metrics", "co2_eq_emissions")
+
+
+def _find_task(config: HoulsbyConfig) -> Task | None:
+    """Return an adapter's task; None for a model that is no task model of transformers."""
+    try:
+        return task_of_config(config)
+    except AdapterError:
+        return None
 
 
 class Facts(NamedTuple):
@@ -230,6 +291,18 @@ def base_rows(config: HoulsbyConfig, base_model: str) -> Rows:
     )
 
 
+def find_base_name(config: HoulsbyConfig) -> str | None:
+    """Return the base model's name on the Hub that an adapter records; None if it records a folder or nothing."""
+    name = str(config.base_model_name_or_path or "")
+    return name if is_repo_id(name) and not Path(name).is_dir() else None
+
+
+def find_source() -> str | None:
+    """Return the address of this package's repository, which the package's metadata (setup.cfg) state in one place."""
+    urls = read_metadata("houlsby-peft").get_all("Project-URL") or []
+    return next((address for name, _, address in (url.partition(", ") for url in urls) if name == "Source"), None)
+
+
 def check_metadata(data: Mapping[str, Any]) -> None:
     """Check metadata for the mistakes that people make, without asking the Hub.
 
@@ -261,8 +334,35 @@ def is_repo_id(name: str) -> bool:
     return name == name.strip()  # validate_repo_id accepts a newline at the end
 
 
+def _make_widget(
+    task: Task | None, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
+) -> list[dict[str, Any]] | None:
+    """Return the examples of the widget on the Hub's page, with the adapter's predictions where it can show them.
+
+    The widget has no field for the second text of a pair, except for question answering.
+    """
+    if task is None:
+        return None
+    inputs = [example] if isinstance(example, (str, tuple)) else list(example or [])
+    is_question = task.pipeline == "question-answering"
+    widget: list[dict[str, Any]] = []
+    for number, item in enumerate(inputs):
+        if isinstance(item, str) is is_question:
+            continue
+        found = answer[number] if answer and number < len(answer) else None
+        shown: dict[str, Any] = (
+            {"text": item} if isinstance(item, str) else dict(zip(("text", "context"), item, strict=True))
+        )
+        if isinstance(found, Mapping) and task.pipeline == "text-classification":
+            shown["output"] = [{"label": str(found["label"]), "score": round(float(found["score"]), 4)}]
+        elif isinstance(found, Mapping) and is_question:
+            shown["output"] = {"answer": str(found["answer"]), "score": round(float(found["score"]), 4)}
+        widget.append(shown)
+    return widget or None
+
+
 def _make_metadata(
-    name: str, base_model: str, task: Task, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
+    name: str, base_model: str | None, task: Task | None, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
 ) -> ModelCardData:
     """Return the metadata that follow from an adapter and its runs; those of the user take precedence.
 
@@ -271,14 +371,14 @@ def _make_metadata(
     """
     dataset: Mapping[str, Any] = runs[0].get("dataset", {}) if runs else {}
     data_name = dataset.get("name") or dataset.get("id")
-    scores = get_scores(runs[0]) if data_name else {}
+    scores = get_scores(runs[0]) if data_name and task else {}
 
     def text(key: str) -> str | None:
         return str(dataset[key]) if key in dataset else None  # the Hub accepts nothing but text
 
     eval_results = [
         EvalResult(
-            task_type=task.pipeline,
+            task_type=task.pipeline if task else "",
             dataset_type=dataset.get("id") or re.sub(r"\W+", "-", str(data_name).lower()),
             dataset_name=str(data_name),
             dataset_config=text("config"),
@@ -296,8 +396,8 @@ def _make_metadata(
         "model_name": name if eval_results else None,
         "library_name": "peft",
         "base_model": base_model,
-        "base_model_relation": "adapter",
-        "pipeline_tag": task.pipeline,
+        "base_model_relation": "adapter" if base_model else None,
+        "pipeline_tag": task.pipeline if task else None,
         "language": dataset.get("language"),
         "datasets": [dataset["id"]] if dataset.get("id") else None,
         "metrics": sorted({result.metric_type for result in eval_results}) or None,
@@ -356,6 +456,7 @@ def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
     return limits
 
 
+@functools.cache
 def _load_template() -> jinja2.Template:
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined,

@@ -28,14 +28,13 @@ from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
 from ..serving.predictor import Input, Predictor
-from .card import is_repo_id, make_card, merge_cards
+from .card import CARD_FILE, is_repo_id, make_card, merge_cards
 from .results import Results
 
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-CARD_FILE = constants.REPOCARD_NAME
 _MESSAGE = "Upload Houlsby adapter"
 
 

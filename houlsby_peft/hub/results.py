@@ -12,10 +12,13 @@ import json
 import math
 import os
 import statistics
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
@@ -25,6 +28,8 @@ from .markdown import Markdown, code, link
 TrainingRun = Mapping[str, Any]
 Results = str | os.PathLike[str] | TrainingRun | Sequence[str | os.PathLike[str] | TrainingRun]
 Rows = Sequence[Sequence[str]]
+
+RESULTS_FILE = "results.json"
 
 # What the Trainer reports in addition to the scores.
 _NOT_SCORES = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
@@ -54,6 +59,23 @@ def read_runs(results: Results | None) -> list[TrainingRun]:
         runs[number] = _drop_none(run)
         _check_kinds(runs[number], source)
     return list(runs.values())
+
+
+def find_results(folder: Path) -> Path | None:
+    """Return the `results.json` of the recipe's run that has saved the adapter in a folder; None if there is none.
+
+    A run writes it into the adapter's folder or the one above. It counts only if it lists the size and the checksum of
+    these very weights, so that no adapter gets the scores of another one.
+    """
+    weights = folder.resolve() / SAFETENSORS_WEIGHTS_NAME
+    for path in (weights.with_name(RESULTS_FILE), weights.parent.with_name(RESULTS_FILE)):
+        try:
+            listed = json.loads(path.read_text(encoding="utf-8"))["files"][weights.relative_to(path.parent).as_posix()]
+            if listed == {"bytes": weights.stat().st_size, "crc32": zlib.crc32(weights.read_bytes())}:
+                return path
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            continue  # not there, or of something else
+    return None
 
 
 def select_method(runs: Iterable[TrainingRun], method: str) -> list[TrainingRun]:
@@ -141,9 +163,11 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
 
     The default is the one that the run records, or else that of transformers or of `HoulsbyConfig`.
     """
-    from transformers import TrainingArguments  # takes half a second to import, and only cards need it
-
     arguments = run.get("arguments", {})
+    if not arguments:
+        return [], []
+    from transformers import TrainingArguments  # takes half a second to import, and only cards of runs need it
+
     defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
     defaults |= run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if name in arguments]

@@ -19,10 +19,10 @@ from ..bottleneck import Bottleneck
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
 from ..checkpoints.weights import FILE_PREFIX, check_file, check_tensors, missing_message
-from ..config import HoulsbyConfig
+from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
-from ..heads.tasks import label_facts
+from ..heads.tasks import find_task_type, label_facts
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
 from ..offloading import check_base_is_loaded, device_of, dtype_of
 from .places import Place, find_places, fold_places, may_be_left_out, output_width
@@ -35,8 +35,6 @@ _SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv
 _MOST_WIDTHS = 4
 _MOST_FOR_ANY_WIDTH = 1024
 
-# The names of heads that PEFT adds to `modules_to_save` for some task types, whatever the model.
-_HEADS_OF_PEFT = {"classifier", "score", "qa_outputs"}
 # The parts that tuner layers and trained heads add to the names of a model's weights.
 _ADDED_PARTS = (
     "base_layer",
@@ -174,6 +172,7 @@ class Plan:
             heads=list(self.heads),
             base=self.base,
             two_layer_head=bool(self.heads) and needs_two_layer_head(self._model, self.config),
+            task_type=find_task_type(self._model, self.heads),
             **label_facts(self.config, self._model),
         )
 
@@ -357,7 +356,7 @@ def _check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
     if isinstance(targets, list):
         unknown["target_modules"] = [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)]
     if saved:
-        ends = set(saved) - _HEADS_OF_PEFT
+        ends = set(saved).difference(*HEADS_OF_PEFT.values())
         unknown["modules_to_save"] = sorted(end for end in ends if not any(key.endswith(end) for key in names))
     if ranks:
         # Some layers of an adapter may be left out, as `prune` does.

@@ -66,7 +66,7 @@ class Predictor:
         """The names of the classes by number; empty if there are none."""
         return tuple(name for _, name in sorted((self.config.labels or {}).items()))
 
-    def predict(self, inputs: Input | Sequence[Input], batch_size: int = 32) -> list[Any]:
+    def predict(self, inputs: Input | Sequence[Input], batch_size: int = 32, top_k: int | None = None) -> list[Any]:
         """Predict for one input or several.
 
         Texts are cut to the length that the adapter was trained with, and to what the model can read. For token
@@ -75,6 +75,8 @@ class Predictor:
         Args:
             inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
             batch_size: Number of inputs that are predicted at once.
+            top_k: For text classification, the number of classes to return for each input. Default: the best class by
+                itself, not in a list.
 
         Returns:
             One result per input. For text classification, `{"label": ..., "score": ...}`; the score is a probability
@@ -93,6 +95,7 @@ class Predictor:
         items: list[Any] = [item if isinstance(item, str) else dict(zip(keys, item, strict=True)) for item in several]
         is_text = self.task.pipeline == "text-classification"
         options = cut_arguments(self.tokenizer, self.model.config, self.config) if is_text else {}
+        options |= {} if top_k is None else {"top_k": top_k}
         if self.tokenizer.pad_token_id is None:
             batch_size = 1
         with explain_prediction_errors(self.base_model, self.tokenizer):

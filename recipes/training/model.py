@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
 from transformers import (
@@ -20,9 +20,10 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
+from houlsby_peft.serving.base_model import find_packaged
 from training.data import looks_like_a_path
 from training.errors import RecipeError
-from training.packaged import PACKAGED
+from training.packaged import PACKAGED, hub_name
 
 
 MINILM = "minilm"
@@ -51,7 +52,7 @@ def find_model(name: str) -> str:
         return str(PACKAGED[name].find())
     if looks_like_a_path(name) and not (Path(name) / "config.json").is_file():
         raise RecipeError(f"--model_name must name a folder with a model, but {name} has no config.json.")
-    return name
+    return find_packaged(name)
 
 
 def load_model(
@@ -84,6 +85,8 @@ def load_model(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
+    # What is saved names the base model as others know it, not its folder on this machine.
+    model.name_or_path = tokenizer.name_or_path = hub_name(name)
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
@@ -228,17 +231,17 @@ def load_saved(
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
     try:
-        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+        fields = json.loads(config_file.read_text()) if is_adapter else {}
+        is_houlsby = is_adapter and fields.get("peft_type") in (None, "HOULSBY")
     except (ValueError, AttributeError):
         is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
         options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:
-            if is_adapter and base is not None:
+            if is_adapter:
+                base = base or find_model(fields["base_model_name_or_path"])
                 encoder = AutoModelForSequenceClassification.from_pretrained(base, **options)
                 model = PeftModel.from_pretrained(encoder, folder)
-            elif is_adapter:
-                model = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
             else:
                 model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder)

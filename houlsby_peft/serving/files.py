@@ -1,0 +1,143 @@
+"""Predict for every row of a table in a file, with memory for a part of it only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+from ..errors import AdapterError, shortened
+from ..tables import Row, TableReader, TableWriter, find_format
+from .predictor import Input, Predictor
+
+
+_PART_ROWS = 2048
+# A class of several that may hold at once is chosen from this score on.
+_THRESHOLD = 0.5
+_DIGITS = 6
+
+
+def predict_file(
+    adapter: Predictor,
+    table: TableReader,
+    columns: Sequence[str],
+    output: Path | None = None,
+    *,
+    batch_size: int = 32,
+    top_k: int | None = None,
+) -> int:
+    """Predict for every row of a table, and write all of its columns and the predictions.
+
+    The predictions are in the columns `label` and `score`; of a regression, in `score`; with `top_k`, in `label_1`,
+    `score_1`, `label_2` and so on, or, in JSON lines, in the list `predictions`; of several labels per text, in the
+    lists `labels` (those with a score of at least 0.5) and `scores`; of tags, in `entities`; of questions, in
+    `answer`, `score`, `start` and `end`; without a head, in `embedding`. A name that the table has already gets the
+    prefix `predicted_`. A row without text gets no prediction.
+
+    Args:
+        adapter: What `load` has returned.
+        table: The table.
+        columns: Its column of texts, or two for pairs; for question answering, those of questions and contexts.
+        output: The file to write; until it is complete, it ends in .part. None prints JSON lines.
+        batch_size: Number of rows that are predicted at once.
+        top_k: Number of classes per row; see `Predictor.predict`.
+
+    Returns:
+        The number of rows without text.
+
+    Raises:
+        AdapterError: A value in a text column is not text, or as for `Predictor.predict`.
+    """
+    added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
+    names = _rename(added, table.columns)
+    if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
+        top_k = max(1, len(adapter.labels))
+    options = {"batch_size": batch_size, **({} if top_k is None else {"top_k": top_k})}
+    writer = TableWriter(output, table, {names[name]: kind for name, kind in added.items()}) if output else None
+    empty = 0
+    with tqdm(total=table.count, unit=" rows", disable=None) as bar:
+        for rows, batch in table.parts(_PART_ROWS):
+            inputs = [_read_input(row, columns) for row in rows]
+            # Texts of like length stand together, so that little is padding.
+            order = sorted((i for i, text in enumerate(inputs) if text), key=lambda i: sum(map(len, inputs[i] or ())))
+            found: list[Row] = [dict.fromkeys(names.values()) for _ in rows]
+            results = adapter.predict([text for i in order if (text := inputs[i])], **options)
+            for i, result in zip(order, results, strict=True):
+                found[i] = {names[name]: value for name, value in to_row(result).items()}
+            empty += len(rows) - len(order)
+            if writer is None:
+                for row, more in zip(rows, found, strict=True):
+                    print(json.dumps(row | more, ensure_ascii=False, default=str))
+            else:
+                writer.write(rows, batch, found)
+            bar.update(len(rows))
+    if writer is not None:
+        writer.close()
+    return empty
+
+
+def _plan_columns(
+    adapter: Predictor, top_k: int | None, is_json: bool
+) -> tuple[dict[str, type], Callable[[Any], Row]]:
+    """Return the columns of the predictions with their types, and what turns a prediction into their values."""
+    task, kind = adapter.task.pipeline, adapter.config.kind_of_problem
+    if task == "question-answering":
+        return {"answer": str, "score": float, "start": int, "end": int}, _rounded
+    if task != "text-classification":
+        name = "entities" if task == "token-classification" else "embedding"
+        return {name: list}, lambda result: {name: json.loads(json.dumps(_listed(result), default=float))}
+    if kind == "regression":
+        return {"score": float}, lambda result: _rounded({"score": result["score"]})
+    if top_k is not None and is_json:
+        return {"predictions": list}, lambda result: {"predictions": [_rounded(item) for item in result]}
+    if top_k is not None:
+        shown = range(1, min(top_k, len(adapter.labels) or top_k) + 1)
+        columns: dict[str, type] = {
+            f"{name}_{i}": kind for i in shown for name, kind in (("label", str), ("score", float))
+        }
+        return columns, lambda result: {
+            f"{name}_{i}": value for i, item in enumerate(result, 1) for name, value in _rounded(item).items()
+        }
+    if kind == "multi_label_classification":
+        return {"labels": list, "scores": list}, _choose_labels
+    return {"label": str, "score": float}, _rounded
+
+
+def _choose_labels(result: Iterable[Mapping[str, Any]]) -> Row:
+    chosen = [item for item in map(_rounded, result) if item["score"] >= _THRESHOLD]
+    return {"labels": [item["label"] for item in chosen], "scores": [item["score"] for item in chosen]}
+
+
+def _rounded(result: Mapping[str, Any]) -> Row:
+    return {name: round(float(value), _DIGITS) if name == "score" else value for name, value in result.items()}
+
+
+def _listed(result: Any) -> Any:
+    return result.tolist() if hasattr(result, "tolist") else result
+
+
+def _rename(added: Iterable[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the name of each further column, which the table must not have."""
+    taken = {column.strip().lower() for column in columns}
+    names = {name: f"predicted_{name}" if name in taken else name for name in added}
+    if again := [name for name in names.values() if name in taken]:
+        raise AdapterError(f"The predictions need a column {again[0]!r}, which the file has already. Rename it there.")
+    return names
+
+
+def _read_input(row: Mapping[str, Any], columns: Sequence[str]) -> Input | None:
+    """Return the text or the pair of texts of a row; None if one of them is missing."""
+    texts = []
+    for column in columns:
+        value = row.get(column)
+        if isinstance(value, (list, dict, bytes)):
+            raise AdapterError(
+                f"The column {column!r} must hold text; got {shortened(repr(value))}. Name another one."
+            )
+        if value is None or not str(value).strip():
+            return None
+        texts.append(str(value))
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])

@@ -1,0 +1,355 @@
+"""Tables in files: CSV, TSV, JSON lines and Parquet, read and written in parts, and the usual names of text columns.
+
+A table may have more rows than fit into memory. It is read twice: once to check it and to count its rows, which takes
+seconds for a million, and once for its content.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from .errors import AdapterError, shortened
+
+
+Row = dict[str, Any]
+
+# Usual names of text columns, in lower case; the first entry of which a table has all columns is used.
+TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
+    ("text",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "context"),
+    ("question", "sentence"),
+    *((name,) for name in ("message", "body", "sentence", "content", "review", "comment", "description")),
+    *((name,) for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")),
+)
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+_SEPARATORS = (",", ";", "\t", "|")
+_LOOKED_AT = 1000  # lines, to find the separator
+_PART_BYTES = 1 << 20
+
+
+def find_text_columns(
+    columns: Sequence[str], named: Sequence[str] | None = None, count: int | None = None
+) -> list[str]:
+    """Return the columns of a table that hold the texts.
+
+    Args:
+        columns: The names of the table's columns.
+        named: One or two names that the user has given, without regard to case. None: the usual names.
+        count: How many columns are needed. None: one, or two for pairs.
+
+    Raises:
+        AdapterError: A named column does not exist, or no column has a usual name.
+    """
+    by_name: dict[str, str] = {}
+    for column in columns:
+        by_name.setdefault(column.strip().lower(), column)
+    for name in named or ():
+        if name not in columns and name.strip().lower() not in by_name:
+            raise AdapterError(f"The column {name!r} must be in the file; it has {', '.join(columns)}.")
+    if named:
+        return [name if name in columns else by_name[name.strip().lower()] for name in named]
+    for usual in TEXT_COLUMNS:
+        if count in (None, len(usual)) and by_name.keys() >= set(usual):
+            return [by_name[name] for name in usual]
+    raise AdapterError(
+        "A column must have one of the usual names for text, such as text or message, or be named with --text-column; "
+        f"the file has {', '.join(columns)}."
+    )
+
+
+class TableReader:
+    """A table in a file, checked from the first row to the last.
+
+    Args:
+        path: The file. Its extension gives the format: .csv, .tsv, .jsonl or .parquet.
+
+    Attributes:
+        columns: The names of the columns.
+        kinds: The type of each column's values: text, numbers or truth values; object for others.
+        count: The number of rows.
+        separator: Of separated values; in .csv files one of , ; tab |.
+        encoding: UTF-8, UTF-16 with a byte order mark, or else that of Western Windows.
+
+    Raises:
+        AdapterError: The file does not exist, is of another format, has no rows, or a row cannot be read; the message
+            names its line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.format = find_format(path)
+        if not path.is_file():
+            raise AdapterError(f"{path} must be a file with a table; there is none.")
+        self.separator, self.encoding = ",", "utf-8"
+        self._quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+        self.columns: list[str] = []
+        self.kinds: dict[str, type] = {}
+        self.count = 0
+        if self.format == ".parquet":
+            self._parquet = open_parquet(path)
+            self.columns, self.count = list(self._parquet.schema_arrow.names), self._parquet.metadata.num_rows
+        elif self.format == ".jsonl":
+            self.encoding = _find_encoding(path)
+            self._check_lines()
+        else:
+            self.encoding = _find_encoding(path)
+            self._check_separated()
+        if not self.count:
+            raise AdapterError(f"{path} must have at least one row.")
+
+    def parts(self, size: int) -> Iterator[tuple[list[Row], Any]]:
+        """Yield the rows, so many at a time, each part with the Arrow batch that it was read from, if it was."""
+        if self.format == ".parquet":
+            for batch in self._parquet.iter_batches(size):
+                yield batch.to_pylist(), batch
+            return
+        rows = self._lines() if self.format == ".jsonl" else self._separated()
+        while part := list(islice(rows, size)):
+            yield part, None
+
+    def _open(self, newline: str) -> IO[str]:
+        # A few bytes have no meaning in cp1252.
+        errors = "replace" if self.encoding == "cp1252" else "strict"
+        return self.path.open(encoding=self.encoding, errors=errors, newline=newline)
+
+    def _check_separated(self) -> None:
+        self.separator = "\t" if self.format == ".tsv" else _find_separator(self.path, self.encoding)
+        if self.separator == "\t":
+            # Tab-separated files mostly have no quoting: a quotation mark is part of the text.
+            self._quoting = csv.QUOTE_NONE
+            try:
+                self.count = sum(1 for _ in self._separated())
+            except AdapterError:
+                self._quoting = csv.QUOTE_MINIMAL
+        self.count = sum(1 for _ in self._separated())
+        self.kinds = dict.fromkeys(self.columns, str)
+
+    def _separated(self) -> Iterator[Row]:
+        csv.field_size_limit(2**31 - 1)
+        names: list[str] = []
+        with self._open("") as file:
+            reader = csv.reader(file, delimiter=self.separator, quoting=self._quoting, strict=True)
+            try:
+                for fields in reader:
+                    if fields and not names:
+                        names = self.columns = fields
+                        _check_names(self.path, names)
+                    elif fields:
+                        if len(fields) != len(names):
+                            raise AdapterError(
+                                f"{self.path}, line {reader.line_num}: a row must have {len(names)} fields like the "
+                                f"header, got {len(fields)}. Put quotation marks around a text that holds "
+                                f"{self.separator!r}."
+                            )
+                        yield dict(zip(names, fields, strict=True))
+            except csv.Error as error:
+                raise AdapterError(
+                    f"{self.path}, line {reader.line_num}: {error}. Close each quotation mark, and double those in a "
+                    "text."
+                ) from error
+
+    def _check_lines(self) -> None:
+        for row in self._lines():
+            self.count += 1
+            for name, value in row.items():
+                kind = type(value) if isinstance(value, (bool, int, float, str)) else object
+                if value is not None and (known := self.kinds.setdefault(name, kind)) is not kind:
+                    self.kinds[name] = float if {known, kind} == {int, float} else object
+                elif value is None and name not in self.columns:
+                    self.kinds.setdefault(name, str)
+            self.columns += [name for name in row if name not in self.columns]
+
+    def _lines(self) -> Iterator[Row]:
+        with self._open("\n") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise AdapterError(f"{self.path}, line {number} must be a JSON object: {error}.") from error
+                if not isinstance(row, dict):
+                    raise AdapterError(
+                        f"{self.path}, line {number} must be a JSON object; got {shortened(line.strip())}."
+                    )
+                yield row
+
+
+class TableWriter:
+    """Writes a table in parts. Until it is closed, the file has the further extension .part.
+
+    Args:
+        path: The file. Its extension gives the format.
+        like: The table whose columns come first; their types, and the separator of .csv files, are kept.
+        added: The names and types of the further columns; `list` is for lists and objects, which become JSON text in
+            the formats that have none.
+    """
+
+    def __init__(self, path: Path, like: TableReader, added: Mapping[str, type]) -> None:
+        self.path, self.format, self._added = path, find_format(path), added
+        self._part = path.with_name(f"{path.name}.part")
+        self._names = [*like.columns, *added]
+        self._file: Any = None
+        self._parquet: Any = None
+        if self.format == ".parquet":
+            self._open_parquet(like)
+            return
+        is_alike = self.format == like.format == ".csv"
+        # Excel recognizes UTF-8 by the byte order mark.
+        encoding = "utf-8-sig" if is_alike and like.encoding == "utf-8-sig" else "utf-8"
+        self._file = self._part.open("w", encoding=encoding, newline="")
+        if self.format != ".jsonl":
+            separator = "\t" if self.format == ".tsv" else like.separator if is_alike else ","
+            self._rows = csv.writer(self._file, delimiter=separator, lineterminator="\n")
+            self._rows.writerow(self._names)
+
+    def _open_parquet(self, like: TableReader) -> None:
+        self._arrow = _import_pyarrow("pyarrow")
+        types = {str: self._arrow.string(), int: self._arrow.int64(), float: self._arrow.float64()}
+        types[bool] = self._arrow.bool_()
+        own = like._parquet.schema_arrow if like.format == ".parquet" else None
+        fields = list(own) if own else [(name, types.get(like.kinds[name], types[str])) for name in like.columns]
+        self._schema = self._arrow.schema(
+            [*fields, *((name, types.get(kind, types[str])) for name, kind in self._added.items())]
+        )
+        self._parquet = _import_pyarrow("pyarrow.parquet").ParquetWriter(self._part, self._schema)
+
+    def write(self, rows: Sequence[Row], batch: Any, added: Sequence[Row]) -> None:
+        """Append rows.
+
+        Args:
+            rows: The rows of the table that was read.
+            batch: The Arrow batch that they were read from, or None.
+            added: The further columns of each row.
+        """
+        if self._parquet is not None:
+            number = len(self._schema) - len(self._added)
+            columns = list(batch.columns) if batch is not None else []
+            for field in list(self._schema)[len(columns) :]:
+                source: Sequence[Row] = rows if len(columns) < number else added
+                values = [row.get(field.name) for row in source]
+                is_text = field.type == self._arrow.string()
+                columns.append(self._arrow.array([_as_text(v) if is_text else v for v in values], field.type))
+            self._parquet.write_batch(self._arrow.record_batch(columns, schema=self._schema))
+            return
+        for row, more in zip(rows, added, strict=True):
+            if self.format == ".jsonl":
+                self._file.write(json.dumps(row | more, ensure_ascii=False, default=str) + "\n")
+            else:
+                whole = row | more
+                self._rows.writerow([_as_text(whole.get(name)) or "" for name in self._names])
+        self._file.flush()
+
+    def close(self) -> None:
+        """Give the file its name: it is complete."""
+        (self._parquet or self._file).close()
+        self._part.replace(self.path)
+
+
+def find_format(path: Path) -> str:
+    """Return the format of a file by its extension.
+
+    Raises:
+        AdapterError: It is not one of FORMATS.
+    """
+    suffix = {".ndjson": ".jsonl", ".jsonlines": ".jsonl"}.get(path.suffix.lower(), path.suffix.lower())
+    if suffix not in FORMATS:
+        raise AdapterError(f"A table must be a file that ends in {', '.join(FORMATS)}; got {path.name}.")
+    return suffix
+
+
+def check_output(path: Path | None, source: Path, overwrite: bool) -> None:
+    """Check that a table can be written, before any work.
+
+    Raises:
+        AdapterError: It is in no known format, exists already, is the table that is read, or has no folder.
+    """
+    if path is None:
+        return
+    find_format(path)
+    if path.exists() and path.samefile(source):
+        raise AdapterError(f"The output must be another file than the input; both are {path}.")
+    if path.exists() and not overwrite:
+        raise AdapterError(f"{path} exists already. Give another output, or --overwrite to replace it.")
+    if not path.resolve().parent.is_dir():
+        raise AdapterError(f"{path} must be in a folder that exists; {path.resolve().parent} does not.")
+
+
+def open_parquet(path: Path) -> Any:
+    """Return a Parquet file.
+
+    Raises:
+        AdapterError: It is damaged, or pyarrow is not installed.
+    """
+    try:
+        return _import_pyarrow("pyarrow.parquet").ParquetFile(path)
+    except (OSError, ValueError) as error:
+        if isinstance(error, AdapterError):
+            raise
+        raise AdapterError(f"{path} is not a valid Parquet file: {shortened(str(error))}.") from error
+
+
+def _import_pyarrow(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise AdapterError("Parquet files need a package that is not installed: pip install pyarrow.") from error
+
+
+def _find_encoding(path: Path) -> str:
+    """Return the encoding of a text file.
+
+    Raises:
+        AdapterError: It holds NUL, as binary files do.
+    """
+    with path.open("rb") as file:
+        start = file.read(4)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        encoding = "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else "utf-8"
+        try:
+            for part in chain([start], iter(lambda: file.read(_PART_BYTES), b"")):
+                if b"\0" in part:
+                    raise AdapterError(f"{path} must be text; it holds the character NUL. Convert it to UTF-8.")
+                decoder.decode(part)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return "cp1252"
+        return encoding
+
+
+def _find_separator(path: Path, encoding: str) -> str:
+    """Return the separator that divides most lines into as many fields as the header; a comma if several do."""
+    with path.open(encoding=encoding, errors="replace", newline="") as file:
+        lines = list(islice(file, _LOOKED_AT))
+
+    def share(separator: str) -> float:
+        counts = [len(fields) for fields in csv.reader(lines, delimiter=separator) if fields]
+        return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
+
+    return max(_SEPARATORS, key=share)
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise AdapterError(f"{path}: each column needs its own name; {repeated!r} is there twice. Rename one.")
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, (bool, list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

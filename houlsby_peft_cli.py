@@ -1,0 +1,216 @@
+"""The command `houlsby-peft`: thin wrappers around functions of the library.
+
+This module is not part of the package `houlsby_peft`, whose import registers the method with PEFT and takes seconds.
+Each command imports what it needs when it runs. The help and mistakes in the arguments are thus shown at once.
+
+To add a command, write a function that runs it, and its parser's block in `_make_parser`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from houlsby_peft.serving.predictor import Input
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command. If it fails, print the error as one line on stderr and exit with status 1.
+
+    Flags may be written with hyphens or, like those of the recipes, with underscores.
+    """
+    options = _make_parser().parse_args(_with_hyphens(sys.argv[1:] if arguments is None else arguments))
+    try:
+        options.run(options)
+    except BrokenPipeError:  # of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError) as error:  # HubError and AdapterError are such
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted")
+
+
+def _with_hyphens(arguments: Sequence[str]) -> list[str]:
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+
+    def convert(word: str) -> str:
+        name, sign, value = word.partition("=")
+        return f"{name.replace('_', '-')}{sign}{value}" if word.startswith("--") else word
+
+    return [*map(convert, arguments[:end]), *arguments[end:]]
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    push = commands.add_parser("push", help="push a saved adapter to the Hub with a generated card")
+    push.add_argument("folder", type=Path, help="folder of the adapter")
+    push.add_argument("repo_id", help="user/name, or name for the user of the token")
+    push.add_argument("--private", action="store_true", default=None, help="create a private repository")
+    push.add_argument("--message", help="commit message")
+    push.set_defaults(run=_push)
+
+    card = commands.add_parser("card", help="write the card (README.md) into the folder of a saved adapter")
+    card.add_argument("folder", type=Path, help="folder of the adapter")
+    card.add_argument("repo_id", nargs="?", help="user/name that the adapter will have on the Hub, if it is known")
+    card.set_defaults(run=_card)
+
+    for command in (push, card):
+        command.add_argument("--base-model", help="the base model's name on the Hub, if the adapter records a folder")
+        command.add_argument(
+            "--results",
+            nargs="+",
+            action="extend",
+            help="results.json of a run, or one per seed; default: that of the recipe's run that saved the adapter",
+        )
+        command.add_argument(
+            "--example", nargs="+", action="extend", metavar="TEXT", help="texts for which the card shows predictions"
+        )
+        command.add_argument("--pairs", action="store_true", help="take the texts of --example in pairs")
+        command.add_argument("--license", help="license of the adapter, such as apache-2.0")
+        command.add_argument("--language", help="language of the texts, such as en")
+        command.add_argument("--metadata", metavar="JSON", help='further metadata, such as \'{"tags": ["reviews"]}\'')
+
+    info = commands.add_parser("info", help="describe an adapter without loading its base model")
+    info.add_argument("--json", action="store_true", help="print one JSON object")
+    info.set_defaults(run=_info)
+
+    predict = commands.add_parser("predict", help="predict for texts or for the rows of a file")
+    predict.set_defaults(run=_predict)
+    for command in (info, predict):
+        command.add_argument("adapter", help="user/name on the Hub, or a folder")
+        command.add_argument("--revision", help="branch, tag or commit of the adapter")
+    predict.add_argument("texts", nargs="*", help="texts, or - to read one text per line from standard input")
+    predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
+    predict.add_argument("--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet")
+    predict.add_argument(
+        "--output", type=Path, help="file for the rows of --file with their predictions; default: JSON lines on stdout"
+    )
+    predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
+    predict.add_argument(
+        "--text-column", nargs="+", help="column of --file with the texts, or two for pairs; default: detected by name"
+    )
+    predict.add_argument("--question-column", help="column of --file with the questions; default: question")
+    predict.add_argument("--context-column", help="column of --file with the texts that answer; default: context")
+    predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
+    predict.add_argument("--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s")
+    predict.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+    predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
+    return parser
+
+
+def _push(options: argparse.Namespace) -> None:
+    from houlsby_peft import push_to_hub
+
+    chosen = _card_options(options)
+    if options.message is not None:
+        chosen["message"] = options.message
+    print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen))
+
+
+def _card(options: argparse.Namespace) -> None:
+    from houlsby_peft.hub.card import write_card
+    from houlsby_peft.hub.push import predict_example
+
+    chosen = _card_options(options)
+    example = chosen["example"]
+    answer = None if example is None else predict_example(options.folder, example, options.base_model)
+    print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
+
+
+def _info(options: argparse.Namespace) -> None:
+    from houlsby_peft.hub.info import describe, describe_as_text
+
+    if options.json:
+        print(json.dumps(describe(options.adapter, options.revision), indent=2, ensure_ascii=False))
+        return
+    for name, value in describe_as_text(options.adapter, options.revision):
+        print(f"{name:<34}  {value}")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    if options.file is not None:
+        return _predict_file(options)
+    from houlsby_peft import load
+
+    texts = options.texts
+    if not texts:
+        raise ValueError("predict needs texts, - for standard input, or --file; there is none.")
+    if texts == ["-"]:
+        lines = [line.rstrip("\n") for line in sys.stdin]
+        texts = [text for line in lines for text in line.split("\t")] if options.pairs else lines
+    inputs = _read_inputs(texts, options.pairs)
+    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model, device=options.device)
+    for result in adapter.predict(inputs, batch_size=options.batch_size, top_k=options.top_k):
+        print(json.dumps(result, default=float, ensure_ascii=False))
+
+
+def _predict_file(options: argparse.Namespace) -> None:
+    """Check all that can be wrong with files and columns before the model is loaded."""
+    from houlsby_peft import load
+    from houlsby_peft.checkpoints.untrusted import read_config
+    from houlsby_peft.heads.tasks import task_of_config
+    from houlsby_peft.serving.files import predict_file
+    from houlsby_peft.serving.load import find_folder
+    from houlsby_peft.tables import TableReader, check_output, find_text_columns
+
+    if options.texts:
+        raise ValueError(f"predict takes either texts or --file; got both, with the text {options.texts[0]!r}.")
+    check_output(options.output, options.file, options.overwrite)
+    config = read_config(find_folder(options.adapter, options.revision))
+    named, count = options.text_column, 2 if options.pairs else None
+    if task_of_config(config).pipeline == "question-answering":
+        count = 2
+        named = named or [options.question_column or "question", options.context_column or "context"]
+    elif task_of_config(config).pipeline != "text-classification":
+        count = 1
+    table = TableReader(options.file)
+    columns = find_text_columns(table.columns, named, count)
+    encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
+    print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
+    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model, device=options.device)
+    empty = predict_file(adapter, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
+    if empty:
+        print(f"{empty:,} rows without text have no prediction.", file=sys.stderr)
+    if options.output:
+        print(f"Predictions: {options.output}", file=sys.stderr)
+
+
+def _card_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that `push_to_hub` and `make_card` share."""
+    example = _read_inputs(options.example or [], options.pairs) or None
+    try:
+        metadata = json.loads(options.metadata or "{}")
+    except ValueError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise ValueError(f"--metadata must be a JSON object; got {options.metadata!r}.")
+    metadata |= {key: getattr(options, key) for key in ("license", "language") if getattr(options, key) is not None}
+    return {
+        "base_model": options.base_model,
+        "results": options.results,
+        "example": example[0] if example and len(example) == 1 else example,
+        "metadata": metadata,
+    }
+
+
+def _read_inputs(texts: list[str], pairs: bool) -> list[Input]:
+    if not pairs:
+        return list(texts)
+    if len(texts) % 2:
+        raise ValueError(f"--pairs needs an even number of texts, got {len(texts)}.")
+    return list(zip(texts[::2], texts[1::2], strict=True))
+
+
+if __name__ == "__main__":
+    main()
