@@ -57,12 +57,17 @@ def _make_parser() -> argparse.ArgumentParser:
     info.set_defaults(run=_info)
     predict = commands.add_parser("predict", help="print predictions for texts, one JSON object per line")
     predict.set_defaults(run=_predict)
-    for command in (info, predict):
+    export = commands.add_parser("export", help="export an adapter with its base model to ONNX")
+    export.set_defaults(run=_export)
+    for command in (info, predict, export):
         command.add_argument("adapter", help="user/name on the Hub, or a folder")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     predict.add_argument("texts", nargs="+", help="texts, or - to read one text per line from standard input")
     predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
-    predict.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+    export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
+    export.add_argument("--int8", action="store_true", help="also write a model quantized to 8-bit integers")
+    for command in (predict, export):
+        command.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     return parser
 
 
@@ -116,6 +121,15 @@ def _predict(options: argparse.Namespace) -> None:
     adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
     for result in adapter.predict(inputs):
         print(json.dumps(result, default=float, ensure_ascii=False))
+
+
+def _export(options: argparse.Namespace) -> None:
+    from .export import export_onnx
+    from .serving.load import load
+
+    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
+    for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
+        print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:

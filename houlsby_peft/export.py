@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,20 +17,23 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .errors import AdapterError, shortened
 from .layer import HoulsbyTunerLayer
+from .serving.base_model import label_arguments
 from .serving.load import load
-from .serving.predictor import Predictor, cut_arguments, label_arguments
+from .serving.predictor import Predictor, cut_arguments
 
 
 # The names that optimum and the Hub use.
 MODEL_FILE = "model.onnx"
 INT8_FILE = "model_quantized.onnx"
-TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+_TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so many tokens.
-COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
+_COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
 # protobuf cannot hold more in one file.
 _LARGEST_FILE = 2**31 - 2**24
 
@@ -71,26 +74,26 @@ def export_onnx(
     _check_can_be_exported(predictor)
     model = _copy_with_one_adapter(predictor)
     tokenizer = copy.deepcopy(predictor.tokenizer)
-    known = inspect.signature(model.forward).parameters
+    known = _parameters(model)
     tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
     tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
-    tokenizer.model_max_length = cut_arguments(tokenizer, model.config, predictor.config).get(
-        "max_length", tokenizer.model_max_length
-    )
+    lengths = cut_arguments(tokenizer, model.config, predictor.config)
+    tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
     samples = _make_samples(model, tokenizer)
-    with torch.inference_mode():
-        expected = [dict(model(**sample)) for sample in samples]
-    _check_outputs(model, expected[0])
+    with torch.inference_mode(), _explain_errors(model):
+        expected = [_outputs(model, sample) for sample in samples]
 
     folder = Path(folder)
     with TemporaryDirectory(dir=_existing_parent(folder)) as scratch:
         written = Path(scratch) / MODEL_FILE
-        _write_model(model, samples[2], list(expected[0]), written)
+        with _explain_errors(model), _quiet():
+            _write_model(model, samples[2], list(expected[0]), written)
         differences = {MODEL_FILE: _largest_difference(written, samples, expected)}
         if not differences[MODEL_FILE] <= tolerance:
             raise AdapterError(
-                f"The exported model must compute the same as PyTorch, up to {tolerance:g}; the outputs of onnxruntime "
-                f"differ by {differences[MODEL_FILE]:.3g}. Update torch, onnxscript and onnxruntime, or raise tolerance."
+                f"The outputs of the exported model must differ from PyTorch's by at most {tolerance:g}; in "
+                f"onnxruntime they differ by {differences[MODEL_FILE]:.3g}. Update torch, onnxscript and onnxruntime, "
+                "or raise tolerance."
             )
         if int8:
             _quantize(written, written.with_name(INT8_FILE))
@@ -110,18 +113,28 @@ def _check_can_be_exported(predictor: Predictor) -> None:
         AdapterError: The task needs other inputs than texts or more than one forward pass, or the weights are
             quantized or elsewhere.
     """
-    if predictor.task.pipeline not in TASKS:
+    if predictor.task.pipeline not in _TASKS:
         raise AdapterError(
-            f"The export is for {', '.join(TASKS[:-1])} and {TASKS[-1]}; this adapter's task is "
+            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}; this adapter's task is "
             f"{predictor.task.pipeline}. Serve it with houlsby_peft.load."
+        )
+    inputs = predictor.tokenizer.model_input_names
+    if other := sorted(set(inputs) & set(_parameters(predictor.base_model)) - set(_INPUTS)):
+        raise AdapterError(
+            f"The export is for models that read {', '.join(_INPUTS)}; {type(predictor.base_model).__name__} also "
+            f"reads {', '.join(other)}. Serve it with houlsby_peft.load."
         )
     for name, weight in predictor.model.named_parameters():
         if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor:
             raise AdapterError(
                 "A model must be in memory and not quantized to be exported; "
-                f"{name} is {'offloaded' if weight.is_meta else 'quantized'}. Load the adapter without device_map and "
-                "quantization."
+                f"{name} is {'offloaded' if weight.is_meta else 'quantized'}. Load the base model without device_map "
+                "and quantization."
             )
+
+
+def _parameters(model: PreTrainedModel) -> Collection[str]:
+    return inspect.signature(model.forward).parameters
 
 
 def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
@@ -145,100 +158,78 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     config.update(label_arguments(predictor.config))
     config.dtype = torch.float32
     config.architectures = [type(base).__name__]
-    config.use_cache = False
+    if getattr(config, "use_cache", False):  # of decoders, whose keys and values would be outputs
+        config.use_cache = False
     record = predictor.config.record
     if record is not None and record.null_threshold is not None:
         config.null_threshold = record.null_threshold
     return base
 
 
-def _make_samples(model: PreTrainedModel, tokenizer: Any) -> list[dict[str, torch.Tensor]]:
-    """Return random inputs of several shapes; the rows of each have different lengths."""
+def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
+    """Return random inputs of several shapes; the rows of each have different lengths if there is a padding token."""
     generator = torch.Generator().manual_seed(0)
     config = model.config.get_text_config()
-    padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else config.pad_token_id
-    longest = int(min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or 512))
+    padding = tokenizer.pad_token_id
+    longest = int(min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or LARGE_INTEGER))
+    # Without padding, which models take for the end of a text wherever it is.
+    words = torch.tensor(sorted(set(range(config.vocab_size)) - set(tokenizer.all_special_ids)))
     samples = []
-    for rows, tokens in COMPARED:
+    for rows, tokens in _COMPARED:
         tokens = min(tokens, longest)
-        ids = torch.randint(0, config.vocab_size - 1, (rows, tokens), generator=generator)
-        lengths = torch.linspace(tokens, max(1, tokens // 2), rows).long()
-        if padding is None:
-            lengths[:] = tokens
-        else:
-            ids += ids >= padding  # models count positions by the padding token, and it ends the text
-        mask = torch.arange(tokens)[None, :] < lengths[:, None]
+        shortest = tokens if padding is None else (tokens + 1) // 2
+        lengths = torch.linspace(tokens, shortest, rows).long()
+        mask = (torch.arange(tokens) < lengths[:, None]).long()
+        ids = words[torch.randint(0, len(words), (rows, tokens), generator=generator)]
+        types = torch.randint(0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator)
+        inputs = dict(zip(_INPUTS, (ids.where(mask.bool(), padding or 0), mask, types * mask), strict=True))
         if tokenizer.padding_side == "left":
-            mask = mask.flip(1)
-        kinds = torch.randint(0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator)
-        inputs = {
-            "input_ids": ids.masked_fill(~mask, padding or 0),
-            "attention_mask": mask.long(),
-            "token_type_ids": kinds * mask,
-        }
-        unknown = [name for name in tokenizer.model_input_names if name not in inputs]
-        if unknown:
-            raise AdapterError(
-                f"The export is for models that read input_ids, attention_mask and token_type_ids; "
-                f"{type(model).__name__} reads {', '.join(unknown)}. Serve it with houlsby_peft.load."
-            )
+            inputs = {name: value.flip(1) for name, value in inputs.items()}
         samples.append({name: inputs[name] for name in tokenizer.model_input_names})
     return samples
 
 
-def _check_outputs(model: PreTrainedModel, outputs: Mapping[str, Any]) -> None:
-    for name, value in outputs.items():
-        if not isinstance(value, torch.Tensor):
-            raise AdapterError(
-                f"The outputs of an exported model must be tensors; {name} of {type(model).__name__} is "
-                f"{type(value).__name__}. Set output_hidden_states and output_attentions to False in its configuration."
-            )
+def _outputs(model: PreTrainedModel, sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    outputs = dict(model(**sample))
+    if other := [name for name, value in outputs.items() if not isinstance(value, torch.Tensor)]:
+        raise TypeError(f"its {', '.join(other)} must be tensors")
+    return outputs
 
 
 def _write_model(model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
-    """Write the ONNX file of a model.
-
-    Raises:
-        AdapterError: PyTorch cannot export the model.
-    """
-    axes = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
+    program = torch.onnx.export(
+        model,
+        kwargs=dict(sample),
+        input_names=list(sample),
+        output_names=outputs,
+        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
     size = sum(weight.nbytes for weight in model.parameters())
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                model,
-                kwargs=dict(sample),
-                input_names=list(sample),
-                output_names=outputs,
-                dynamic_shapes=dict.fromkeys(sample, axes),
-                dynamo=True,
-                verbose=False,
-            )
-            assert program is not None
-            program.save(path, external_data=size > _LARGEST_FILE)
-    except Exception as error:
-        raise AdapterError(
-            f"PyTorch {torch.__version__} cannot export {type(model).__name__} to ONNX: "
-            f"{shortened(f'{type(error).__name__}: {error}')}. Another version of torch or onnxscript may be able to."
-        ) from error
+    program.save(path, external_data=size > _LARGEST_FILE)
 
 
 def _quantize(source: Path, target: Path) -> None:
     import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
 
     model = onnx.load(source)
     # The recorded shapes of weights, which the quantizer transposes and then finds to be wrong.
     del model.graph.value_info[:]
     with _quiet():
-        quantize_dynamic(model, target, weight_type=QuantType.QInt8, per_channel=True)
+        is_large = source.with_name(f"{MODEL_FILE}.data").exists()
+        quantize_dynamic(
+            model, target, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=is_large
+        )
 
 
 def _largest_difference(
     path: Path, samples: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]
 ) -> float:
     """Return the largest difference between the outputs of a file and the expected ones, in tokens that are read."""
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     largest = 0.0
@@ -250,6 +241,24 @@ def _largest_difference(
                 difference = difference[sample["attention_mask"].bool()]
             largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))
     return largest
+
+
+@contextmanager
+def _explain_errors(model: PreTrainedModel) -> Iterator[None]:
+    """Explain errors of a model that random tokens do not suit, or that PyTorch cannot export.
+
+    Raises:
+        AdapterError: The block raised an error.
+    """
+    try:
+        yield
+    except Exception as error:  # the exporter raises whatever a model's code leads it to
+        reason = shortened(f"{type(error).__name__}: {error}").rstrip(".")
+        raise AdapterError(
+            f"A model must be one that PyTorch's ONNX exporter accepts; PyTorch {torch.__version__} failed for "
+            f"{type(model).__name__} with {reason}. Serve the adapter with houlsby_peft.load, or try another version "
+            "of PyTorch."
+        ) from error
 
 
 def _existing_parent(folder: Path) -> Path:
