@@ -1,7 +1,8 @@
 # Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
-PROJECT ?= -e '.[recipes,deepspeed,demo,test,dev,docs]'
+EXTRAS := recipes,deepspeed,demo,export,integrations,test,dev,docs
+PROJECT ?= -e '.[$(EXTRAS)]'
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
@@ -60,7 +61,7 @@ quality: $(INSTALLED)  ## check style and types
 
 lock: $(INTERPRETER)  ## lock the newest versions that fit this Python
 	$(PIP) install --quiet --dry-run --ignore-installed --report $(VENV)/report.json \
-		'.[recipes,deepspeed,demo,test,dev,docs]' torch==$(TORCH)
+		'.[$(EXTRAS)]' torch==$(TORCH)
 	$(BIN)/python constraints/lock.py < $(VENV)/report.json > $(LOCK)
 
 $(INTERPRETER):

@@ -87,7 +87,9 @@ def _make_parser() -> argparse.ArgumentParser:
 
     predict = commands.add_parser("predict", help="predict for texts or for the rows of a file")
     predict.set_defaults(run=_predict)
-    for command in (info, predict):
+    export = commands.add_parser("export", help="export an adapter with its base model to ONNX")
+    export.set_defaults(run=_export)
+    for command in (info, predict, export):
         command.add_argument("adapter", help="user/name on the Hub, or a folder")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     predict.add_argument("texts", nargs="*", help="texts, or - to read one text per line from standard input")
@@ -104,7 +106,10 @@ def _make_parser() -> argparse.ArgumentParser:
     predict.add_argument("--context-column", help="column of --file with the texts that answer; default: context")
     predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
     predict.add_argument("--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s")
-    predict.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+    export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
+    export.add_argument("--int8", action="store_true", help="also write a model quantized to 8-bit integers")
+    for command in (predict, export):
+        command.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
     return parser
 
@@ -184,6 +189,14 @@ def _predict_file(options: argparse.Namespace) -> None:
         print(f"{empty:,} rows without text have no prediction.", file=sys.stderr)
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from houlsby_peft import export_onnx, load
+
+    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
+    for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
+        print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:

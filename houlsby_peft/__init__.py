@@ -19,6 +19,7 @@ from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
+    from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
     from .placement.map import placement_map
     from .prefix_cache import FrozenPrefix
@@ -32,6 +33,7 @@ _LAZY = {
     "FrozenPrefix": ".prefix_cache",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
+    "export_onnx": ".export",
     "load": ".serving.load",
     "placement_map": ".placement.map",
     "plan_push": ".hub.push",
@@ -52,6 +54,7 @@ __all__ = [
     "TaskBank",
     "TwoLayerHead",
     "ablate",
+    "export_onnx",
     "find_new_modules",
     "find_places",
     "init_from",

@@ -61,7 +61,11 @@ class Bottleneck(nn.Module):
         # The weights may be float32 on a base in half precision. A shared bottleneck may serve layers on several
         # devices; accelerate brings in weights that are on the meta device when the module is called.
         weight = self.down_proj.weight
-        branch = self.branch(hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype))
+        if isinstance(weight, torch.Tensor):
+            own = hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
+        else:  # a method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32
+            own = hidden.float()
+        branch = self.branch(own)
         return hidden + branch.to(hidden)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:

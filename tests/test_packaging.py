@@ -19,7 +19,7 @@ import houlsby_peft
 
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("recipes", "deepspeed", "demo", "test", "dev")
+EXTRAS = ("recipes", "deepspeed", "demo", "export", "integrations", "test", "dev")
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,9 @@ def imported_distributions(folder):
 
 def test_dependencies_are_what_the_library_imports(setup_cfg):
     declared = {requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])}
-    assert declared == imported_distributions("houlsby_peft") - {"deepspeed"}, "deepspeed alone is optional, an extra"
+    extras = setup_cfg["options.extras_require"]
+    optional = {item.name for extra in ("deepspeed", "export") for item in requirements(extras[extra])}
+    assert declared == imported_distributions("houlsby_peft") - optional
 
 
 def test_extras_declare_what_the_recipes_import(setup_cfg):

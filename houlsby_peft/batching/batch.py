@@ -208,13 +208,14 @@ class _Group:
     """Stacked bottlenecks of equal shape, and their rows: equally many for each, in the order of the bottlenecks."""
 
     def __init__(self, bottlenecks: list[Bottleneck], rows: list[int], in_order: bool, device: torch.device) -> None:
-        # A subclass may compute anything, so it is called on its rows instead of being stacked.
-        self.variant = None if type(bottlenecks[0]) is Bottleneck else bottlenecks[0]
-        self.activation = bottlenecks[0].activation
-        self.down, self.down_bias = _stack_linear(bottleneck.down_proj for bottleneck in bottlenecks)
-        self.up, self.up_bias = _stack_linear(bottleneck.up_proj for bottleneck in bottlenecks)
         # None: the group is the whole batch in its order, so that no rows need to be gathered.
         self.rows = None if in_order else torch.tensor(rows, device=device)
+        # A bottleneck that cannot be stacked is called on its rows.
+        self.variant = None if _can_be_stacked(bottlenecks[0]) else bottlenecks[0]
+        if self.variant is None:
+            self.activation = bottlenecks[0].activation
+            self.down, self.down_bias = _stack_linear(bottleneck.down_proj for bottleneck in bottlenecks)
+            self.up, self.up_bias = _stack_linear(bottleneck.up_proj for bottleneck in bottlenecks)
 
     def adapt(self, hidden: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Return `result` with this group's rows replaced by their adapted `hidden` states."""
@@ -240,12 +241,13 @@ def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch
             rows[name].append(row)
     groups: dict[object, list[str]] = {}
     for name, bottleneck in used.items():
-        weight = bottleneck.down_proj.weight
-        # Neither a variant of the bottleneck nor an activation with its own weights can be part of a stack.
-        is_single = type(bottleneck) is not Bottleneck or any(True for _ in bottleneck.activation.parameters())
-        activation = name if is_single else bottleneck.activation_name
-        # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
-        groups.setdefault((weight.shape, weight.dtype, activation, len(rows[name]).bit_length()), []).append(name)
+        key: object = name
+        # An activation with its own weights cannot be shared.
+        if _can_be_stacked(bottleneck) and not any(True for _ in bottleneck.activation.parameters()):
+            weight = bottleneck.down_proj.weight
+            # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
+            key = (weight.shape, weight.dtype, bottleneck.activation_name, len(rows[name]).bit_length())
+        groups.setdefault(key, []).append(name)
     result = []
     for members in groups.values():
         most = max(len(rows[name]) for name in members)
@@ -253,6 +255,12 @@ def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch
         order = [row for name in members for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
         result.append(_Group([used[name] for name in members], order, order == list(range(len(names))), device))
     return result
+
+
+def _can_be_stacked(bottleneck: Bottleneck) -> bool:
+    """Return whether a bottleneck computes what `Bottleneck` does, from plain tensors; quantized weights are none."""
+    weights = (getattr(layer.weight, "data", None) for layer in (bottleneck.down_proj, bottleneck.up_proj))
+    return type(bottleneck) is Bottleneck and all(type(weight) is torch.Tensor for weight in weights)
 
 
 def _stack_linear(layers: Iterable[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:

