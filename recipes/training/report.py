@@ -61,7 +61,7 @@ def _describe_scores(trainer: RecipeTrainer, results: Mapping[str, Any]) -> str:
     which = "Last" if results["best_epoch"] is None else "Best"
     of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""
     chosen = results["chosen_by"].removeprefix("eval_")
-    scores = dict(sorted(results["best_scores"].items(), key=lambda item: item[0] != chosen))
+    scores = dict(sorted(results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")))
     lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
     test = results.get("test")
     if test and all(isinstance(score, float) for score in test.values()):

@@ -44,7 +44,6 @@ class RecipeTrainer(Trainer):
       interruption.
     - It is known which step's weights the model ends with, and there are scores of that step.
     - It prints a line per evaluation.
-    - One process uses one GPU. Several GPUs need `accelerate launch`, as adapters cannot be copied between threads.
 
     Args:
         args, kwargs: As for a Trainer.
@@ -66,12 +65,6 @@ class RecipeTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        if self.args.n_gpu > 1:
-            print(
-                f"One of {self.args.n_gpu} GPUs is used. For all of them, start the recipe with accelerate launch "
-                "--config_file recipes/accelerate/ddp.yaml in place of python."
-            )
-            self.args._n_gpu = 1  # else the Trainer would copy the model to all of them in every step
         # In a notebook, the Trainer shows a table of its own.
         if any([self.pop_callback(ProgressCallback), self.pop_callback(PrinterCallback)]):
             self.add_callback(Progress())
@@ -96,6 +89,11 @@ class RecipeTrainer(Trainer):
         if self.args.should_log:
             share = self.trainable / self.total
             print(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
+            if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
+                print(
+                    f"{self.args.world_size} of {torch.cuda.device_count()} GPUs in use; for others, see "
+                    "docs/distributed.md"
+                )
         self._resumed_from = resume_from_checkpoint
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not any(
@@ -161,7 +159,8 @@ class RecipeTrainer(Trainer):
             data = self.eval_dataset[self._chosen_split[0]] if self._chosen_split else self.eval_dataset
             output = self.predict(data, metric_key_prefix="kept")
             self._of_validation[self.kept_step] = self._score_classes(output.predictions, output.label_ids)
-        return " ".join(["validation", *self._chosen_split]), self._of_validation[self.kept_step]
+        name = " ".join(["validation", *(f"({split})" for split in self._chosen_split)])
+        return name, self._of_validation[self.kept_step]
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an
