@@ -24,11 +24,11 @@ from transformers.hf_argparser import HfArg
 from analysis.runs import RUN, FinishedRun, load_run, read_run, write_lines
 from analysis.spans import SpanModel
 from houlsby_peft import prune
-from study.figures import COLUMN, RED, plt, save
 from study.papers import proper_name
 from tasks.glue import TASKS
 from training.arguments import RecipeParser
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLUMN, RED, plt, save
 
 
 @dataclass

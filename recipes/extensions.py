@@ -16,12 +16,12 @@ from matplotlib.figure import Figure
 from analysis.grid import RECIPES, GridParser, make_grids, run_missing
 from analysis.runs import write_lines
 from analysis.variants import VARIANTS
-from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
 from study.results import mean_and_error, score_percent
 from study.table import difference
 from sweeping.runs import PlannedRun
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLORS, COLUMN, MARKERS, plt, save
 
 
 PAPER = "paper"

@@ -16,6 +16,7 @@ resumes an interrupted run and does not repeat a finished one. {task} in --outpu
 
 import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from datasets import Dataset
@@ -30,8 +31,8 @@ from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
 from training.methods import MethodArguments, prepare_model
 from training.model import describe_head, load_classifier, load_saved, recorded_length
-from training.results import without_times
 from training.runs import Run, plan_push
+from training.scores import score_classes, without_times
 from training.trainer import RecipeTrainer
 
 
@@ -104,6 +105,7 @@ def train(
     source = None if arguments.data_dir or is_demo else HUB_DATASET
     results = run.finish(
         trainer,
+        example=[splits[task.validation_splits[0]][0][column] for column in task.text_columns],
         method=method.method,
         task=task.name,
         model=arguments.model_name,
@@ -159,6 +161,7 @@ def make_trainer(
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=task.scorer(),
+        score_classes=partial(score_classes, names=task.labels) if len(task.labels) > 1 else None,
     )
 
 

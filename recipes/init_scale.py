@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 
 from analysis.grid import GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
-from study.figures import COLORS, MARKERS, PAGE, plt, save
 from study.papers import proper_name
 from study.results import Results, best_cell, mean_and_error, score_percent
 from sweeping.runs import CHOSEN
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLORS, MARKERS, PAGE, plt, save
 from training.rules import number_of
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis.grid import finished
-from study.figures import COLORS, COLUMN, PAGE, plt, save
 from study.papers import proper_name
 from study.results import Results, Row, arrange, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLORS, COLUMN, PAGE, plt, save
 
 
 def main() -> None:

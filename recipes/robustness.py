@@ -33,11 +33,11 @@ from analysis.lengths import NAMES
 from analysis.pwws import Probabilities, pwws
 from analysis.runs import RUN, FinishedRun, load_run, read_run, write_lines
 from analysis.wordnet import WordNet, find_wordnet
-from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
 from training.arguments import RecipeParser
 from training.data import sample
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLORS, COLUMN, MARKERS, plt, save
 
 
 DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger

@@ -115,7 +115,14 @@ def main() -> None:
     if training.should_save:
         Path(training.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
     dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
-    run.finish(trainer, method=method.method, task="squad", model=arguments.model_name, dataset=dataset)
+    run.finish(
+        trainer,
+        example=(questions[0]["question"], questions[0]["context"]),
+        method=method.method,
+        task="squad",
+        model=arguments.model_name,
+        dataset=dataset,
+    )
     push(training.output_dir)
 
 

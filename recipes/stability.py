@@ -37,7 +37,6 @@ from analysis.gradients import FILE
 from analysis.grid import RECIPES, GridParser, finished, make_grids, run_missing
 from analysis.lengths import COLOR_OF, NAMES, draw_boxes, draw_curves, draw_epochs, draw_lengths
 from analysis.runs import write_lines
-from study.figures import COLUMN, PAGE, PINK, RED, SKY, plt, save
 from study.papers import proper_name
 from study.presets import parse_adapter
 from study.results import Results, best_cell, in_percent, score_percent
@@ -46,6 +45,7 @@ from tasks.glue import HUB_DATASET, MINIMAL_PAIRS
 from tasks.minimal_pairs import minimal_pairs
 from training.arguments import AdapterArguments, EncoderArguments
 from training.errors import end_with_one_line
+from training.figures import COLUMN, PAGE, PINK, RED, SKY, plt, save
 from training.model import MINILM
 from training.rules import number_of
 

@@ -82,6 +82,7 @@ def main() -> None:
         processing_class=tokenizer,
         data_collator=DataCollatorForTokenClassification(tokenizer),
         compute_metrics=score,
+        score_classes=tags.score_classes,
     )
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
@@ -89,6 +90,7 @@ def main() -> None:
     dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
     run.finish(
         trainer,
+        example=" ".join(splits["validation"][0]["words"]),
         method=method.method,
         task="tagging",
         model=arguments.model_name,

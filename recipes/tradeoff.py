@@ -24,11 +24,11 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from analysis.grid import GLUE, Axes, GridParser, finished, make_grids, run_missing
 from analysis.runs import write_lines
-from study.figures import COLORS, COLUMN, MARKERS, plt, save
 from study.papers import proper_name
 from study.results import Row, arrange, columns, mean_and_error
 from sweeping.runs import CHOSEN
 from training.errors import RecipeError, end_with_one_line
+from training.figures import COLORS, COLUMN, MARKERS, plt, save
 
 
 FULL = "full fine-tuning"

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from study.figures import BLUE, COLUMN, ORANGE, PAGE, plt
 from study.papers import proper_name
+from training.figures import BLUE, COLUMN, ORANGE, PAGE, plt
 
 
 NAMES = {"full": "full fine-tuning", "houlsby": "adapters"}

@@ -4,6 +4,7 @@ text_classification.py and paper_tasks.py train single tasks with `run_task`; st
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ from training.errors import RecipeError
 from training.methods import MethodArguments, prepare_model
 from training.model import describe_head, load_classifier
 from training.runs import Run, plan_push
+from training.scores import score_classes
 from training.trainer import RecipeTrainer, check_finite
 
 
@@ -104,6 +106,7 @@ class ClassificationTask:
             processing_class=tokenizer,
             data_collator=DataCollatorWithPadding(tokenizer),
             compute_metrics=self.score,
+            score_classes=partial(score_classes, names=self.labels.names) if len(self.labels.names) > 1 else None,
         )
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
@@ -216,6 +219,7 @@ def train(
     test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
     return run.finish(
         trainer,
+        example=[task.splits["validation"][0][column] for column in task.text_columns],
         method=method.method,
         task=task.name,
         model=arguments.model_name,

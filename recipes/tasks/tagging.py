@@ -11,11 +11,13 @@ from transformers import PreTrainedTokenizerBase
 from tasks.labels import MULTI, find_labels, label_texts
 from training.data import CHARACTERS_PER_TOKEN, find_column, token_limit
 from training.errors import RecipeError
+from training.scores import ClassScores
 from training.trainer import check_finite
 
 
 WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
+NO_ENTITY = "no entity"
 IGNORED = -100  # transformers' label for tokens that are neither trained nor scored
 Entity = tuple[str, int, int]
 
@@ -83,12 +85,40 @@ class Tags:
             labels: (rows, tokens), with IGNORED where no word begins.
         """
         check_finite(outputs[labels != IGNORED])
-        rows = list(zip(outputs.argmax(-1), labels, strict=True))
-        expected = [[self.names[tag] for tag in of_row[of_row != IGNORED]] for _, of_row in rows]
-        predicted = [[self.names[tag] for tag in found[of_row != IGNORED]] for found, of_row in rows]
+        expected, predicted = self._of_sentences(outputs, labels)
         right = sum(a == b for pair in zip(expected, predicted, strict=True) for a, b in zip(*pair, strict=True))
         scores = {"accuracy": right / max(1, sum(map(len, expected)))}
         return {**scores, **entity_scores(expected, predicted)} if self.are_entities else scores
+
+    def score_classes(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> ClassScores:
+        """Return what a model has predicted: the kinds of entities or, if the tags mark none, the tags of words.
+
+        An entity that is only expected, or only predicted, is counted beside one of no kind.
+
+        Args:
+            outputs, labels: As for `score`.
+        """
+        if not self.are_entities:
+            chosen = labels != IGNORED
+            return ClassScores(labels[chosen], outputs.argmax(-1)[chosen], self.names, len(self.names))
+        spans: list[dict[tuple[int, int, int], str]] = [
+            {(row, begin, end): kind for row, tags in enumerate(sentences) for kind, begin, end in entities(tags)}
+            for sentences in self._of_sentences(outputs, labels)
+        ]
+        kinds = sorted({name[2:] for name in self.names if name != "O"})
+        numbers = {kind: number for number, kind in enumerate([*kinds, NO_ENTITY])}
+        found = sorted(spans[0].keys() | spans[1].keys())
+        expected, predicted = (np.array([numbers[of.get(span, NO_ENTITY)] for span in found], int) for of in spans)
+        return ClassScores(expected, predicted, (*kinds, NO_ENTITY), len(kinds))
+
+    def _of_sentences(
+        self, outputs: NDArray[np.float32], labels: NDArray[np.int64]
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Return the expected and the predicted tags of the words of each sentence."""
+        rows = list(zip(outputs.argmax(-1), labels, strict=True))
+        expected = [[self.names[tag] for tag in of_row[of_row != IGNORED]] for _, of_row in rows]
+        predicted = [[self.names[tag] for tag in found[of_row != IGNORED]] for found, of_row in rows]
+        return expected, predicted
 
 
 def find_tags(train: Dataset, word_column: str | None, tag_column: str | None) -> Tags:

@@ -181,6 +181,8 @@ class RecipeTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
+            self._n_gpu = 1
         # The Trainer would make them after the model is loaded, and fail then.
         optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(self)
         if not self.deepspeed and options.keys() <= {"lr", "betas", "eps", "fused", "weight_decay", "momentum"}:

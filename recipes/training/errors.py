@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from training.quiet import leave_out_noise
+
 
 Result = TypeVar("Result")
 # How a process is called that started a recipe by `accelerate launch` or `python -m accelerate.commands.launch`.
@@ -38,6 +40,7 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _terminate)
     _end_with_launcher()
+    leave_out_noise()
     try:
         return main()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from houlsby_peft.serving.base_model import find_packaged
 from training.data import looks_like_a_path
 from training.errors import RecipeError
 from training.packaged import PACKAGED, hub_name
+from training.quiet import hold_load_report
 
 
 MINILM = "minilm"
@@ -77,9 +78,7 @@ def load_model(
         config = AutoConfig.from_pretrained(found, **config_fields)
         tokenizer = AutoTokenizer.from_pretrained(found)
         # The head is trained from scratch, so a checkpoint's head of another task and size does not matter.
-        model, loading = auto_class.from_pretrained(
-            found, config=config, dtype=dtype, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        model, loading = _load_pretrained(auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True)
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
@@ -91,6 +90,29 @@ def load_model(
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
     return model, tokenizer, loading["missing_keys"]
+
+
+def _load_pretrained(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """Return a model whose head is new or comes with an adapter, and what its checkpoint lacks or has besides.
+
+    transformers reports these weights only if some of them are the encoder's.
+    """
+    with hold_load_report() as report:
+        model, loading = auto_class.from_pretrained(name, output_loading_info=True, **options)
+        if not _lacks_encoder_weights(model, loading):
+            report.clear()
+    return model, loading
+
+
+def _lacks_encoder_weights(model: PreTrainedModel, loading: Mapping[str, Any]) -> bool:
+    """Return whether weights of the encoder differ from the checkpoint's, apart from a pooler above it.
+
+    The head of another task, in the model or in the checkpoint, is what a recipe expects.
+    """
+    layers = dict(model.base_model.named_children()).keys() - {POOLER}
+    resized = (key for key, *_ in loading["mismatched_keys"])
+    differing = {*loading["missing_keys"], *loading["unexpected_keys"], *resized}
+    return any(key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers for key in differing)
 
 
 def load_classifier(
@@ -240,7 +262,7 @@ def load_saved(
         try:
             if is_adapter:
                 base = base or find_model(fields["base_model_name_or_path"])
-                encoder = AutoModelForSequenceClassification.from_pretrained(base, **options)
+                encoder, _ = _load_pretrained(AutoModelForSequenceClassification, base, **options)
                 model = PeftModel.from_pretrained(encoder, folder)
             else:
                 model = AutoModelForSequenceClassification.from_pretrained(folder, **options)

@@ -6,7 +6,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import Field, asdict, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -18,19 +18,19 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from accelerate import Accelerator, DistributedType
 from training.files import list_files, write_atomically
+from training.scores import without_times
 from training.trainer import RecipeTrainer
 
 
 RESULTS_FILE = "results.json"
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
-_TIMES = ("runtime", "_per_second", "model_preparation_time")
 
 
 def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: Any) -> dict[str, Any]:
-    """Write results.json into the output folder and print the kept epoch's score, in the main process; return the
-    content.
+    """Write results.json into the output folder, in the main process; return the content.
 
-    Call it last: the file appears complete or not at all, so a folder with it holds a finished run.
+    Call it after everything that a run must leave behind: the file appears complete or not at all, so a folder with it
+    holds a finished run.
 
     Besides `results` it holds the seed, the strategy, the scores per epoch, the best epoch if its weights were kept,
     the scores of the weights that were kept, the numbers of parameters, the seconds since the trainer was made, the
@@ -72,9 +72,6 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     saved = (path for path in (output / trainer.saved_as).glob("*") if path.is_file() and not _may_change(path))
     content["files"] = list_files(output, saved)
     write_atomically(output / RESULTS_FILE, json.dumps(content, indent=2) + "\n")
-    epoch = "Last" if trainer.best_step is None else "Best"
-    scored = f"{epoch} epoch: {kept['epoch']}, {training.metric_for_best_model} {score}" if kept else "Not evaluated"
-    print(f"{scored}. Saved: {output}")
     return content
 
 
@@ -105,15 +102,6 @@ def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, 
             moment = {"epoch": entry["epoch"], "step": entry["step"]}
             evaluations.setdefault(entry["step"], moment).update(scores)
     return list(evaluations.values())
-
-
-def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the times."""
-    return {
-        key.removeprefix("eval_"): value
-        for key, value in metrics.items()
-        if key != "epoch" and not key.endswith(_TIMES)
-    }
 
 
 def strategy(accelerator: Accelerator) -> dict[str, str | int]:

@@ -5,12 +5,11 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate.utils import broadcast_object_list
-from peft.utils import CONFIG_NAME
 from transformers.trainer import TRAINER_STATE_NAME
 
 import houlsby_peft
@@ -20,6 +19,7 @@ from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.files import find_damage, read_object, refuse_folder, write_atomically
 from training.packaged import hub_name
+from training.report import is_houlsby, push_command, report_end
 from training.results import RESULTS_FILE, merge, write_results
 from training.trainer import RecipeTrainer
 
@@ -136,12 +136,26 @@ class Run:
             "--resume_from_checkpoint last to resume with the new arguments."
         )
 
-    def finish(self, trainer: RecipeTrainer, **results: Any) -> dict[str, Any]:
-        """Write results.json, as the last act of the run but for an adapter's card, and return its content."""
-        content = write_results(trainer, self.groups, **results)
+    def finish(
+        self, trainer: RecipeTrainer, example: str | Sequence[str] | None = None, **results: Any
+    ) -> dict[str, Any]:
+        """Write results.json, with which the run is finished, and the adapter's card; report its end.
+
+        Args:
+            trainer: The trainer of the run.
+            example: A text, or a pair of texts, for which the adapter can predict.
+            results: Further entries of results.json.
+
+        Returns:
+            The content of results.json.
+        """
+        classes = trainer.kept_classes()
+        per_class = None if classes is None else {"split": classes[0], "scores": classes[1].by_class()}
+        content = write_results(trainer, self.groups, **results, per_class=per_class)
         if self._training.process_index == 0:
             write_adapter_card(self._folder / trainer.saved_as)
             unlock_folder(self._folder)
+            report_end(trainer, content, classes, example)
         return content
 
 
@@ -215,7 +229,7 @@ def unlock_folder(folder: Path) -> None:
 
 def write_adapter_card(folder: Path) -> None:
     """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
-    if (read_object(folder / CONFIG_NAME) or {}).get("peft_type") == "HOULSBY":
+    if is_houlsby(folder):
         write_card_of_saved(folder)
 
 
@@ -228,16 +242,25 @@ def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..
 
     Returns:
         A function that pushes the adapter and the results in a run's output folder from the main process and prints
-        the address; without --push_to_hub it does nothing. Its second argument is the adapter's subfolder.
+        the address; without --push_to_hub it prints the command that does. Its second argument is the adapter's
+        subfolder.
 
     Raises:
         AdapterError: If the encoder was loaded from a folder, which others do not have.
         HubError: If the name or the token is invalid, or the Hub cannot be reached.
     """
-    push = houlsby_peft.plan_push(training, hub_name(model_name))
+    base_model = hub_name(model_name)
+    push = houlsby_peft.plan_push(training, base_model)
 
     def finish(output_dir: str, adapter: str = "adapter") -> None:
-        if push is not None and training.process_index == 0:
-            print(f"Pushed: {push(f'{output_dir}/{adapter}', results=f'{output_dir}/{RESULTS_FILE}')}")
+        if training.process_index:
+            return
+        folder, results = Path(output_dir, adapter), Path(output_dir, RESULTS_FILE)
+        if push is not None:
+            print(f"Pushed: {push(str(folder), results=str(results))}")
+        elif is_houlsby(folder):
+            name = training.hub_model_id or Path(output_dir).resolve().name
+            command = push_command(folder, name, results, base_model, training.hub_private_repo)
+            print(f"{'Share:':<18}{command or 'its base model must be on the Hub, see docs/hub.md'}")
 
     return finish

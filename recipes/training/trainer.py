@@ -1,4 +1,4 @@
-"""transformers' Trainer with five changes: its loss, divergence, order of predictions, checkpoints, kept weights."""
+"""transformers' Trainer as the recipes need it."""
 
 import shutil
 import time
@@ -12,12 +12,20 @@ from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import Dataset, Sampler
-from transformers import EarlyStoppingCallback, Trainer
+from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    EvalLoopOutput,
+    PredictionOutput,
+    TrainOutput,
+    rotate_checkpoints,
+)
 
 from training.checkpoints import find_checkpoint_damage, get_step, seal
 from training.errors import RecipeError
+from training.progress import Progress
+from training.scores import ClassScores
 
 
 def check_finite(outputs: NDArray[np.float32]) -> None:
@@ -27,7 +35,7 @@ def check_finite(outputs: NDArray[np.float32]) -> None:
 
 
 class RecipeTrainer(Trainer):
-    """A Trainer with five changes.
+    """A Trainer with these changes.
 
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
@@ -35,6 +43,12 @@ class RecipeTrainer(Trainer):
     - A complete checkpoint can be told from an incomplete or damaged one, and resuming gives the same weights as no
       interruption.
     - It is known which step's weights the model ends with, and there are scores of that step.
+    - It prints a line per evaluation.
+
+    Args:
+        args, kwargs: As for a Trainer.
+        score_classes: For tasks with classes, what the scores of single classes are computed from, out of the outputs
+            and the labels of a split.
 
     Attributes:
         start: The time when it was made, by time.perf_counter().
@@ -44,8 +58,19 @@ class RecipeTrainer(Trainer):
             model has those of the last step.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        score_classes: Callable[[NDArray[np.float32], NDArray[Any]], ClassScores] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        # In a notebook, the Trainer shows a table of its own.
+        if any([self.pop_callback(ProgressCallback), self.pop_callback(PrinterCallback)]):
+            self.add_callback(Progress())
+        self._score_classes = score_classes
+        self._of_test: ClassScores | None = None
+        self._of_validation: dict[int, ClassScores] = {}  # by step: of the last evaluation and of the best
         self.start = time.perf_counter()
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
         self.best_step: int | None = None
@@ -64,6 +89,11 @@ class RecipeTrainer(Trainer):
         if self.args.should_log:
             share = self.trainable / self.total
             print(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
+            if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
+                print(
+                    f"{self.args.world_size} of {torch.cuda.device_count()} GPUs in use; for others, see "
+                    "docs/distributed.md"
+                )
         self._resumed_from = resume_from_checkpoint
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not any(
@@ -92,6 +122,45 @@ class RecipeTrainer(Trainer):
                 "Lower --learning_rate."
             )
         return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate or predict as Trainer.evaluation_loop does, and keep what the scores of the classes need."""
+        output = super().evaluation_loop(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        if self._score_classes is None or output.predictions is None or output.label_ids is None:
+            return output
+        if prefix == "test":
+            self._of_test = self._score_classes(output.predictions, output.label_ids)
+        elif prefix == "_".join(["eval", *self._chosen_split]):
+            best = self.state.best_global_step
+            self._of_validation = {step: kept for step, kept in self._of_validation.items() if step == best}
+            self._of_validation[self.state.global_step] = self._score_classes(output.predictions, output.label_ids)
+        return output
+
+    @property
+    def _chosen_split(self) -> tuple[str, ...]:
+        """Of several validation splits, such as MNLI's two, the name of the one that chooses the best epoch."""
+        names = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        return tuple(name for name in names if self.args.metric_for_best_model.startswith(f"{name}_"))
+
+    def kept_classes(self) -> tuple[str, ClassScores] | None:
+        """Return what the kept weights predict for the test split or, if it was not predicted, for validation.
+
+        Every process of a distributed run must call it.
+
+        Returns:
+            The name of the split, and the predictions; None if there are no classes or there was no evaluation.
+        """
+        if self._of_test is not None:
+            return "test", self._of_test
+        if self._score_classes is None or self.args.eval_strategy == "no":
+            return None
+        if self.kept_step not in self._of_validation:  # evaluated before the run was interrupted
+            data = self.eval_dataset[self._chosen_split[0]] if self._chosen_split else self.eval_dataset
+            output = self.predict(data, metric_key_prefix="kept")
+            self._of_validation[self.kept_step] = self._score_classes(output.predictions, output.label_ids)
+        name = " ".join(["validation", *(f"({split})" for split in self._chosen_split)])
+        return name, self._of_validation[self.kept_step]
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an

@@ -599,7 +599,7 @@ class TestAccidents:
 def evaluations(folder):
     """How many there have been, in all processes of the run."""
     log = folder / "log.txt"
-    return log.read_text().count("eval_loss") if log.exists() else 0
+    return log.read_text().count("validation loss") if log.exists() else 0
 
 
 def test_a_sweep_of_glue_that_is_killed(tmp_path):

@@ -128,7 +128,21 @@ def memory(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     assert held["moments"] + held["masters"] == pytest.approx(computed.optimizer, rel=1e-3)
 
 
+def end_printed_once(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
+    """The scores by class are of all processes' examples."""
+    if not (run.folder / "log.txt").exists():  # of two launchers, each with its own output
+        return
+    for found in (run, one):
+        log = (found.folder / "log.txt").read_text()
+        for words in ("By class, on the validation (matched) split", " epoch: ", "Adapter: ", "Predict: ", "Share: "):
+            assert log.count(words) == 1, words
+        assert found.results["per_class"]["scores"].keys() == one.results["per_class"]["scores"].keys()
+        supports = [scores["support"] for scores in found.results["per_class"]["scores"].values()]
+        assert sum(supports) == ROWS["validation_matched"]
+
+
 CHECKS = (
+    end_printed_once,
     two_processes,
     losses,
     gradients,

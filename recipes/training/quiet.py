@@ -1,0 +1,74 @@
+"""Messages of libraries that the user of a recipe cannot act on: each is left out by its logger or category and its
+text. Everything else that a library logs or warns of is shown."""
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+
+# A warning's category, by the beginning of its text.
+_WARNINGS = {
+    # PEFT reads the attribute under the name that transformers 5.23 deprecates.
+    "`is_gradient_checkpointing` is deprecated": FutureWarning,
+    # accelerate passes the argument to DDP under the name that torch 2.13 deprecates.
+    "`broadcast_buffers` is deprecated": FutureWarning,
+}
+# The beginning of a message, by its logger.
+_MESSAGES = {
+    # accelerate imports DeepSpeed wherever it is installed.
+    "DeepSpeed": "Setting accelerator to CPU",
+    # Two checkpoints within a second, of a tiny run. The numbers of their steps order them as well.
+    "transformers.trainer_utils": "mtime may not be reliable",
+}
+
+
+def leave_out_noise() -> None:
+    """Leave out, from now on and in this process, what only says that other libraries use each other; show progress
+    bars of transformers and datasets on terminals only, and those of transformers only if they take seconds."""
+    for text, category in _WARNINGS.items():
+        warnings.filterwarnings("ignore", re.escape(text), category)
+    for name, text in _MESSAGES.items():
+        if not (name == "DeepSpeed" and _uses_deepspeed()):
+            logging.getLogger(name).addFilter(lambda record, text=text: not record.getMessage().startswith(text))
+    # Only libraries that a recipe has imported: sweep.py starts in a moment because it imports neither.
+    if "transformers" in sys.modules:
+        sys.modules["transformers"].utils.logging.set_tqdm_hook(_show_long_bars)
+    if "datasets" in sys.modules and not sys.stderr.isatty():
+        sys.modules["datasets"].disable_progress_bars()
+
+
+def _uses_deepspeed() -> bool:
+    launched = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    return launched or any(word.partition("=")[0] == "--deepspeed" for word in sys.argv)
+
+
+def _show_long_bars(bar: Callable[..., Any], arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    return bar(*arguments, **{"disable": None, "leave": False, "delay": 2, **options})
+
+
+@contextmanager
+def hold_load_report() -> Iterator[list[logging.LogRecord]]:
+    """Hold back transformers' report of the weights that a checkpoint lacks or has besides, and log it at the end.
+
+    Clear the list that is yielded to leave the report out.
+    """
+    held: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        is_report = "LOAD REPORT" in record.getMessage()
+        held.extend([record] * is_report)
+        return not is_report
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(hold)
+    try:
+        yield held
+    finally:
+        logger.removeFilter(hold)
+        for record in held:
+            logger.handle(record)
