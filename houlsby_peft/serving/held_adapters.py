@@ -29,8 +29,8 @@ from .readers import READERS, Reader
 
 
 _FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
-# The files of an adapter: each one's name, time of change and size.
-Files = tuple[tuple[str, int, int], ...]
+# The files of an adapter: each one's name, identity, time of change and size.
+Files = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(eq=False)
@@ -218,7 +218,7 @@ class HeldAdapters:
 def list_files(folder: Path) -> Files:
     """Return the files of an adapter."""
     stats = {name: (folder / name).stat() for name in _FILES if (folder / name).is_file()}
-    return tuple((str(folder / name), stat.st_mtime_ns, stat.st_size) for name, stat in stats.items())
+    return tuple((str(folder / name), stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in stats.items())
 
 
 def _mappings(model: PeftModel) -> Iterator[Any]:
