@@ -111,6 +111,22 @@ def _make_parser() -> argparse.ArgumentParser:
     for command in (predict, export):
         command.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
+
+    serve = commands.add_parser("serve", help="serve a folder or a list of adapters over HTTP, on Ray Serve")
+    serve.add_argument(
+        "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or JSON or YAML"
+    )
+    serve.add_argument("--base-model", help="folder of the base model, instead of the recorded one")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)")
+    serve.add_argument("--cpus", type=int, help="cores of a replica (default: all, but at most 4)")
+    serve.add_argument("--gpus", type=float, default=0, help="GPUs of a replica (default: 0)")
+    serve.add_argument("--max-replicas", type=int, help="replicas under load (default: as many as the cores allow)")
+    serve.add_argument("--max-queued", type=int, default=512, help="requests that may wait (default: 512)")
+    serve.add_argument("--watch", type=float, default=5, help="seconds between looks at the adapters; 0: never look")
+    serve.add_argument("--print-config", action="store_true", help="print the deployment file for a cluster instead")
+    serve.set_defaults(run=_serve)
     return parser
 
 
@@ -197,6 +213,31 @@ def _export(options: argparse.Namespace) -> None:
     adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
         print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from houlsby_peft.serving.local_service import run
+
+    cores = os.cpu_count() or 1
+    cpus = options.cpus or min(cores, 4)
+    chosen = {
+        "adapters": str(Path(options.adapters).expanduser().resolve()),
+        "base_model": options.base_model,
+        "batch_size": options.batch_size,
+        "watch": options.watch,
+        "max_replicas": options.max_replicas or max(1, cores // cpus),
+        "cpus": cpus,
+        "gpus": options.gpus,
+        "max_queued": options.max_queued,
+    }
+    try:
+        if not options.print_config:
+            run(chosen, options.host, options.port)
+            return
+        from houlsby_peft.serving.service import ServiceOptions, deployment_file
+    except ModuleNotFoundError as error:
+        raise OSError(f"serve needs Ray Serve; there is no {error.name}. Install the extra 'serve'.") from error
+    print(deployment_file(ServiceOptions(**chosen), options.host, options.port), end="")
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:

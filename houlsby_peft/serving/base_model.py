@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,9 @@ from ..heads.tasks import task_of_config
 from .process_state import set_environment, set_verbosity
 
 
+# The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and memory for each number
+# below its largest one.
+_MOST_TOKENS = 10_000_000
 # transformers' own messages advise to lift these rules.
 _RULES = {
     "trust_remote_code": "it needs code from its repository, which is never run here",
@@ -100,9 +104,21 @@ def load_base(
 
 
 def load_tokenizer(
-    folder: Path, config: HoulsbyConfig, base_name: str | None, token: str | None = None
+    folder: Path,
+    config: HoulsbyConfig,
+    base_name: str | None,
+    token: str | None = None,
+    known: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
 ) -> PreTrainedTokenizerBase:
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded revision.
+
+    Args:
+        folder: The adapter's folder.
+        config: The adapter's configuration.
+        base_name: Name or folder of the base model. Default: the recorded one.
+        token: Access token for private repositories.
+        known: Tokenizers that were loaded before. One of equal files is returned instead of loading another, and a
+            new one is added. Default: none.
 
     Raises:
         AdapterError: The files are not usable.
@@ -111,6 +127,10 @@ def load_tokenizer(
     own = (folder / TOKENIZER_FILES[0]).is_file()
     source = str(folder) if own else base_name or _recorded_base(folder, config)
     revision = config.revision if source == config.base_model_name_or_path else None
+    known = {} if known is None else known
+    key = _tokenizer_key(source, revision)
+    if key in known:
+        return known[key]
     with _explain_errors("tokenizer of", source, revision):
         tokenizer = AutoTokenizer.from_pretrained(
             find_packaged(source), revision=revision, token=token, trust_remote_code=False
@@ -121,9 +141,27 @@ def load_tokenizer(
                 f"The tokenizer of {source} must have a number of at least 1 as model_max_length in "
                 f"{TOKENIZER_FILES[1]}; got {shortened(repr(longest))}. Correct it there."
             )
+        backend = getattr(tokenizer, "backend_tokenizer", None)  # the one that pads its vocabulary when it is saved
+        if backend is not None and (largest := max(backend.get_vocab().values(), default=0)) >= _MOST_TOKENS:
+            raise AdapterError(
+                f"The numbers of tokens must be below {_MOST_TOKENS:,}; {TOKENIZER_FILES[0]} of {source} has "
+                f"{largest:,}. Use the tokenizer that the adapter was trained with."
+            )
         with suppress(ValueError, TypeError):  # of tokenizers that need more than texts, such as boxes on a page
             tokenizer("a", "b")  # some malformed files are noticed only now
-    return tokenizer
+    return known.setdefault(key, tokenizer)
+
+
+def _tokenizer_key(source: str, revision: str | None) -> object:
+    """Return what tokenizers of equal files have in common, wherever the files are."""
+    files = [Path(source) / name for name in TOKENIZER_FILES]
+    try:
+        if not files[0].is_file():
+            return source, revision
+        contents = [file.read_bytes() if file.is_file() else None for file in files]
+    except (OSError, ValueError):  # not a path
+        return source, revision
+    return tuple(None if content is None else hashlib.sha256(content).digest() for content in contents)
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:

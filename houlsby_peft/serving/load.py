@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import HfApi, constants, snapshot_download
 from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import describe_damage
 from ..checkpoints.fingerprint import refuse_other_bases
@@ -79,6 +79,29 @@ def load(
         device = None if device is None else torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"device must be one that torch knows, such as 'cuda:0'; got {device!r}.") from error
+    return load_beside(
+        name_or_path, revision, base_model, beside, adapter_name, token=token, device=device, dtype=dtype
+    )
+
+
+def load_beside(
+    name_or_path: str | os.PathLike[str],
+    revision: str | None,
+    base_model: PreTrainedModel | str | None,
+    beside: Predictor | None,
+    adapter_name: str | None,
+    tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
+    *,
+    token: str | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Predictor:
+    """Load an adapter as `load` does, whose arguments these are.
+
+    Args:
+        tokenizers: Tokenizers that may be shared (see `load_tokenizer`). Only predictors that never run at the same
+            time may share one.
+    """
     folder = find_folder(name_or_path, revision, token)
     with _name_adapter_in_errors(name_or_path, folder):
         config = read_config(folder)
@@ -92,7 +115,7 @@ def load(
         else:
             base = load_base(folder, config, base_model, token, dtype)
         # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
-        tokenizer = load_tokenizer(folder, config, base.name_or_path, token)
+        tokenizer = load_tokenizer(folder, config, base.name_or_path, token, tokenizers)
         task = beside.task if beside is not None else task_of_class(type(base).__name__) or task_of_config(config)
         with _ADDING:
             name = _unused_name(adapter_name, {} if beside is None else beside.model.peft_config)

@@ -20,6 +20,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, check_count, shortened
 from ..heads.tasks import Task
 from .base_model import is_from_libraries, label_arguments
+from .embedding import Embedding
 from .process_state import set_verbosity
 from .question_answering import QuestionAnswering
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 # A text, a pair of texts or, for question answering, a question and the text that answers it.
 Input = str | tuple[str, str]
+# Outputs of a model that results are computed from.
+_OUTPUTS = ("logits", "start_logits", "end_logits", "last_hidden_state")
+# Elements of a tuple that a `repr` shows.
+_MOST_SHOWN = 6
 
 
 class Predictor:
@@ -66,6 +71,18 @@ class Predictor:
         """The names of the classes by number; empty if there are none."""
         return tuple(name for _, name in sorted((self.config.labels or {}).items()))
 
+    def __repr__(self) -> str:
+        facts = {
+            "name": self.name,
+            "task": self.config.kind_of_problem or self.task.pipeline,
+            "labels": self.labels,
+            "r": self.config.r,
+            "base_model": self.base_model.name_or_path or type(self.base_model).__name__,
+            "device": str(self.model.device),
+            "dtype": self.model.dtype,
+        }
+        return represent(self, facts)
+
     def predict(self, inputs: Input | Sequence[Input], batch_size: int = 32, top_k: int | None = None) -> list[Any]:
         """Predict for one input or several.
 
@@ -75,36 +92,44 @@ class Predictor:
         Args:
             inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
             batch_size: Number of inputs that are predicted at once.
-            top_k: For text classification, the number of classes to return for each input. Default: the best class by
-                itself, not in a list.
+            top_k: For text classification, the number of classes to return for each input. A number that is at least
+                that of the classes gives them all. Default: the best class by itself, not in a list.
 
         Returns:
-            One result per input. For text classification, `{"label": ..., "score": ...}`; the score is a probability
-            or, for a regression, the value. For token classification, a list of entities. For question answering,
-            `{"answer": ..., "score": ..., "start": ..., "end": ...}`.
+            One result per input. For text classification, `{"label": ..., "score": ...}`, or a list of these with
+            `top_k`, the highest score first; the score is a probability or, for a regression, the value. For token
+            classification, a list of entities. For question answering, `{"answer": ..., "score": ..., "start": ...,
+            "end": ...}`. For an adapter without a head, a vector (see `Embedding`).
 
         Raises:
             AdapterError: There is no pipeline for the task, the model is in training mode, the logits are not finite,
                 or the tokenizer does not fit the base model.
-            ValueError: An input is neither a text nor a pair of texts, or `batch_size` is not a number of inputs.
+            ValueError: An input is neither a text nor a pair of texts, `batch_size` is not a number of inputs, or
+                `top_k` is not a number of classes or the adapter chooses among no classes.
         """
         check_count("batch_size", batch_size)
         pipeline = self.pipeline()
+        check_top_k(top_k, self.task.pipeline, self.config)
         several = check_inputs([inputs] if isinstance(inputs, (str, tuple)) else inputs, self.task.pipeline)
         keys = ("question", "context") if self.task.pipeline == "question-answering" else ("text", "text_pair")
         items: list[Any] = [item if isinstance(item, str) else dict(zip(keys, item, strict=True)) for item in several]
-        is_text = self.task.pipeline == "text-classification"
-        options = cut_arguments(self.tokenizer, self.model.config, self.config) if is_text else {}
-        options |= {} if top_k is None else {"top_k": top_k}
+        options: dict[str, Any] = {}
+        match self.task.pipeline:
+            case "text-classification":
+                options = cut_arguments(self.tokenizer, self.model.config, self.config)
+                options |= {} if top_k is None else {"top_k": top_k}
+            case "feature-extraction":
+                items = list(several)
         if self.tokenizer.pad_token_id is None:
             batch_size = 1
         with explain_prediction_errors(self.base_model, self.tokenizer):
             return list(pipeline(items, batch_size=batch_size, **options)) if items else []
 
-    def pipeline(self, **options: Any) -> Pipeline | QuestionAnswering:
+    def pipeline(self, **options: Any) -> Pipeline | QuestionAnswering | Embedding:
         """Return a pipeline for this adapter, which stays valid when other adapters are loaded beside it.
 
-        It is a pipeline of transformers, except for question answering, for which transformers 5 has none.
+        It is a pipeline of transformers, except for question answering, for which transformers 5 has none, and for
+        embeddings.
 
         Args:
             options: Further arguments of the pipeline, such as `top_k` or `aggregation_strategy`.
@@ -127,6 +152,9 @@ class Predictor:
                     if record is not None:
                         options = {"max_length": record.max_length, "null_threshold": record.null_threshold} | options
                     return QuestionAnswering(self._view(), self.tokenizer, **options)
+                case "feature-extraction":
+                    cut = cut_arguments(self.tokenizer, self.model.config, self.config)
+                    return Embedding(self._view(), self.tokenizer, **{"cut": cut, **options})
                 case "token-classification":
                     options.setdefault("aggregation_strategy", "simple")
                     length = cut_arguments(self.tokenizer, self.model.config, self.config).get("max_length")
@@ -138,8 +166,8 @@ class Predictor:
                 case "text-classification":
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
         raise AdapterError(
-            "Prediction is for text classification, token classification and question answering; this adapter's task "
-            f"is {self.task.pipeline}. Use its model and tokenizer."
+            "Prediction is for text classification, token classification, question answering and embeddings; this "
+            f"adapter's task is {self.task.pipeline}. Use its model and tokenizer."
         )
 
     def _view(self) -> PeftModel:
@@ -162,6 +190,33 @@ def cut_arguments(
     return {"truncation": True, "max_length": min(known)} if known else {}
 
 
+def check_top_k(top_k: object, pipeline: str, config: HoulsbyConfig) -> None:
+    """Check the number of classes that are asked for.
+
+    Raises:
+        ValueError: It is neither None nor a whole number of at least 1, or the adapter chooses among no classes.
+    """
+    if top_k is None:
+        return
+    check_count("top_k", top_k)
+    if pipeline != "text-classification" or config.kind_of_problem == "regression":
+        raise ValueError(
+            f"top_k is for text classification; this adapter's task is {config.kind_of_problem or pipeline}. Leave it "
+            "out."
+        )
+
+
+def represent(value: object, facts: Mapping[str, Any]) -> str:
+    """Return a `repr` of named facts; of a long tuple, the first elements and their number."""
+    texts = []
+    for name, fact in facts.items():
+        text = repr(fact)
+        if isinstance(fact, tuple) and len(fact) > _MOST_SHOWN:
+            text = f"({', '.join(map(repr, fact[:_MOST_SHOWN]))}, ... {len(fact):,} in all)"
+        texts.append(f"{name}={text}")
+    return f"{type(value).__name__}({', '.join(texts)})"
+
+
 def check_inputs(inputs: Any, pipeline: str) -> list[Input]:
     """Return the inputs of a prediction as a list.
 
@@ -173,10 +228,11 @@ def check_inputs(inputs: Any, pipeline: str) -> list[Input]:
         ValueError: One of them is not of the kind that the task needs.
     """
     several = list(inputs) if isinstance(inputs, Iterable) and not isinstance(inputs, (Mapping, bytes)) else [inputs]
-    rule = "a pair (question, context)" if pipeline == "question-answering" else "a text or a pair of texts"
+    rules = {"question-answering": "a pair (question, context)", "token-classification": "a text"}
+    rule = rules.get(pipeline, "a text or a pair of texts")
     for item in several:
         is_pair = isinstance(item, (tuple, list)) and len(item) == 2 and all(isinstance(text, str) for text in item)
-        if not (is_pair or (isinstance(item, str) and pipeline != "question-answering")):
+        if not ((is_pair and "pair" in rule) or (isinstance(item, str) and pipeline != "question-answering")):
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(item))}.")
         try:
             "".join(item).encode()
@@ -217,9 +273,9 @@ def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:
     tensors = (value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor) and value.dim())
     rows = next((len(tensor) for tensor in tensors), 1)
     outputs = model(*args, **inputs, adapter_names=[name] * rows)
-    for key, value in outputs.items():
-        if key.endswith("logits"):
-            check_logits(value, name, model.dtype)
+    for key in _OUTPUTS:
+        if key in outputs:
+            check_logits(outputs[key], name, model.dtype)
     return outputs
 
 

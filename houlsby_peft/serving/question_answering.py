@@ -62,16 +62,21 @@ class QuestionAnswering:
         """
         check_count("batch_size", batch_size)
         several = [examples] if isinstance(examples, dict) else list(examples)
-        windows = [(number, window) for number, example in enumerate(several) for window in self._windows(example)]
+        windows = [(number, window) for number, example in enumerate(several) for window in self.windows(example)]
         read = [window for _, window in windows]
         scores = [pair for i in range(0, len(read), batch_size) for pair in self._scores(read[i : i + batch_size])]
         answers = []
         for number, example in enumerate(several):
             own = [(window, pair) for (of, window), pair in zip(windows, scores, strict=True) if of == number]
-            answers.append(self._answer(example["context"], [w for w, _ in own], [pair for _, pair in own]))
+            answers.append(self.answer(example["context"], [w for w, _ in own], [pair for _, pair in own]))
         return answers[0] if isinstance(examples, dict) else answers
 
-    def _windows(self, example: Example) -> Iterable[_Window]:
+    def windows(self, example: Example) -> Iterable[Window]:
+        """Yield the windows in which the model reads an example.
+
+        Raises:
+            ValueError: The question leaves no room for its context.
+        """
         positions = getattr(self.model.config, "max_position_embeddings", None) or 384
         longest = min(self.max_length or 384, int(positions), int(self.tokenizer.model_max_length))
         question = self._cut(example["question"])
@@ -91,7 +96,7 @@ class QuestionAnswering:
             inputs = {name: tokens[name][row] for name in self.tokenizer.model_input_names if name in tokens}
             spans = [span if part == 1 else None for span, part in zip(offsets, tokens.sequence_ids(row), strict=True)]
             ids = inputs["input_ids"]
-            yield _Window(inputs, spans, ids.index(cls) if (cls := self.tokenizer.cls_token_id) in ids else 0)
+            yield Window(inputs, spans, ids.index(cls) if (cls := self.tokenizer.cls_token_id) in ids else 0)
 
     def _cut(self, question: str) -> str:
         tokens = self.tokenizer(
@@ -100,7 +105,7 @@ class QuestionAnswering:
         )  # fmt: skip
         return question.strip()[: max((end for _, end in tokens["offset_mapping"]), default=0)]
 
-    def _scores(self, windows: Sequence[_Window]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _scores(self, windows: Sequence[Window]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the start and end logits of the tokens of each window."""
         batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
         with torch.inference_mode():
@@ -111,9 +116,16 @@ class QuestionAnswering:
             for start, end, mask in zip(outputs.start_logits, outputs.end_logits, real, strict=True)
         ]
 
-    def _answer(
-        self, context: str, windows: Sequence[_Window], scores: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    def answer(
+        self, context: str, windows: Sequence[Window], scores: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> dict[str, Any]:
+        """Return the best answer to an example, as `__call__` gives it.
+
+        Args:
+            context: The example's context.
+            windows: Its windows.
+            scores: The start and end logits of each window's tokens, without padding.
+        """
         start, end = (_log_probabilities(logits, windows) for logits in zip(*scores, strict=True))
         found = [_best_span(a, b, self.max_answer_length) for a, b in zip(start, end, strict=True)]
         number = max(range(len(found)), key=lambda number: found[number][0])
@@ -136,7 +148,7 @@ class QuestionAnswering:
 
 
 @dataclass
-class _Window:
+class Window:
     """A part of an example that the model reads at once.
 
     Args:
@@ -150,7 +162,7 @@ class _Window:
     cls: int
 
 
-def _log_probabilities(logits: Sequence[torch.Tensor], windows: Sequence[_Window]) -> Sequence[torch.Tensor]:
+def _log_probabilities(logits: Sequence[torch.Tensor], windows: Sequence[Window]) -> Sequence[torch.Tensor]:
     """Return the log-probability of each token of a window among the context's tokens in all windows."""
     outside = [span is None for window in windows for span in window.spans]
     together = torch.cat(list(logits)).masked_fill(torch.tensor(outside, device=logits[0].device), -torch.inf)

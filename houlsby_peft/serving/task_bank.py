@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
-from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedModel
 
-from ..batching import forget_batches
-from ..config import HoulsbyConfig
 from ..errors import AdapterError, check_bytes, check_count, shortened
-from ..layer import HoulsbyTunerLayer
-from .load import find_folder, load
-from .predictor import Input, Predictor, check_inputs, check_logits, cut_arguments, explain_prediction_errors
+from .held_adapters import Entry, HeldAdapter, HeldAdapters, list_files
+from .predictor import Input, check_inputs, explain_prediction_errors, represent
+from .readers import Row
+
+
+# Tasks that `warm_up` predicts in one batch.
+_WARM_UP_TASKS = 32
+# Tasks that an error names.
+_MOST_NAMED = 10
 
 
 class TaskBank:
-    """One base model and any number of adapters for text classification, each with its own head.
+    """One base model and any number of adapters, each with its own head.
 
-    Each text of a batch may belong to a different task: all of them go through the base model together. An adapter is
-    loaded when its task is first requested. All methods may be called from several threads, which take turns batch by
-    batch.
+    Tasks may be text classification with one or several labels, regression, token classification, question answering
+    and embeddings. Each input of a batch may belong to a different task: those with the same kind of head go through
+    the base model together. An adapter is loaded when its task is first requested. All methods may be called from
+    several threads, which take turns batch by batch.
 
     Args:
         adapters: The tasks, each with the folder or the name on the Hub of its adapter.
-        base_model: The base model, or its name or folder, in place of the one that the first adapter names.
+        base_model: The base model, or its name or folder, in place of the one that the first adapter names. A model
+            serves the tasks with its kind of head; those of other kinds load the one that they name.
         max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least recently used ones are
-            dropped. The adapters of one batch are always held together. The first adapter that is loaded always
-            stays, and is not counted.
+            dropped. The adapters of one batch are always held together. The first adapter that is loaded for each kind
+            of head always stays, and is not counted.
         token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
+        revisions: The revisions of tasks on the Hub: a branch, tag or commit each. Default: the latest versions. A
+            task keeps the commit that it was loaded from until `reload`.
+        thresholds: The least score of a class, for tasks of text classification. With several labels, the result is
+            the list of all labels that reach it. With one, `label` is None if the best class does not reach it.
 
     Raises:
-        ValueError: `adapters` is not a dict from tasks to adapters, or `max_bytes` is not a number of bytes.
+        ValueError: `adapters` is not a dict from tasks to adapters, `max_bytes` is not a number of bytes, a threshold
+            is not between 0 and 1, or a revision or a threshold is for an unknown task.
     """
 
     def __init__(
@@ -56,6 +62,8 @@ class TaskBank:
         token: str | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        revisions: Mapping[str, str] | None = None,
+        thresholds: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(adapters, Mapping) or not all(isinstance(task, str) for task in adapters):
             raise ValueError(
@@ -63,225 +71,278 @@ class TaskBank:
                 f"the Hub; got {shortened(repr(adapters))}."
             )
         check_bytes("max_bytes", max_bytes)
-        self._sources = dict(adapters)
-        self._options: dict[str, Any] = {"base_model": base_model, "token": token, "device": device, "dtype": dtype}
-        self._max_bytes = max_bytes
-        self._held: OrderedDict[str, _HeldAdapter] = OrderedDict()
-        self._nbytes = 0
-        self._loaded = 0
-        self._first: Predictor | None = None
-        self._tokenizers: dict[object, PreTrainedTokenizerBase] = {}
+        revisions, thresholds = revisions or {}, thresholds or {}
+        for name, given in (("revisions", revisions), ("thresholds", thresholds)):
+            if unknown := sorted(set(given) - set(adapters)):
+                raise ValueError(f"{name} must be for tasks of adapters; got {shortened(', '.join(unknown))}.")
+        self._entries = {
+            task: _make_entry(task, source, revisions.get(task), thresholds.get(task))
+            for task, source in adapters.items()
+        }
+        self._held = HeldAdapters(max_bytes, base_model, token, device, dtype)
+        # The requests that are running, by entry. An entry that was replaced is dropped after the last of them.
+        self._running: Counter[Entry] = Counter()
+        # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
+        # Held briefly while entries and running requests change. It may be acquired within the other lock.
+        self._entries_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return represent(self, {"tasks": self.tasks, "held": self.held, "nbytes": self._held.nbytes})
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """All tasks that can be requested."""
-        return tuple(self._sources)
+        with self._entries_lock:
+            return tuple(self._entries)
 
     @property
     def held(self) -> tuple[str, ...]:
         """The tasks whose adapters are in memory, the least recently used one first."""
         with self._lock:
-            return tuple(self._held)
+            return tuple(entry.task for entry in self._held)
 
-    def predict(self, requests: Iterable[tuple[str, Input]], batch_size: int = 32) -> list[dict[str, Any]]:
-        """Predict each text for its task.
+    def predict(
+        self,
+        requests: Iterable[tuple[str, Input]],
+        batch_size: int = 32,
+        top_k: int | Sequence[int | None] | None = None,
+    ) -> list[Any]:
+        """Predict each input for its task.
 
         Args:
-            requests: Pairs of a task and a text, or a pair of texts. Texts are cut as `Predictor.predict` does.
+            requests: Pairs of a task and an input: a text, a pair of texts or, for question answering, a pair
+                (question, context). Texts are cut as `Predictor.predict` does.
             batch_size: Number of requests that are predicted at once.
+            top_k: As for `Predictor.predict`; or one for each request. Classes below a task's threshold are left out.
 
         Returns:
-            One `{"label": ..., "score": ...}` per request, in their order, as `Predictor.predict` gives it.
+            One result per request, in their order, as `Predictor.predict` gives it and as the task's threshold, if it
+            has one, changes it.
 
         Raises:
-            AdapterError: A task is unknown, its adapter's files are damaged, for another base model or another kind of
-                task, or its logits are not finite.
+            AdapterError: A task is unknown, its adapter's files are damaged or for another base model, its kind of
+                task is none of those above, or its outputs are not finite.
             HubError: A repository does not exist, is private or cannot be reached.
-            ValueError: A request is not a task and its input, or `batch_size` is not a number of requests.
+            ValueError: A request is not a task and an input of its kind, `batch_size` is not a number of requests, or
+                `top_k` is not a number of classes or is for a task without classes.
         """
         check_count("batch_size", batch_size)
         several = list(requests)
         if wrong := [each for each in several if not (isinstance(each, (tuple, list)) and len(each) == 2)]:
             raise ValueError(f"Each request must be a pair of a task and its input; got {shortened(repr(wrong[0]))}.")
         check_inputs([text for _, text in several], "text-classification")
-        unknown = sorted({str(task) for task, _ in several} - self._sources.keys())
-        if unknown:
+        limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
+        if len(limits) != len(several):
+            raise ValueError(f"top_k must be one number, or one per request; got {len(limits)} for {len(several)}.")
+        with self._run([task for task, _ in several]) as entries:
+            batch = [(entry, text, limit) for entry, (_, text), limit in zip(entries, several, limits, strict=True)]
+            results = []
+            for start in range(0, len(batch), batch_size):
+                results += self._predict_batch(batch[start : start + batch_size], batch_size)
+            return results
+
+    def add(
+        self,
+        task: str,
+        source: str | os.PathLike[str],
+        revision: str | None = None,
+        threshold: float | None = None,
+        replace: bool = False,
+    ) -> None:
+        """Add a task. Its adapter is loaded at once, so that one that cannot be used is refused here.
+
+        Args:
+            task: The task.
+            source: The folder of its adapter, or its name on the Hub.
+            revision: A branch, tag or commit of the repository. Default: the latest version.
+            threshold: See `TaskBank`.
+            replace: Whether a task of this name gets the new adapter. Requests that are running keep the old one.
+
+        Raises:
+            AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not set.
+            HubError: The repository does not exist, is private or cannot be reached.
+            ValueError: An argument is not of the kind described above.
+        """
+        if not isinstance(task, str) or not task:
+            raise ValueError(f"The name of a task must be a text; got {shortened(repr(task))}.")
+        if task in self.tasks and not replace:
             raise AdapterError(
-                f"Tasks must be among those of the bank: {', '.join(self.tasks)}; got {', '.join(unknown)}. Give "
-                "TaskBank their adapters."
+                f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its adapter."
             )
+        self._load(_make_entry(task, source, revision, threshold))
+
+    def remove(self, task: str) -> None:
+        """Remove a task and free its adapter's memory. Requests that are running get their results.
+
+        Raises:
+            AdapterError: There is no such task.
+        """
+        with self._entries_lock:
+            self._find([task])
+            entry = self._entries.pop(task)
+        self._drop_if_unused(entry)
+
+    def reload(self, task: str) -> bool:
+        """Load a task's adapter again if its files have changed: those in its folder, or those of its revision.
+
+        Requests that are running keep the old adapter. If the new one cannot be loaded, the old one stays.
+
+        Returns:
+            Whether there was anything new.
+
+        Raises:
+            AdapterError: There is no such task, or the new adapter cannot be loaded.
+            HubError: The repository does not exist, is private or cannot be reached.
+        """
+        with self._entries_lock:
+            old = self._find([task])[0]
+        new = Entry(task, old.source, old.revision, old.threshold)
+        files = list_files(new.find(self._held.token))
+        with self._lock:
+            if self._held.files(old) == files:
+                return False
+        self._load(new)
+        return True
+
+    def warm_up(self, tasks: Iterable[str] | None = None) -> None:
+        """Load adapters and predict an example with each, so that the first requests need not wait.
+
+        If `max_bytes` is too little for all of them, the last ones stay.
+
+        Args:
+            tasks: The tasks. Default: all of them.
+
+        Raises:
+            AdapterError: A task is unknown, or its adapter cannot be used.
+            HubError: A repository does not exist, is private or cannot be reached.
+        """
+        wanted = self.tasks if tasks is None else tuple(tasks)
+        for start in range(0, len(wanted), _WARM_UP_TASKS):
+            with self._run(wanted[start : start + _WARM_UP_TASKS]) as entries:
+                self._predict_batch([(entry, None, None) for entry in entries], _WARM_UP_TASKS)
+
+    def _find(self, tasks: Sequence[str]) -> list[Entry]:
+        if unknown := sorted({str(task) for task in tasks} - self._entries.keys()):
+            known = [*self._entries][:_MOST_NAMED] + (["..."] if len(self._entries) > _MOST_NAMED else [])
+            raise AdapterError(
+                f"Tasks must be among those of the bank: {', '.join(known)}; got {', '.join(unknown)}. Give TaskBank "
+                "their adapters."
+            )
+        return [self._entries[task] for task in tasks]
+
+    @contextmanager
+    def _run(self, tasks: Sequence[str]) -> Iterator[list[Entry]]:
+        """Keep the adapters that these tasks have now, within the context, even if they are replaced."""
+        with self._entries_lock:
+            entries = self._find(tasks)
+            used = set(entries)
+            self._running.update(used)
+        try:
+            yield entries
+        finally:
+            with self._entries_lock:
+                self._running.subtract(used)
+            for entry in used:
+                self._drop_if_unused(entry)
+
+    def _drop_if_unused(self, entry: Entry) -> None:
+        """Free the memory of an adapter that was replaced or removed, after the last request that uses it."""
+        with self._entries_lock:
+            if self._running[entry] > 0:
+                return
+            del self._running[entry]
+            if self._entries.get(entry.task) is entry:
+                return
+        with self._lock:
+            self._held.drop(entry)
+
+    def _load(self, entry: Entry) -> None:
+        """Load the adapter of a new entry, and let the entry replace the one of its task."""
+        entry.find(self._held.token)  # a download keeps no other thread waiting
+        with self._lock:
+            adapter = self._held.get([entry])[entry]
+            try:
+                adapter.reader.check(adapter.reader.example, None, entry.threshold)
+            except ValueError:
+                self._held.drop(entry)
+                raise
+            with self._entries_lock:
+                old = self._entries.get(entry.task)
+                self._entries[entry.task] = entry
+        if old is not None:
+            self._drop_if_unused(old)
+
+    def _predict_batch(self, batch: Sequence[tuple[Entry, Input | None, int | None]], batch_size: int) -> list[Any]:
+        """Predict inputs at once; without an input, an example of the task's kind."""
+        # Downloads keep no other thread waiting; `load` finds the files in the cache.
+        with self._lock:
+            missing = {entry for entry, _, _ in batch}.difference(self._held)
+        for entry in missing:
+            entry.find(self._held.token)
+        with self._lock:
+            adapters = self._held.get(entry for entry, _, _ in batch)
+            asked = []
+            for entry, text, top_k in batch:
+                adapter = adapters[entry]
+                given = adapter.reader.example if text is None else text
+                adapter.reader.check(given, top_k, entry.threshold)
+                asked.append((adapter, given, _encode(adapter, given)))
+            values = _compute([(adapter, row) for adapter, _, rows in asked for row in rows], batch_size)
         results = []
-        for start in range(0, len(several), batch_size):
-            results += self._predict_batch(several[start : start + batch_size])
+        for (adapter, text, rows), (entry, _, top_k) in zip(asked, batch, strict=True):
+            own = [next(values) for _ in rows]
+            results.append(adapter.reader.decode(text, rows, own, top_k, entry.threshold))
         return results
 
-    def _predict_batch(self, batch: Sequence[tuple[str, Input]]) -> list[dict[str, Any]]:
-        # Downloads keep no other thread waiting; `load` finds the files in the cache.
-        for task in {task for task, _ in batch} - set(self.held):
-            find_folder(self._sources[task], token=self._options["token"])
-        # Rows of a task stand together, so that they need not be gathered.
-        order = sorted(range(len(batch)), key=lambda row: batch[row][0])
-        with self._lock:
-            adapters = self._get(task for task, _ in batch)
-            rows = [(adapters[batch[row][0]], batch[row][1]) for row in order]
-            logits = self._logits(rows)
-            labels_of_base, dtype = self._model.config.id2label, self._model.dtype
-        found = {}
-        for (adapter, _), own, row in zip(rows, logits, order, strict=True):
-            labels = adapter.config.labels or labels_of_base
-            # Heads narrower than the widest were filled up.
-            own = own[: len(labels)]
-            check_logits(own, batch[row][0], dtype)
-            found[row] = _best_class(own, adapter.config, labels)
-        return [found[row] for row in range(len(batch))]
 
-    @torch.inference_mode()
-    def _logits(self, rows: Sequence[tuple[_HeldAdapter, Input]]) -> torch.Tensor:
-        model = self._model
-        base: PreTrainedModel = model.get_base_model()  # type: ignore[assignment]
-        last = (
-            len(embeddings.weight) - 1 if isinstance(embeddings := base.get_input_embeddings(), nn.Embedding) else None
-        )
-        encoded = []
-        for adapter, text in rows:
-            texts = (text,) if isinstance(text, str) else text
-            with explain_prediction_errors(base, adapter.tokenizer):
-                cut = cut_arguments(adapter.tokenizer, model.config, adapter.config)
-                encoded.append(dict(adapter.tokenizer(*texts, **cut)))
-                if last is not None and (token := max(encoded[-1]["input_ids"], default=0)) > last:
-                    raise IndexError(f"token {token:,}")
-        tokenizers = [adapter.tokenizer for adapter, _ in rows]
-        if len({len(row["input_ids"]) for row in encoded}) > 1 and tokenizers[0].pad_token_id is None:
+def _make_entry(task: str, source: Any, revision: str | None, threshold: float | None) -> Entry:
+    is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if threshold is not None and not (is_number and 0 <= threshold <= 1):
+        raise ValueError(f"A threshold must be between 0 and 1; got {shortened(repr(threshold))} for {task!r}.")
+    return Entry(task, source, revision, threshold)
+
+
+def _encode(adapter: HeldAdapter, text: Input) -> list[Row]:
+    base: PreTrainedModel = adapter.model.get_base_model()  # type: ignore[assignment]
+    embeddings = base.get_input_embeddings()
+    with explain_prediction_errors(base, adapter.reader.tokenizer):
+        rows = adapter.reader.encode(text)
+        for row in rows:
+            largest = max(row.inputs["input_ids"], default=0)
+            if isinstance(embeddings, nn.Embedding) and largest >= len(embeddings.weight):
+                raise IndexError(f"token {largest:,}")
+    return rows
+
+
+@torch.inference_mode()
+def _compute(rows: Sequence[tuple[HeldAdapter, Row]], batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Return the outputs of each row, in their order, as `Reader.decode` wants them."""
+    # Rows of a model go through it together. Those of an adapter stand together, so that they need not be gathered.
+    order = sorted(range(len(rows)), key=lambda row: (id(rows[row][0].model), rows[row][0].reader.name))
+    found: dict[int, tuple[torch.Tensor, ...]] = {}
+    while order:
+        model = rows[order[0]][0].model
+        chunk = [row for row in order[:batch_size] if rows[row][0].model is model]
+        order = order[len(chunk) :]
+        readers = [rows[row][0].reader for row in chunk]
+        inputs = [rows[row][1].inputs for row in chunk]
+        tokenizers = [reader.tokenizer for reader in readers]
+        if len({len(each["input_ids"]) for each in inputs}) > 1 and tokenizers[0].pad_token_id is None:
             raise AdapterError(
                 f"Texts of different lengths need a tokenizer with a pad_token; that of {tokenizers[0].name_or_path} "
                 "has none. Save it again with one, or give batch_size=1."
             )
-        with explain_prediction_errors(base, *tokenizers):
-            inputs = {
-                key: value.to(model.device) for key, value in DataCollatorWithPadding(tokenizers[0])(encoded).items()
+        with explain_prediction_errors(model.get_base_model(), *tokenizers):  # type: ignore[arg-type]
+            padded = {
+                key: value.to(model.device) for key, value in DataCollatorWithPadding(tokenizers[0])(inputs).items()
             }
-            logits: torch.Tensor = model(**inputs, adapter_names=[adapter.name for adapter, _ in rows]).logits
-        return logits.float().cpu()
-
-    @property
-    def _model(self) -> PeftModel:
-        assert self._first is not None
-        return self._first.model
-
-    def _get(self, tasks: Iterable[str]) -> dict[str, _HeldAdapter]:
-        """Return the adapters of these tasks, all of them in the model.
-
-        Adapters that are requested together are never dropped for each other, even if that takes more memory.
-        """
-        wanted = dict.fromkeys(tasks)
-        for task in wanted:
-            if task in self._held:
-                self._held.move_to_end(task)
-        for task in wanted:
-            if task not in self._held:
-                self._held[task] = adapter = self._load(task)
-                self._nbytes += adapter.nbytes
-            self._drop_unused(wanted)
-        for task in wanted:
-            self._held[task].put_in()
-        return {task: self._held[task] for task in wanted}
-
-    def _load(self, task: str) -> _HeldAdapter:
-        # While an adapter is loaded, no other is in the model: PEFT visits all modules several times for each, so that
-        # the time would grow with the number of adapters held.
-        for other in self._held.values():
-            other.take_out()
-        self._loaded += 1
-        predictor = load(self._sources[task], beside=self._first, adapter_name=f"task_{self._loaded}", **self._options)
-        if predictor.task.pipeline != "text-classification":
-            raise AdapterError(
-                f"The tasks of a bank must be text classification; that of {self._sources[task]} is "
-                f"{predictor.task.pipeline}. Use houlsby_peft.load for it."
-            )
-        name = predictor.name
-        parts = [(found, found[name]) for found in _mappings(predictor.model) if name in found]
-        if self._first is None:
-            # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.
-            self._first, parts = predictor, []
-        return _HeldAdapter(name, predictor.config, self._share_tokenizer(predictor.tokenizer), parts)
-
-    def _drop_unused(self, wanted: Iterable[str]) -> None:
-        for task, adapter in tuple(self._held.items()):
-            if self._nbytes <= self._max_bytes:
-                return
-            # Dropping the first one, which never leaves the model, would free nothing.
-            if task not in wanted and adapter.parts:
-                del self._held[task]
-                self._nbytes -= adapter.nbytes
-                adapter.take_out()
-                forget_batches(self._model.get_base_model())
-
-    def _share_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """Return an equal tokenizer if there is one: most adapters bring the base model's, of many megabytes."""
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
-            return tokenizer
-        key = (hashlib.sha256(backend.to_str().encode()).digest(), tokenizer.model_max_length, tokenizer.padding_side)
-        return self._tokenizers.setdefault(key, tokenizer)
-
-
-@dataclass
-class _HeldAdapter:
-    """An adapter in memory, which may be taken out of its model and put in again.
-
-    Args:
-        name: Its name in the model.
-        config: Its configuration.
-        tokenizer: The tokenizer for its texts.
-        parts: What it has in the model, each with the mapping by adapter name that holds it.
-    """
-
-    name: str
-    config: HoulsbyConfig
-    tokenizer: PreTrainedTokenizerBase
-    parts: list[tuple[Any, Any]]
-    is_in_model: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that its weights take."""
-        # The plain mappings hold owners of shared bottlenecks, whose weights have been counted.
-        parts = [part for mapping, part in self.parts if isinstance(mapping, nn.Module)]
-        weights = (part.parameters() if isinstance(part, nn.Module) else [part] for part in parts)
-        return sum(weight.nbytes for weight in chain.from_iterable(weights))
-
-    def put_in(self) -> None:
-        """Put it into the model, if it is not there."""
-        if not self.is_in_model:
-            for mapping, part in self.parts:
-                mapping[self.name] = part
-            self.is_in_model = True
-
-    def take_out(self) -> None:
-        """Take it out of the model, if it is there."""
-        if self.is_in_model:
-            for mapping, _ in self.parts:
-                del mapping[self.name]
-            self.is_in_model = False
-
-
-def _mappings(model: PeftModel) -> Iterator[Any]:
-    """Yield all mappings of a model by adapter name."""
-    yield model.peft_config
-    yield model.get_base_model().houlsby_records
-    for module in model.modules():
-        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-            yield from (attrgetter(name)(module) for name in (*module.adapter_layer_names, *module.other_param_names))
-
-
-def _best_class(logits: torch.Tensor, config: HoulsbyConfig, labels: Mapping[int, str]) -> dict[str, Any]:
-    """Return the best class of a row by transformers' rules."""
-    if config.kind_of_problem == "regression":
-        scores = logits
-    elif config.kind_of_problem == "multi_label_classification" or len(labels) == 1:
-        scores = logits.sigmoid()
-    else:
-        scores = logits.softmax(-1)
-    best = int(scores.argmax())
-    return {"label": labels[best], "score": scores[best].item()}
+            outputs = model(**padded, adapter_names=[reader.name for reader in readers])
+        wanted = [outputs[name].float().cpu() for name in readers[0].outputs]
+        for number, row in enumerate(chunk):
+            values = tuple(value[number] for value in wanted)
+            if readers[0].is_per_token and "attention_mask" in padded:
+                mask = padded["attention_mask"][number].bool().cpu()
+                values = tuple(value[mask] for value in values)
+            found[row] = values
+    return (found[row] for row in range(len(rows)))

@@ -219,7 +219,7 @@ def test_a_long_question_is_cut_as_in_training(base, tokenizer):
         pipeline({"question": long, "context": CONTEXT})  # 64 tokens of a question in windows of 64
     model.config.max_position_embeddings = tokenizer.model_max_length = 200
     wide = QuestionAnswering(model, tokenizer, max_length=100)
-    windows = list(wide._windows({"question": long, "context": CONTEXT}))
+    windows = list(wide.windows({"question": long, "context": CONTEXT}))
     assert all(
         sum(token == tokenizer.vocab["where"] for token in window.inputs["input_ids"]) == 64 for window in windows
     )

@@ -273,7 +273,7 @@ class Case:
             {"sound": self.original.folder, "damaged": self.folder}, base_model=copy.deepcopy(self.original.bare)
         )
         before = bank.predict([("sound", TEXTS[0])])
-        model = bank._first.model
+        model = next(iter(bank._held._first.values())).model
         shape = snapshot(model)
         try:
             found = bank.predict([("damaged", TEXTS[0]), ("sound", TEXTS[0])])

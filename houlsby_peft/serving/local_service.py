@@ -1,0 +1,75 @@
+"""Run the service on this machine, in a Ray of its own: what `houlsby-peft serve` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+from typing import Any
+
+from ..errors import shortened
+from .adapter_list import read_adapters
+
+
+# Ray reads these when it is imported. With a token, its processes refuse whoever does not know it: they listen on all
+# addresses of the machine, and would run any code for anyone.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
+
+
+def start(args: dict[str, Any], host: str, port: int) -> None:
+    """Start the service on this machine; return when it is ready.
+
+    Args:
+        args: The options of `service.ServiceOptions`.
+        host, port: Where it listens.
+
+    Raises:
+        AdapterError: The folder or list of adapters is not valid, or has no adapter.
+        ModuleNotFoundError: Ray Serve is not installed.
+        OSError: Ray cannot start the service.
+        ValueError: An option breaks its rule.
+    """
+    if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):
+        os.environ.update(_ENVIRONMENT)
+    import ray
+    from ray import serve
+
+    from .service import LOGGING, NAME, build, http_options
+
+    application = build(args)
+    try:
+        ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        serve.start(http_options=http_options(host, port), logging_config=LOGGING)
+        serve.run(application, name=NAME, logging_config=LOGGING)
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        raise OSError(f"Ray cannot start the service: {shortened(str(error))}") from error
+
+
+def run(args: dict[str, Any], host: str, port: int) -> None:
+    """Run the service on this machine until the process is interrupted or terminated; see `start`."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    start(args, host, port)
+    tasks = len(read_adapters(args["adapters"]))
+    print(f"{tasks} tasks on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
+    stopped.wait()
+    stop()
+
+
+def stop() -> None:
+    """Stop the service and its Ray."""
+    import ray
+    from ray import serve
+
+    serve.shutdown()
+    ray.shutdown()
