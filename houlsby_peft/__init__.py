@@ -18,6 +18,7 @@ from .registration import register
 
 
 if TYPE_CHECKING:
+    from .adapterhub.converting import convert
     from .hub.push import plan_push, push_to_hub
     from .placement.map import placement_map
     from .prefix_cache import FrozenPrefix
@@ -31,6 +32,7 @@ _LAZY = {
     "FrozenPrefix": ".prefix_cache",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
+    "convert": ".adapterhub.converting",
     "load": ".serving.load",
     "placement_map": ".placement.map",
     "plan_push": ".hub.push",
@@ -51,6 +53,7 @@ __all__ = [
     "TaskBank",
     "TwoLayerHead",
     "ablate",
+    "convert",
     "find_new_modules",
     "find_places",
     "init_from",

@@ -63,7 +63,26 @@ def _make_parser() -> argparse.ArgumentParser:
     predict.add_argument("texts", nargs="+", help="texts, or - to read one text per line from standard input")
     predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
     predict.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+
+    convert = commands.add_parser("convert", help="convert an adapter from AdapterHub's format, or to it")
+    convert.add_argument("source", help="user/name on the Hub, or a folder")
+    convert.add_argument("target", type=Path, help="new folder for the converted adapter")
+    convert.add_argument("--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target")
+    convert.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+    convert.add_argument("--revision", help="branch, tag or commit of the source")
+    convert.add_argument("--no-head", dest="with_head", action="store_false", help="leave out the prediction head")
+    convert.add_argument(
+        "--allow-pickle", action="store_true", help="read weights from a pickled file, of whose author you are sure"
+    )
+    convert.set_defaults(run=_convert)
     return parser
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from .adapterhub.converting import convert
+
+    chosen = {name: value for name, value in vars(options).items() if name not in ("run", "source", "target")}
+    print(convert(options.source, options.target, **chosen))
 
 
 def _push(options: argparse.Namespace) -> None:

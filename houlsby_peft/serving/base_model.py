@@ -55,7 +55,7 @@ def load_base(
     # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
     # server to convert pickled weights, which would get the user's token.
     with (
-        _explain_errors("base model", found, revision),
+        explain_errors("base model", found, revision),
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
@@ -83,7 +83,7 @@ def load_tokenizer(
     own = (folder / TOKENIZER_FILES[0]).is_file()
     source = str(folder) if own else base_name or _recorded_base(folder, config)
     revision = config.revision if source == config.base_model_name_or_path else None
-    with _explain_errors("tokenizer of", source, revision):
+    with explain_errors("tokenizer of", source, revision):
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, token=token, trust_remote_code=False)
         longest = tokenizer.model_max_length
         if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
@@ -124,7 +124,7 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
 
 
 @contextmanager
-def _explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
+def explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
     """Explain why a base model or a tokenizer cannot be loaded."""
     what = f"The {kind} {source}"
     try:

@@ -107,10 +107,15 @@ def tiny_base(model: str, class_name: str = "AutoModel", **changes: Any) -> Any:
 
 def fill(module: nn.Module, scale: float = 0.35) -> Any:
     """Set every weight to values that follow from its name, without the prefix of the base model, and its shape."""
-    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+    encoder = getattr(module, "base_model", module)
+    # The encoder first: a head may share its embeddings under a name of its own.
+    named = [*encoder.named_parameters(), *module.named_parameters()]
+    seen: set[nn.Parameter] = set()
     with torch.no_grad():
-        for name, weight in module.named_parameters():
-            weight.copy_(values_for(name.removeprefix(prefix), weight, scale))
+        for name, weight in named:
+            if weight not in seen:
+                weight.copy_(values_for(name, weight, scale))
+            seen.add(weight)
     return module
 
 
