@@ -15,7 +15,7 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
-from .averaging import average, check_alike, check_average
+from .averaging import average, check_alike, check_average, find_joined_options, join
 from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
@@ -200,36 +200,52 @@ class HoulsbyModel(BaseTuner):
         super().delete_adapter(adapter_name)
         self.model.houlsby_records.pop(adapter_name, None)
 
-    def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
-        """Add an adapter whose weights are a linear combination of other adapters' weights.
+    def add_weighted_adapter(
+        self, adapters: list[str], weights: list[float], adapter_name: str, combination_type: str = "linear"
+    ) -> None:
+        """Add an adapter that combines other adapters. It is not active yet.
 
-        The combination covers everything that adapters train: bottlenecks, norms and heads. It makes little sense for
-        heads of different tasks. It is not the combination of the adapters' outputs, which are not linear in their
-        weights. The new adapter is not active yet.
+        - "linear": its weights are a linear combination of the others' weights: of bottlenecks, norms and heads. It is
+          not the combination of the adapters' outputs, which are not linear in their weights.
+        - "cat": its bottlenecks are the others' side by side, whose sizes add up. For the same input, each bottleneck
+          adds exactly the weighted sum of what the others add. Not exact are the norms and the heads, which are
+          weighted means, and therefore what reaches the next layer where they are trained.
+
+        Combining heads of different tasks makes little sense.
 
         Args:
-            adapters: Names of adapters with the same shapes.
+            adapters: Names of adapters with the same shapes; with "cat", with bottlenecks of any size and sharing.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
+            combination_type: "linear" or "cat".
 
         Raises:
-            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, or their
-                combination is not finite.
+            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, their
+                combination is not finite, or the type of combination is unknown.
         """
+        if combination_type not in ("linear", "cat"):
+            raise ValueError(f"combination_type must be 'linear' or 'cat'; got {combination_type!r}.")
         if adapter_name in self.peft_config:
             raise ValueError(
                 f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}."
             )
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
-        check_alike(self.model, self._own_adapters, adapters)
-        check_average(self.model, adapters, weights)
+        changes: dict[str, Any] = {}
+        if combination_type == "cat":
+            changes = find_joined_options(self.model, self._own_adapters, adapters, weights)
+        else:
+            check_alike(self.model, self._own_adapters, adapters)
+            check_average(self.model, adapters, weights)
         with _restore_configs(self.peft_config):
             first = replace(self._own_adapters[adapters[0]])
             first.record = self.model.houlsby_records[adapters[0]]
-            self.peft_config[adapter_name] = first.derived()
+            self.peft_config[adapter_name] = first.derived(**changes)
             self.inject_adapter(self.model, adapter_name)
-        average(self.model, adapters, weights, adapter_name)
+        if combination_type == "cat":
+            join(self.model, self._own_adapters[adapters[0]], adapters, weights, adapter_name)
+        else:
+            average(self.model, adapters, weights, adapter_name)
 
     @classmethod
     def _get_adapter_state_dict(  # type: ignore[override]

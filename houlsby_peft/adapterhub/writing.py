@@ -132,8 +132,8 @@ def _read(folder: Path, config: HoulsbyConfig, model: nn.Module) -> dict[str, to
     tensors = load_file(config.record.source.weights)
     if any(".houlsby_norm." in key for key in tensors):
         raise AdapterError(
-            f"{path} has train_layer_norm={config.train_layer_norm!r}, and AdapterHub's format has no place for trained "
-            "norms. Train the adapter with train_layer_norm=False to convert it."
+            f"{path} has train_layer_norm={config.train_layer_norm!r}, and AdapterHub's format has no place for "
+            "trained norms. Train the adapter with train_layer_norm=False to convert it."
         )
     if config.trainable_token_indices:
         raise AdapterError(
