@@ -82,7 +82,7 @@ def _fill(
 def find_joined_options(
     model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters: Sequence[str], weights: Sequence[float]
 ) -> dict[str, Any]:
-    """Check that the bottlenecks of adapters can be joined, and return what the joined adapter's configuration changes.
+    """Check that the bottlenecks of adapters can be joined, and return what changes in the configuration.
 
     Args:
         model: Base model with the adapters.
@@ -213,7 +213,7 @@ def _find_obstacle(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first
         # A number is folded into the weights.
         if one != two and not (field == "scaling" and not isinstance(one, str) and not isinstance(two, str)):
             return f"{field} is {one!r} and {two!r}"
-    places = [{key: layer for key, layer in _layers_with(model, name)} for name in (first, other)]
+    places = [dict(_layers_with(model, name)) for name in (first, other)]
     if unlike := sorted(places[0].keys() ^ places[1].keys()):
         return f"only one has a bottleneck at {unlike[0]}"
     for key, layer in places[0].items():

@@ -85,7 +85,7 @@ _GPT = (
     Row(_TEXT, 1, None, False, ("score",)),
     Row(_TEXT, 2, "tanh", False, ("score.dense", "score.out_proj"), is_added=True),
 )
-_BEFORE = ("pre_classifier", "classifier")
+_HALVES = ("pre_classifier.dense", "classifier.out_proj")
 ROWS: dict[str, tuple[Row, ...]] = {
     "albert": (*_of_tokens(), Row(_TEXT, 1, None, True, ("classifier",))),
     "bart": (_ENCODER_DECODER, *_of_tokens()),
@@ -94,7 +94,8 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
     "distilbert": (
-        *(Row(suffix, 2, "relu", False, _BEFORE) for suffix in (_TEXT, _CHOICE)),
+        *(Row(suffix, 2, "relu", False, ("pre_classifier", "classifier")) for suffix in (_TEXT, _CHOICE)),
+        *(Row(suffix, 2, "tanh", False, _HALVES, is_added=True) for suffix in (_TEXT, _CHOICE)),
         *_of_tokens(),
     ),
     "electra": (_DENSE._replace(activation="gelu"), *_of_tokens()),
@@ -191,8 +192,6 @@ def head_modules(head: Head, model: nn.Module) -> list[str]:
     """Return the names of the modules that make up a head: those of which an adapter has a copy."""
     if head.row is None:
         return find_head(model, ())
-    if head.row.is_added:
-        return [head.row.modules[0].rpartition(".")[0]]
     names = (name.format(base=getattr(model, "base_model_prefix", "")) for name in head.row.modules)
     ends = (".dense", ".out_proj")
     return list(dict.fromkeys(name.removesuffix(ends[0]).removesuffix(ends[1]) for name in names))

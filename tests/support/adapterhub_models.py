@@ -1,7 +1,7 @@
 """The tiny base models of the AdapterHub golden set, equal in every version of torch and transformers.
 
 Their weights follow from the weights' names by a formula, so neither files nor a random generator are needed. The
-module needs only torch and transformers, because the `adapters` library, whose environment is another one, runs it too.
+module needs only torch and transformers, because it also runs in the environment of the `adapters` library.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ import adapters
 import torch
 import transformers
 from adapters import AutoAdapterModel, BnConfig, DoubleSeqBnConfig, ParBnConfig, SeqBnConfig
-from safetensors.torch import load_file, save_file
 
 from adapterhub_models import fill, inputs, tiny_base, tiny_config, whole_float64
 
