@@ -92,7 +92,7 @@ def _sum_tensors(
 
 def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:
     """Describe what prevents two adapters from being averaged, or return None."""
-    for field in ("activation", "trainable_token_indices"):
+    for field in ("activation", "kind", "scaling", "invertible", "trainable_token_indices"):
         one, two = getattr(configs[first], field), getattr(configs[other], field)
         if one != two:
             return f"{field} is {one!r} and {two!r}"
