@@ -101,6 +101,12 @@ def find_joined_options(
     _check_known(configs, adapters)
     _check_finite(weights)
     first = adapters[0]
+    if configs[first].invertible:
+        raise ValueError(
+            "The bottlenecks of adapters can be joined, their invertible modules cannot, because the second network "
+            f"of one reads what the first has changed; {first!r} has invertible={configs[first].invertible!r}. Use "
+            "combination_type='linear'."
+        )
     for other in adapters[1:]:
         if difference := _find_obstacle(model, configs, first, other):
             raise ValueError(
@@ -108,12 +114,6 @@ def find_joined_options(
                 f"{first!r} and {other!r} differ: {difference}. Stack them with set_adapter([...]), or train them "
                 "with the same configuration."
             )
-    if configs[first].invertible:
-        raise ValueError(
-            "The bottlenecks of adapters can be joined, their invertible modules cannot, because the second network "
-            f"of one reads what the first has changed; {first!r} has invertible={configs[first].invertible!r}. Use "
-            "combination_type='linear'."
-        )
     if sum(weights) == 0 and any(_mean_containers(model, first)):
         raise ValueError(
             "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; got "
@@ -232,7 +232,7 @@ def _find_obstacle(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first
 
 def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:
     """Describe what prevents two adapters from being averaged, or return None."""
-    for field in ("activation", "kind", "scaling", "trainable_token_indices"):
+    for field in ("activation", "kind", "scaling", "invertible", "trainable_token_indices"):
         one, two = getattr(configs[first], field), getattr(configs[other], field)
         if one != two:
             return f"{field} is {one!r} and {two!r}"

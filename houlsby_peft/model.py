@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -14,6 +14,8 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
+
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
 from .averaging import average, check_alike, check_average, find_joined_options, join
 from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
@@ -24,8 +26,10 @@ from .heads.tasks import label_facts
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
+from .placement.places import Place, is_norm
 from .placement.plan import Plan, check_name
 from .registration import PREFIX
+from .skip import SkipConnection
 
 
 # The attribute of a base model that undoes the addition of an adapter whose weights are yet to be checked.
@@ -96,6 +100,12 @@ class HoulsbyModel(BaseTuner):
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             add_heads(model, plan.heads, adapter_name, active, self._batches)
+            # Not among the modules that PEFT looks for: it warns of tied embeddings, whose weights stay as they are.
+            with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+                for key in plan.ends:
+                    parent, _, name = key.rpartition(".")
+                    parts = (model.get_submodule(key), name, model.get_submodule(parent))
+                    self._create_and_replace(config, adapter_name, *parts, key)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
         except Exception:
             restore()
@@ -149,9 +159,32 @@ class HoulsbyModel(BaseTuner):
             layer.update_layer(adapter_name, plan.new_bottleneck(place))
         elif isinstance(layer, HoulsbyLayer):
             layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
+        if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
+            self._connect_skip(layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
+
+    def _connect_skip(self, layer: HoulsbyLayer, place: Place) -> None:
+        """Let the bottlenecks of a layer read the residual input of their sub-layer, and the norm after the sum."""
+        assert place.entry is not None
+        if place.norm is None:
+            layer.skip = SkipConnection()
+        else:
+            parent, _, name = place.norm.rpartition(".")
+            layer.skip = SkipConnection(self.model.get_submodule(parent), name)
+        entry = self.model.get_submodule(place.entry)
+        if not isinstance(entry, HoulsbyTunerLayer):
+            parent, _, name = place.entry.rpartition(".")
+            target = entry
+            entry = (
+                HoulsbyLayerNorm(target, self._batches)
+                if is_norm(target)
+                else HoulsbyLayer(target, batches=self._batches)
+            )
+            entry.set_adapter(self.active_adapters)
+            self._replace_module(self.model.get_submodule(parent), name, entry, target)
+        entry.readers.append(layer)
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
@@ -343,6 +376,7 @@ def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
         for name in (*module.adapter_layer_names, *module.other_param_names)
     ]
     is_new = not any(adapter_name in container for container in containers)
+    layers = {module: (list(module.readers), getattr(module, "skip", None)) for module in _tuner_layers(model)}
 
     def restore() -> None:
         for key, module in modules.items():
@@ -353,6 +387,10 @@ def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
         for container in containers:
             if is_new and adapter_name in container:
                 del container[adapter_name]
+        for layer, (readers, skip) in layers.items():
+            layer.readers = readers
+            if isinstance(layer, HoulsbyLayer):
+                layer.skip = skip
         for weight, requires_grad in training:
             weight.requires_grad_(requires_grad)
         if is_new:
