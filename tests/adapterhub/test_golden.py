@@ -69,7 +69,7 @@ def outputs(case, adapter, dtype):
     if last:
         return last[-1][..., :6]
     if "start_logits" in found:
-        return torch.stack([found.start_logits, found.end_logits])[..., :6]
+        return torch.stack([found.start_logits, found.end_logits])
     return found.logits[..., :6]
 
 

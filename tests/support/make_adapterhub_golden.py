@@ -52,7 +52,7 @@ def head(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
 
 LABELS = {0: "a", 1: "b", 2: "c"}
 # Name: (configuration, further facts). `head`: a flex head; `static`: a class of transformers whose head is saved;
-# `class`: a class that the adapter is evaluated in; `old`: the folder is rewritten as an earlier version wrote it.
+# `class`: a language model whose head the outputs are from; `old`: the folder is rewritten as an earlier version wrote it.
 CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     **{f"{model}-houlsby": (houlsby(), {}) for model in MODELS},
     **{f"{model}-pfeiffer": (pfeiffer(), {}) for model in MODELS},
@@ -138,6 +138,8 @@ def evaluate(name: str, folder: Path) -> list[Any]:
     has_head = "head" in facts or "static" in facts
     loaded = model.load_adapter(str(folder), with_head=has_head, use_safetensors=use_safetensors)
     model.set_active_adapters(loaded)
+    if "class" in facts:
+        _add_language_model_head(model, tiny_base(name.partition("-")[0], facts["class"]))
     model = model.double().eval()
     given = inputs(name.partition("-")[0])
     if name == "bert-choice":
@@ -156,15 +158,26 @@ def evaluate(name: str, folder: Path) -> list[Any]:
 
 def _new_model(name: str) -> Any:
     base, facts = name.partition("-")[0], CASES[name][1]
-    class_name = facts.get("static") or facts.get("class")
-    if class_name:
-        labels = {"num_labels": 3, "id2label": LABELS, "label2id": ABC} if "static" in facts else {}
-        model = tiny_base(base, class_name, **labels)
+    if "static" in facts:
+        model = tiny_base(base, facts["static"], num_labels=3, id2label=LABELS, label2id=ABC)
         adapters.init(model)
     else:
         model = fill(AutoAdapterModel.from_config(tiny_config(base))).eval()
     model.base_model.config._name_or_path = model.config._name_or_path = model.name_or_path = f"tiny/{base}"
     return model
+
+
+def _add_language_model_head(model: Any, base: Any) -> None:
+    """Add the base model's own head as a flexible one: the library inverts the coupling before these alone."""
+    if hasattr(base, "cls"):
+        model.add_masked_lm_head("own", activation_function="gelu")
+        head = base.cls.predictions
+        parts = {"0": head.transform.dense, "2": head.transform.LayerNorm, "3": head.decoder}
+    else:
+        model.add_causal_lm_head("own", layers=1)
+        parts = {"0": base.lm_head}
+    for number, part in parts.items():
+        getattr(model.heads["own"], number).load_state_dict(part.state_dict(), strict=False)
 
 
 def _fill_added(model: Any, facts: dict[str, Any]) -> None:
@@ -178,7 +191,8 @@ def _fill_added(model: Any, facts: dict[str, Any]) -> None:
         with torch.no_grad():
             offset = 1.0 if name.endswith("scaling") else 0.0
             generator = torch.Generator().manual_seed(number)
-            weight.copy_(offset + 0.5 * torch.randn(weight.shape, generator=generator))
+            scale = 0.1 if "adapters." in name else 0.5
+            weight.copy_(offset + scale * torch.randn(weight.shape, generator=generator))
 
 
 def _age(folder: Path, kind: str) -> None:
