@@ -100,13 +100,13 @@ class HoulsbyModel(BaseTuner):
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             add_heads(model, plan.heads, adapter_name, active, self._batches)
-            # Not among the modules that PEFT looks for: it warns of tied embeddings, whose weights stay as they are.
+            super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+            # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
                 for key in plan.ends:
                     parent, _, name = key.rpartition(".")
                     parts = (model.get_submodule(key), name, model.get_submodule(parent))
                     self._create_and_replace(config, adapter_name, *parts, key)
-            super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
         except Exception:
             restore()
             raise

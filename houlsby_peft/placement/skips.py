@@ -91,9 +91,10 @@ SKIPS: dict[str, Mapping[str, Skip]] = {
         **_BERT,
         "attention.output.dropout": Skip("attention.self.in_proj", "attention.output.LayerNorm"),
     },
+    # The projections of queries and keys may project the relative positions as well.
     "deberta-v2": {
         **_BERT,
-        "attention.output.dropout": Skip("attention.self.query_proj", "attention.output.LayerNorm"),
+        "attention.output.dropout": Skip("attention.self.value_proj", "attention.output.LayerNorm"),
     },
     "distilbert": {
         "attention.out_lin": Skip("attention.q_lin", "sa_layer_norm"),
