@@ -82,7 +82,9 @@ class Plan:
         self.places = find_places(model, config)
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
-        self.ends = {key: place for key, place in self.places.items() if place.is_end}
+        # The owner comes first: in XLM-R, the output embedding precedes the encoder.
+        ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
+        self.ends = {place.key: place for place in ends}
         if not self.bottlenecks:
             fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
             given = {name: value for name in fields if (value := getattr(config, name))}
@@ -96,9 +98,7 @@ class Plan:
         for key, place in self.bottlenecks.items():
             _check_size(key, self._size(place), self.widths[key])
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
-        for place in self.ends.values():
-            owner = next(key for key, other in self.ends.items() if other.position == "embeddings")
-            self.owners[place.key] = owner
+        self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
         for key, place in self.places.items():
             _check_is_called(model, key)
             _check_kind(model.get_submodule(key), place, config)

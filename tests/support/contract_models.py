@@ -300,7 +300,10 @@ def _after(
             owner = f"{FILE_PREFIX}{_owner(place, row.places, fields)}.houlsby_adapter."
             if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
                 continue
-            inner = read(fields.get("kind", "houlsby"), hidden).float() @ weights[f"{owner}down_proj.weight"].T + weights[f"{owner}down_proj.bias"]
+            inner = (
+                read(fields.get("kind", "houlsby"), hidden).float() @ weights[f"{owner}down_proj.weight"].T
+                + weights[f"{owner}down_proj.bias"]
+            )
             inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
             inner = inner @ weights[f"{owner}up_proj.weight"].T + weights[f"{owner}up_proj.bias"]
             scaling = fields.get("scaling", 1.0)
