@@ -103,7 +103,8 @@ class HoulsbyModel(BaseTuner):
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
-                for key in plan.ends:
+                # The owner first: some models, such as XLM-R's, hold the output embedding before the embeddings.
+                for key in sorted(plan.ends, key=lambda key: plan.owners[key] != key):
                     parent, _, name = key.rpartition(".")
                     parts = (model.get_submodule(key), name, model.get_submodule(parent))
                     self._create_and_replace(config, adapter_name, *parts, key)

@@ -191,7 +191,7 @@ def _fill_added(model: Any, facts: dict[str, Any]) -> None:
         with torch.no_grad():
             offset = 1.0 if name.endswith("scaling") else 0.0
             generator = torch.Generator().manual_seed(number)
-            scale = 0.1 if "adapters." in name else 0.5
+            scale = 0.1 if "adapters." in name else 0.3
             weight.copy_(offset + scale * torch.randn(weight.shape, generator=generator))
 
 
