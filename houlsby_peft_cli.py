@@ -127,6 +127,18 @@ def _make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--watch", type=float, default=5, help="seconds between looks at the adapters; 0: never look")
     serve.add_argument("--print-config", action="store_true", help="print the deployment file for a cluster instead")
     serve.set_defaults(run=_serve)
+
+    convert = commands.add_parser("convert", help="convert an adapter from AdapterHub's format, or to it")
+    convert.add_argument("source", help="user/name on the Hub, or a folder")
+    convert.add_argument("target", type=Path, help="new folder for the converted adapter")
+    convert.add_argument("--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target")
+    convert.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+    convert.add_argument("--revision", help="branch, tag or commit of the source")
+    convert.add_argument("--no-head", dest="with_head", action="store_false", help="leave out the prediction head")
+    convert.add_argument(
+        "--allow-pickle", action="store_true", help="read weights from a pickled file, of whose author you are sure"
+    )
+    convert.set_defaults(run=_convert)
     return parser
 
 
@@ -238,6 +250,13 @@ def _serve(options: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise OSError(f"serve needs Ray Serve; there is no {error.name}. Install the extra 'serve'.") from error
     print(deployment_file(ServiceOptions(**chosen), options.host, options.port), end="")
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from houlsby_peft import convert
+
+    chosen = {name: value for name, value in vars(options).items() if name not in ("run", "source", "target")}
+    print(convert(options.source, options.target, **chosen))
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
+    from .adapterhub.converting import convert
     from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
     from .placement.map import placement_map
@@ -34,6 +35,7 @@ _LAZY = {
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
     "export_onnx": ".export",
+    "convert": ".adapterhub.converting",
     "load": ".serving.load",
     "placement_map": ".placement.map",
     "plan_push": ".hub.push",
@@ -54,6 +56,7 @@ __all__ = [
     "TaskBank",
     "TwoLayerHead",
     "ablate",
+    "convert",
     "export_onnx",
     "find_new_modules",
     "find_places",

@@ -96,7 +96,7 @@ def prune(
     places = find_places(base, config)
     removed = _select_layers(places, layers)
     remaining = _adapted_layers(places) - layers
-    outside = [key for key, place in places.items() if not place.is_norm and place.layer is None]
+    outside = [key for key, place in places.items() if place.is_bottleneck and place.layer is None]
     if not remaining or outside:
         raise ValueError(
             "A pruned adapter needs at least one bottleneck, and all of them in layers; without the layers "
@@ -113,8 +113,8 @@ def prune(
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
     # A shared bottleneck may have another owner now, and thus another key in the state dict.
     for module in model.modules():
-        if isinstance(module, HoulsbyLayer) and (bottleneck := module.bottleneck(adapter_name)) is not None:
-            bottleneck.load_state_dict(module.bottleneck(source).state_dict())  # type: ignore[union-attr]
+        if isinstance(module, HoulsbyLayer) and adapter_name in module.houlsby_adapter:
+            module.houlsby_adapter[adapter_name].load_state_dict(module.bottleneck(source).state_dict())  # type: ignore[union-attr]
 
 
 def _houlsby_configs(base: nn.Module) -> dict[str, HoulsbyConfig]:
@@ -131,7 +131,7 @@ def _as_indices(layers: Iterable[int]) -> set[int]:
 
 
 def _adapted_layers(places: dict[str, Place]) -> set[int]:
-    return {place.layer for place in places.values() if place.layer is not None and not place.is_norm}
+    return {place.layer for place in places.values() if place.layer is not None and place.is_bottleneck}
 
 
 def _select_layers(places: dict[str, Place], layers: set[int]) -> dict[str, Place]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
@@ -10,11 +12,15 @@ from transformers.activations import ACT2FN
 # Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard deviation.
 PAPER_INIT_STD = 1e-2
 
+# The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.
+KINDS = ("houlsby", "pfeiffer", "parallel")
+
 
 class Bottleneck(nn.Module):
     """Two projections around a non-linearity, added to their input: `h + up_proj(act(down_proj(h)))`.
 
     Houlsby et al. 2019, section 2.1 and figure 2. With width d and bottleneck size r it has 2rd + d + r parameters.
+    Other kinds of adapters read something else and add to the same output of the sub-layer.
 
     Args:
         width: The size d of the last dimension of the hidden states.
@@ -26,6 +32,9 @@ class Bottleneck(nn.Module):
             as the exact identity; `down_proj` then uses 1e-2, because two zero projections receive no gradient.
         init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for linear layers, which
             is far from the identity.
+        kind: One of `KINDS`: what `read` is in a model.
+        scaling: Factor on the branch. "learned": a parameter of the shape (1,); "channel": one of the shape (d,); both
+            start at 1.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
@@ -40,38 +49,62 @@ class Bottleneck(nn.Module):
         dropout: float = 0.0,
         init_std: float = PAPER_INIT_STD,
         init_weights: bool = True,
+        kind: str = "houlsby",
+        scaling: float | Literal["learned", "channel"] = 1.0,
     ) -> None:
         super().__init__()
+        self.kind = kind
         self.down_proj = nn.Linear(width, r)
         self.activation_name = activation
         self.activation: nn.Module = ACT2FN[activation]
         self.up_proj = nn.Linear(r, width)
         self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
+        sizes = {"learned": 1, "channel": width}
+        self.scaling = nn.Parameter(torch.ones(sizes[scaling])) if isinstance(scaling, str) else float(scaling)
         if init_weights:
             self.reset_parameters(init_std)
 
     def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
-        """Initialize both projections again from the truncated normal distribution, and set the biases to zero."""
-        _truncated_normal_(self.down_proj.weight, init_std or PAPER_INIT_STD)
-        _truncated_normal_(self.up_proj.weight, init_std)
-        nn.init.zeros_(self.down_proj.bias)
-        nn.init.zeros_(self.up_proj.bias)
+        """Initialize the projections again from the truncated normal distribution, zero biases, scaling with 1."""
+        reset_projections(self.down_proj, self.up_proj, init_std)
+        if isinstance(self.scaling, nn.Parameter):
+            nn.init.ones_(self.scaling)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        # The weights may be float32 on a base in half precision. A shared bottleneck may serve layers on several
-        # devices; accelerate brings in weights that are on the meta device when the module is called.
-        weight = self.down_proj.weight
-        if isinstance(weight, torch.Tensor):
-            own = hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
-        else:  # a method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32
-            own = hidden.float()
-        branch = self.branch(own)
+    def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
+        """Add the branch to the hidden states.
+
+        Args:
+            hidden: Hidden states.
+            read: What the branch is computed from, of the same shape. None: the hidden states.
+        """
+        branch = self.branch(to_weight(hidden if read is None else read, self.down_proj.weight))
         return hidden + branch.to(hidden)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `up_proj(act(down_proj(hidden)))`, without the skip connection. Variants override this method."""
+        """Return `scaling * up_proj(act(down_proj(hidden)))`, without the skip connection. Variants override this."""
         branch: torch.Tensor = self.dropout(self.up_proj(self.activation(self.down_proj(hidden))))
-        return branch
+        return branch if isinstance(self.scaling, float) and self.scaling == 1 else branch * self.scaling
+
+
+def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+    """Move hidden states to the device and the dtype of a weight.
+
+    The weights may be float32 on a base in half precision. A shared module may serve layers on several devices;
+    accelerate brings in weights that are on the meta device when the module is called.
+    """
+    if not isinstance(weight, torch.Tensor):
+        return (
+            hidden.float()
+        )  # a method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32
+    return hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
+
+
+def reset_projections(down: nn.Linear, up: nn.Linear, init_std: float) -> None:
+    """Initialize two projections as `Bottleneck` says."""
+    _truncated_normal_(down.weight, init_std or PAPER_INIT_STD)
+    _truncated_normal_(up.weight, init_std)
+    nn.init.zeros_(down.bias)
+    nn.init.zeros_(up.bias)
 
 
 def _truncated_normal_(weight: torch.Tensor, std: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
-from .bottleneck import PAPER_INIT_STD
+from .bottleneck import KINDS, PAPER_INIT_STD
 from .checkpoints.downloads import describe_damage_in_cache, find_repo
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import find_weights, refuse_pickle
@@ -30,7 +31,8 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 # The fields that decide which bottlenecks and norms an adapter has, and what they compute.
 SHAPE_FIELDS = (
     "r", "activation", "share_layers", "train_layer_norm", "positions", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "rank_pattern",
+    "layers_to_transform", "layers_pattern", "rank_pattern", "kind", "scaling", "invertible",
+    "invertible_reduction_factor",
 )  # fmt: skip
 # The names of heads that PEFT's model classes always add to `modules_to_save`, by task type.
 HEADS_OF_PEFT = {
@@ -59,7 +61,8 @@ class HoulsbyConfig(PeftConfig):
         init_weights: Whether to initialize the bottlenecks as the paper does. False leaves them far from the
             identity; it is meant for tests.
         positions: Sub-layers that get a bottleneck: "attention", "feed_forward" and, in encoder-decoders,
-            "cross_attention".
+            "cross_attention". None: attention and feed-forward for the kind "houlsby" (the paper), feed-forward for
+            the others, as they were published.
         target_modules: Modules whose output gets a bottleneck, as a list of name suffixes or a regular expression.
             None: the known or inferred places of the architecture, selected by `positions`.
         exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name suffixes, which exclude
@@ -71,6 +74,15 @@ class HoulsbyConfig(PeftConfig):
             below it, is detected and trained automatically; an empty list prevents that.
         trainable_token_indices: Tokens whose embeddings are trained and saved, as a list, or as a dict from names of
             embedding modules to lists. See PEFT's `LoraConfig`.
+        kind: What the bottleneck reads; each kind adds its branch to the output h of the sub-layer, before the skip
+            connection with its residual input x. "houlsby": h. "pfeiffer": LN(h + x) or, in models that normalize
+            before a sub-layer, h + x (Pfeiffer et al. 2021). "parallel": x (He et al. 2022).
+        scaling: Factor on the bottleneck's branch: a number, "learned" for a trained one, or "channel" for a trained
+            one per channel. He et al. 2022 use 4 with parallel adapters.
+        invertible: "nice": add an invertible module after the embeddings, and its inverse before the output embedding
+            of a language model head (MAD-X, Pfeiffer et al. 2020). None: add none.
+        invertible_reduction_factor: By how much the layers inside the invertible module are narrower than their
+            inputs, which have half of the embeddings' width.
         id2label: Names of the classes by number, from 0 on. The adapter then has a head of its own with that many
             outputs, whatever the base model's head predicts. None: the head and the labels of the base model.
         problem_type: "regression", "single_label_classification" or "multi_label_classification", as in
@@ -94,7 +106,8 @@ class HoulsbyConfig(PeftConfig):
     init_std: float = PAPER_INIT_STD
     train_layer_norm: bool | Literal["all"] = True
     init_weights: bool = True
-    positions: tuple[str, ...] = ("attention", "feed_forward")
+    # Never None after initialization.
+    positions: tuple[str, ...] = None  # type: ignore[assignment]
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
@@ -102,6 +115,10 @@ class HoulsbyConfig(PeftConfig):
     rank_pattern: dict[str, int] = field(default_factory=dict)
     modules_to_save: list[str] | None = None
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    kind: Literal["houlsby", "pfeiffer", "parallel"] = "houlsby"
+    scaling: float | Literal["learned", "channel"] = 1.0
+    invertible: Literal["nice"] | None = None
+    invertible_reduction_factor: float = 2.0
     id2label: dict[int, str] | None = None
     problem_type: str | None = None
     two_layer_head: bool = False
@@ -116,6 +133,8 @@ class HoulsbyConfig(PeftConfig):
         self.peft_type = houlsby_peft_type()
         # JSON has no tuples and only text as keys, and a single name is often written bare.
         names: Any = self.positions
+        if names is None:
+            names = ("attention", "feed_forward") if self.kind == "houlsby" else ("feed_forward",)
         self.positions = tuple(names) if isinstance(names, (list, tuple, set)) else (names,)
         self.rank_pattern = {} if self.rank_pattern is None else copy.copy(self.rank_pattern)
         for name in ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"):
@@ -379,6 +398,29 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
         "a list of different tokens of the model, or a dict from names of embedding modules to such lists",
         "For example [100, 101]",
     ),
+    "kind": (
+        lambda kind: isinstance(kind, str) and kind in KINDS,
+        f"one of {KINDS}",
+        "The paper's adapters are 'houlsby'",
+    ),
+    "scaling": (
+        lambda value: (
+            (_is_number(value) and 0 < abs(value) < 1e6)
+            or (isinstance(value, str) and value in ("learned", "channel"))
+        ),
+        "a number other than 0 and below a million, 'learned' or 'channel'",
+        "The paper uses 1; 'learned' and 'channel' start at 1",
+    ),
+    "invertible": (
+        lambda value: value is None or (isinstance(value, str) and value == "nice"),
+        "'nice' or None",
+        "None leaves the embeddings as they are",
+    ),
+    "invertible_reduction_factor": (
+        lambda value: _is_number(value) and 0.25 <= value < math.inf,
+        "a number of at least 0.25",
+        "MAD-X uses 2",
+    ),
     "id2label": (
         _are_labels,
         "a dict from every number from 0 on to a name",
@@ -410,6 +452,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
 }
 # What fields must be together: the field to name, the check, the rule (a format string), and what to do.
 _JOINT_RULES: tuple[tuple[str, Callable[[HoulsbyConfig], bool], str, str], ...] = (
+    (
+        "target_modules",
+        lambda c: c.kind == "houlsby" or c.target_modules is None,
+        "None for adapters that read the input of a sub-layer, which only the table of architectures tells (here "
+        "kind={0.kind!r})",
+        "Select sub-layers with positions, layers_to_transform and exclude_modules",
+    ),
     (
         "rank_pattern",
         lambda c: not (c.rank_pattern and c.share_layers),

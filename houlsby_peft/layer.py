@@ -14,6 +14,7 @@ from torch import nn
 
 from .bottleneck import Bottleneck
 from .offloading import copy_of, device_of, dtype_of
+from .skip import Read, SkipConnection
 
 
 NO_MERGE = (
@@ -34,7 +35,7 @@ _SIZE_ATTRIBUTES = [
 class Batch(Protocol):
     """A batch whose rows have different adapters, as layers and heads use it; `batching.MixedBatch` is one."""
 
-    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
         """Apply to each row its adapter's bottleneck."""
         ...
 
@@ -106,6 +107,8 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         self.heads: list[AuxiliaryTrainingWrapper] = []
         # The layers that a forward pass may leave out although it calls this one; see `_reach_optional`.
         self.optional: list[HoulsbyTunerLayer] = []
+        # The layers with bottlenecks that may read what enters this one; see `SkipConnection`.
+        self.readers: list[HoulsbyLayer] = []
         self._disable_adapters = False
         self._active_adapter: list[str] = []
         self.merged_adapters: list[str] = []
@@ -136,6 +139,13 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     def unmerge(self) -> None:
         """Warn that there is nothing to do, as every PEFT layer that is not merged does."""
         warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+
+    def _tell_readers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Give what enters this module to the layers whose bottlenecks may read it."""
+        hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        for layer in self.readers:
+            if layer.skip is not None and not layer.disable_adapters:
+                layer.skip.enter(hidden)
 
     def _reach_optional(self, hidden: torch.Tensor) -> torch.Tensor:
         """Give the active adapters' weights in optional layers a gradient of zero, to which theirs is added.
@@ -184,6 +194,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     Houlsby et al. 2019, figure 2 (left). Active adapters are stacked in the order given. An adapter without a
     bottleneck here leaves the output unchanged. If the wrapped module returns a tuple, its first element is adapted.
+    Adapters of every kind add to this output; those that read something else need the layer's `SkipConnection`.
 
     One layer owns a shared bottleneck and registers it; the other layers of its group refer to the owner. The
     bottleneck is thus saved, counted and optimized once.
@@ -212,8 +223,10 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that the bottleneck is
         # registered only once in the model.
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
+        # Only where an adapter has needed it.
+        self.skip: SkipConnection | None = None
 
-    def update_layer(self, adapter_name: str, bottleneck: Bottleneck) -> None:
+    def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
         """Give an adapter a bottleneck that this layer owns; an existing one of this name is replaced."""
         self.houlsby_owner.pop(adapter_name, None)
         self.houlsby_adapter[adapter_name] = bottleneck
@@ -229,7 +242,30 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         owner = self.houlsby_owner.get(adapter_name, self)
         return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None  # type: ignore[return-value]
 
+    def run_bottleneck(self, adapter_name: str, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
+        """Apply the bottleneck that an adapter has here, if it has one.
+
+        Args:
+            adapter_name: The adapter.
+            hidden: Hidden states of the shape `(..., width)`.
+            read: Returns what bottlenecks of a kind read. None: all of them read the hidden states.
+        """
+        bottleneck: Any = self.bottleneck(adapter_name)
+        if bottleneck is not None and read is not None:
+            hidden = bottleneck(hidden, read(bottleneck.kind, hidden))
+        elif bottleneck is not None:
+            hidden = bottleneck(hidden)
+        return hidden
+
+    @property
+    def applied_adapters(self) -> list[str]:
+        """The adapters that an ordinary forward pass applies here, in their order."""
+        names: list[str] = self.active_adapters
+        return names
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.readers:
+            self._tell_readers(args, kwargs)
         result = self.base_layer(*args, **kwargs)
         if self.disable_adapters:
             return result
@@ -240,14 +276,13 @@ class HoulsbyLayer(HoulsbyTunerLayer):
     def _adapt(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.channel_dim != -1:
             hidden = hidden.movedim(self.channel_dim, -1)
+        read = None if self.skip is None else self.skip.leave()
         batch = self.mixed_batch
         if batch is not None:
-            hidden = batch.adapt(self, hidden)
+            hidden = batch.adapt(self, hidden, read)
         else:
-            for name in self.active_adapters:
-                bottleneck = self.bottleneck(name)
-                if bottleneck is not None:
-                    hidden = bottleneck(hidden)
+            for name in self.applied_adapters:
+                hidden = self.run_bottleneck(name, hidden, read)
             hidden = self._reach_optional(hidden)
         return hidden if self.channel_dim == -1 else hidden.movedim(-1, self.channel_dim)
 
@@ -277,6 +312,8 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.readers:
+            self._tell_readers(args, kwargs)
         if self.disable_adapters:
             return self.base_layer(*args, **kwargs)
         batch = self.mixed_batch

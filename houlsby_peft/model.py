@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -15,7 +15,9 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
 from torch import nn
 
-from .averaging import average, check_alike, check_average
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+from .averaging import average, check_alike, check_average, find_joined_options, join
 from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
@@ -24,8 +26,10 @@ from .heads.tasks import label_facts, name_classes
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
+from .placement.places import Place, is_norm
 from .placement.plan import Plan, check_name
 from .registration import PREFIX
+from .skip import SkipConnection
 
 
 # The attribute of a base model that undoes the addition of an adapter whose weights are yet to be checked.
@@ -103,6 +107,13 @@ class HoulsbyModel(BaseTuner):
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             add_heads(model, plan.heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+            # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
+            with init_empty_weights() if low_cpu_mem_usage else nullcontext():
+                # The owner first: some models, such as XLM-R's, hold the output embedding before the embeddings.
+                for key in sorted(plan.ends, key=lambda key: plan.owners[key] != key):
+                    parent, _, name = key.rpartition(".")
+                    parts = (model.get_submodule(key), name, model.get_submodule(parent))
+                    self._create_and_replace(config, adapter_name, *parts, key)
         except Exception:
             restore()
             raise
@@ -156,9 +167,32 @@ class HoulsbyModel(BaseTuner):
             layer.update_layer(adapter_name, plan.new_bottleneck(place))
         elif isinstance(layer, HoulsbyLayer):
             layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
+        if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
+            self._connect_skip(layer, place)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
+
+    def _connect_skip(self, layer: HoulsbyLayer, place: Place) -> None:
+        """Let the bottlenecks of a layer read the residual input of their sub-layer, and the norm after the sum."""
+        assert place.entry is not None
+        if place.norm is None:
+            layer.skip = SkipConnection()
+        else:
+            parent, _, name = place.norm.rpartition(".")
+            layer.skip = SkipConnection(self.model.get_submodule(parent), name)
+        entry = self.model.get_submodule(place.entry)
+        if not isinstance(entry, HoulsbyTunerLayer):
+            parent, _, name = place.entry.rpartition(".")
+            target = entry
+            entry = (
+                HoulsbyLayerNorm(target, self._batches)
+                if is_norm(target)
+                else HoulsbyLayer(target, batches=self._batches)
+            )
+            entry.set_adapter(self.active_adapters)
+            self._replace_module(self.model.get_submodule(parent), name, entry, target)
+        entry.readers.append(layer)
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
@@ -207,36 +241,52 @@ class HoulsbyModel(BaseTuner):
         super().delete_adapter(adapter_name)
         self.model.houlsby_records.pop(adapter_name, None)
 
-    def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
-        """Add an adapter whose weights are a linear combination of other adapters' weights.
+    def add_weighted_adapter(
+        self, adapters: list[str], weights: list[float], adapter_name: str, combination_type: str = "linear"
+    ) -> None:
+        """Add an adapter that combines other adapters. It is not active yet.
 
-        The combination covers everything that adapters train: bottlenecks, norms and heads. It makes little sense for
-        heads of different tasks. It is not the combination of the adapters' outputs, which are not linear in their
-        weights. The new adapter is not active yet.
+        - "linear": its weights are a linear combination of the others' weights: of bottlenecks, norms and heads. It is
+          not the combination of the adapters' outputs, which are not linear in their weights.
+        - "cat": its bottlenecks are the others' side by side, whose sizes add up. For the same input, each bottleneck
+          adds exactly the weighted sum of what the others add. Not exact are the norms and the heads, which are
+          weighted means, and therefore what reaches the next layer where they are trained.
+
+        Combining heads of different tasks makes little sense.
 
         Args:
-            adapters: Names of adapters with the same shapes.
+            adapters: Names of adapters with the same shapes; with "cat", with bottlenecks of any size and sharing.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
+            combination_type: "linear" or "cat".
 
         Raises:
-            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, or their
-                combination is not finite.
+            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, their
+                combination is not finite, or the type of combination is unknown.
         """
+        if combination_type not in ("linear", "cat"):
+            raise ValueError(f"combination_type must be 'linear' or 'cat'; got {combination_type!r}.")
         if adapter_name in self.peft_config:
             raise ValueError(
                 f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}."
             )
         if len(adapters) != len(weights):
             raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
-        check_alike(self.model, self._own_adapters, adapters)
-        check_average(self.model, adapters, weights)
+        changes: dict[str, Any] = {}
+        if combination_type == "cat":
+            changes = find_joined_options(self.model, self._own_adapters, adapters, weights)
+        else:
+            check_alike(self.model, self._own_adapters, adapters)
+            check_average(self.model, adapters, weights)
         with _restore_configs(self.peft_config):
             first = replace(self._own_adapters[adapters[0]])
             first.record = self.model.houlsby_records[adapters[0]]
-            self.peft_config[adapter_name] = first.derived()
+            self.peft_config[adapter_name] = first.derived(**changes)
             self.inject_adapter(self.model, adapter_name)
-        average(self.model, adapters, weights, adapter_name)
+        if combination_type == "cat":
+            join(self.model, self._own_adapters[adapters[0]], adapters, weights, adapter_name)
+        else:
+            average(self.model, adapters, weights, adapter_name)
 
     @classmethod
     def _get_adapter_state_dict(  # type: ignore[override]
@@ -334,6 +384,7 @@ def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
         for name in (*module.adapter_layer_names, *module.other_param_names)
     ]
     is_new = not any(adapter_name in container for container in containers)
+    layers = {module: (list(module.readers), getattr(module, "skip", None)) for module in _tuner_layers(model)}
 
     def restore() -> None:
         for key, module in modules.items():
@@ -344,6 +395,10 @@ def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
         for container in containers:
             if is_new and adapter_name in container:
                 del container[adapter_name]
+        for layer, (readers, skip) in layers.items():
+            layer.readers = readers
+            if isinstance(layer, HoulsbyLayer):
+                layer.skip = skip
         for weight, requires_grad in training:
             weight.requires_grad_(requires_grad)
         if is_new:

@@ -6,7 +6,7 @@ inference only: PEFT refuses `adapter_names` in training mode, and no gradient r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from ..bottleneck import Bottleneck
 from ..heads.wrapper import HoulsbyHead
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm
+from ..skip import Read
 from .rows import Rows, first_tensor, select_rows
 
 
@@ -43,24 +44,24 @@ class MixedBatch:
         # By layer, for one shape and device: its groups of bottlenecks, or the weights of its norms.
         self._built: dict[nn.Module, tuple[object, Any]] = {}
         # The same groups by their bottlenecks, for layers that share these.
-        self._shared: dict[object, list[_Group]] = {}
+        self._shared: dict[object, list[_Group | _Variant]] = {}
         self._replaced: dict[nn.Module, tuple[object, Any]] = {}
         if previous is not None:
             previous._shared.clear()
             self._replaced = previous._built
 
-    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
         """Apply to each row the bottleneck that its adapter has in a layer.
 
         Args:
             layer: The layer.
             hidden: Hidden states of the shape `(rows, ..., width)`.
+            read: Returns what bottlenecks of a kind read. None: all of them read the hidden states.
         """
         if self.only_name is not None:
-            bottleneck = layer.bottleneck(self.only_name)
-            return hidden if bottleneck is None else bottleneck(hidden)
+            return layer.run_bottleneck(self.only_name, hidden, read)
 
-        def build() -> list[_Group]:
+        def build() -> list[_Group | _Variant]:
             found = {name: layer.bottleneck(name) for name in dict.fromkeys(self.names)}
             used = {name: bottleneck for name, bottleneck in found.items() if bottleneck is not None}
             if not used:
@@ -73,7 +74,7 @@ class MixedBatch:
 
         result = hidden
         for group in self._build_once(layer, hidden, build):
-            result = group.adapt(hidden, result)
+            result = group.adapt(hidden, result, read)
         return result
 
     def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
@@ -204,52 +205,92 @@ def wrong_length_message(names: int, rows: int) -> str:
     )
 
 
+class _Variant:
+    """A bottleneck that may compute anything, so that it is called on its rows instead of being stacked."""
+
+    def __init__(self, bottleneck: Any, rows: list[int], in_order: bool, device: torch.device) -> None:
+        self.bottleneck = bottleneck
+        self.rows = _index(rows, in_order, device)
+
+    def adapt(self, hidden: torch.Tensor, result: torch.Tensor, read: Read | None) -> torch.Tensor:
+        """Return `result` with this bottleneck's rows replaced by their adapted `hidden` states."""
+        own = _take(hidden, self.rows)
+        if read is None:
+            return _put(self.bottleneck(own), result, self.rows)
+        return _put(self.bottleneck(own, _take(read(self.bottleneck.kind, hidden), self.rows)), result, self.rows)
+
+
 class _Group:
     """Stacked bottlenecks of equal shape, and their rows: equally many for each, in the order of the bottlenecks."""
 
     def __init__(self, bottlenecks: list[Bottleneck], rows: list[int], in_order: bool, device: torch.device) -> None:
-        # None: the group is the whole batch in its order, so that no rows need to be gathered.
-        self.rows = None if in_order else torch.tensor(rows, device=device)
-        # A bottleneck that cannot be stacked is called on its rows.
-        self.variant = None if _can_be_stacked(bottlenecks[0]) else bottlenecks[0]
-        if self.variant is None:
-            self.activation = bottlenecks[0].activation
-            self.down, self.down_bias = _stack_linear(bottleneck.down_proj for bottleneck in bottlenecks)
-            self.up, self.up_bias = _stack_linear(bottleneck.up_proj for bottleneck in bottlenecks)
+        self.activation = bottlenecks[0].activation
+        self.down, self.down_bias = _stack_linear([bottleneck.down_proj for bottleneck in bottlenecks])
+        self.up, self.up_bias = _stack_linear([bottleneck.up_proj for bottleneck in bottlenecks])
+        if any(isinstance(bottleneck.scaling, nn.Parameter) or bottleneck.scaling != 1 for bottleneck in bottlenecks):
+            factors = torch.stack(
+                [bottleneck.scaling * torch.ones_like(bottleneck.up_proj.bias) for bottleneck in bottlenecks]
+            )
+            self.up, self.up_bias = self.up * factors.unsqueeze(1), self.up_bias * factors.unsqueeze(1)
+        self.rows = _index(rows, in_order, device)
+        # The rows of each kind, of which those of one kind follow each other.
+        kinds = [bottleneck.kind for bottleneck in bottlenecks for _ in range(len(rows) // len(bottlenecks))]
+        self.rows_of_kind = {
+            kind: _index(
+                [row for row, other in zip(rows, kinds, strict=True) if other == kind],
+                in_order and len(set(kinds)) == 1,
+                device,
+            )
+            for kind in dict.fromkeys(kinds)
+        }
 
-    def adapt(self, hidden: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    def adapt(self, hidden: torch.Tensor, result: torch.Tensor, read: Read | None) -> torch.Tensor:
         """Return `result` with this group's rows replaced by their adapted `hidden` states."""
-        own = hidden if self.rows is None else hidden.index_select(0, self.rows)
-        if self.variant is not None:
-            adapted = self.variant(own)
-            return adapted if self.rows is None else result.index_copy(0, self.rows, adapted)
-        stacked = own.to(self.down).reshape(self.down.shape[0], -1, hidden.shape[-1])
+        own = inputs = _take(hidden, self.rows)
+        if read is not None:
+            parts = [_take(read(kind, hidden), rows) for kind, rows in self.rows_of_kind.items()]
+            inputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        stacked = inputs.to(self.down).reshape(self.down.shape[0], -1, hidden.shape[-1])
         branch: torch.Tensor = self.activation(torch.baddbmm(self.down_bias, stacked, self.down))
         branch = torch.baddbmm(self.up_bias, branch, self.up).reshape(own.shape)
-        adapted = own + branch.to(hidden)
-        return adapted if self.rows is None else result.index_copy(0, self.rows, adapted)
+        return _put(own + branch.to(hidden), result, self.rows)
+
+
+def _index(rows: list[int], in_order: bool, device: torch.device) -> torch.Tensor | None:
+    """Return the rows to gather; None for the whole batch in its order, which needs no gathering."""
+    return None if in_order else torch.tensor(rows, device=device)
+
+
+def _take(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return hidden if rows is None else hidden.index_select(0, rows)
+
+
+def _put(adapted: torch.Tensor, result: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    return adapted if rows is None else result.index_copy(0, rows, adapted)
 
 
 # Stacked weights must not be inference tensors, which cannot be used again where gradients are recorded.
 @torch.inference_mode(False)
 @torch.no_grad()
-def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch.device) -> list[_Group]:
-    """Stack bottlenecks of the same size, activation and dtype that have about as many rows."""
+def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch.device) -> list[_Group | _Variant]:
+    """Stack bottlenecks of the same size, activation and dtype that have about as many rows, of whichever kinds."""
     rows: dict[str, list[int]] = {name: [] for name in used}
     for row, name in enumerate(names):
         if name in rows:
             rows[name].append(row)
+    result: list[_Group | _Variant] = []
     groups: dict[object, list[str]] = {}
     for name, bottleneck in used.items():
-        key: object = name
-        # An activation with its own weights cannot be shared.
-        if _can_be_stacked(bottleneck) and not any(True for _ in bottleneck.activation.parameters()):
-            weight = bottleneck.down_proj.weight
-            # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
-            key = (weight.shape, weight.dtype, bottleneck.activation_name, len(rows[name]).bit_length())
+        if not _can_be_stacked(bottleneck):
+            result.append(_Variant(bottleneck, rows[name], rows[name] == list(range(len(names))), device))
+            continue
+        weight = bottleneck.down_proj.weight
+        # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
+        key = (weight.shape, weight.dtype, bottleneck.activation_name, len(rows[name]).bit_length())
         groups.setdefault(key, []).append(name)
-    result = []
     for members in groups.values():
+        kinds = list(dict.fromkeys(used[name].kind for name in members))
+        members.sort(key=lambda name: kinds.index(used[name].kind))
         most = max(len(rows[name]) for name in members)
         # Padding repeats a row, which is computed and written back twice with the same result.
         order = [row for name in members for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
@@ -258,12 +299,16 @@ def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch
 
 
 def _can_be_stacked(bottleneck: Bottleneck) -> bool:
-    """Return whether a bottleneck computes what `Bottleneck` does, from plain tensors; quantized weights are none."""
+    """Return whether a bottleneck computes what `Bottleneck` does, from plain tensors; quantized weights are none.
+
+    An activation with its own weights cannot be part of a stack either.
+    """
     weights = (getattr(layer.weight, "data", None) for layer in (bottleneck.down_proj, bottleneck.up_proj))
-    return type(bottleneck) is Bottleneck and all(type(weight) is torch.Tensor for weight in weights)
+    is_plain = type(bottleneck) is Bottleneck and all(type(weight) is torch.Tensor for weight in weights)
+    return is_plain and not any(True for _ in bottleneck.activation.parameters())
 
 
-def _stack_linear(layers: Iterable[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:
+def _stack_linear(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:
     # Transposed in memory, which a batched product reads up to a fifth faster than a transposed view.
     weights, biases = zip(*((layer.weight.t(), layer.bias) for layer in layers), strict=True)
     return torch.stack(weights), torch.stack(biases).unsqueeze(1)

@@ -26,6 +26,7 @@ from transformers.utils.generic import ModelOutput
 from ..errors import AdapterError
 from ..heads.wrapper import HoulsbyHead
 from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
+from ..skip import Read
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
@@ -180,7 +181,7 @@ class Trial:
         # By list of layers: what enters it, and the modules that were reached before.
         self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
 
-    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor) -> torch.Tensor:
+    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
         self.record(layer, hidden)
         return hidden.roll(1, -1) if layer in self.disturbed else hidden
 

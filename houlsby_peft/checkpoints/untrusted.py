@@ -57,7 +57,7 @@ def read_config(folder: Path) -> HoulsbyConfig:
         AdapterError: There is none, it is not that of a Houlsby adapter, or a value breaks its rule.
     """
     path = folder / CONFIG_NAME
-    fields = _read_json(path)
+    fields = read_json(path)
     if fields.get("peft_type") != "HOULSBY":
         raise AdapterError(f"{path} must have peft_type 'HOULSBY'; {_other_method(fields)}")
     _check_types(path, fields)
@@ -103,7 +103,12 @@ def missing_weights(where: object, names: Iterable[str]) -> str:
     return missing_message(where)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a configuration: one JSON object of limited size.
+
+    Raises:
+        AdapterError: The file does not exist, is too large or holds anything else.
+    """
     if not path.is_file():
         is_model = (path.parent / "config.json").exists()
         remedy = "It looks like a whole model: load it with transformers." if is_model else "Check the name."

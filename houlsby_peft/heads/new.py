@@ -38,14 +38,40 @@ class TwoLayerHead(nn.Module):
         return self.out_proj(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
+class _HiddenLayer(nn.Module):
+    """The first half of a `TwoLayerHead` where a ReLU follows: `tanh(dense(x)) + 1`, which no ReLU changes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.dense(inputs).tanh()
+        return hidden + 1
+
+
+class _OutputLayer(nn.Module):
+    """The second half: `out_proj(x - 1)`."""
+
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.out_proj = nn.Linear(width, outputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(inputs - 1)  # type: ignore[no-any-return]
+
+
 def has_two_layer_head(model: nn.Module) -> bool:
     """Return whether the head of a base model has been replaced by a `TwoLayerHead`."""
     heads = (child.original_module if isinstance(child, HoulsbyHead) else child for child in model.children())
-    return any(isinstance(head, TwoLayerHead) for head in heads)
+    return any(isinstance(head, (TwoLayerHead, _HiddenLayer)) for head in heads)
 
 
 def put_two_layer_head(model: PreTrainedModel) -> None:
     """Replace the linear head of a model by a newly initialized `TwoLayerHead`.
+
+    DistilBERT's head has a hidden layer with a ReLU between two modules. Both are replaced, so that they compute what
+    a `TwoLayerHead` computes.
 
     An adapter needs no such change of the base model: `HoulsbyConfig(two_layer_head=True)` gives it the head for
     itself. A model that already has a two-layer head is left unchanged.
@@ -58,6 +84,9 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
     if has_two_layer_head(model):
         return
     heads = {name: model.get_submodule(name) for name in find_head(model, ())}
+    if list(heads) == ["pre_classifier", "classifier"] and model.config.model_type == "distilbert":
+        _put_halves(model, *heads.values())  # type: ignore[arg-type]
+        return
     linear = [(name, head) for name, head in heads.items() if isinstance(head, nn.Linear)]
     if len(heads) != 1 or len(linear) != 1:
         found = ", ".join(f"{name} ({type(head).__name__})" for name, head in heads.items())
@@ -72,6 +101,18 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
     if not old.weight.is_meta:
         head.apply(model._init_weights)
     setattr(model, name, head.train(old.training))
+
+
+def _put_halves(model: PreTrainedModel, hidden: nn.Linear, output: nn.Linear) -> None:
+    halves = {
+        "pre_classifier": (hidden, _HiddenLayer(hidden.in_features)),
+        "classifier": (output, _OutputLayer(output.in_features, output.out_features)),
+    }
+    for name, (old, new) in halves.items():
+        new.to(old.weight.device, old.weight.dtype)
+        if not old.weight.is_meta:
+            new.apply(model._init_weights)
+        setattr(model, name, new.train(old.training))
 
 
 def needs_two_layer_head(model: nn.Module, config: HoulsbyConfig) -> bool:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch import nn
 
+from ..bottleneck import KINDS
 from ..config import POSITIONS, HoulsbyConfig
 from ..errors import check_kind
 from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
@@ -94,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--r", type=int, default=defaults.r)
     parser.add_argument("--share_layers", type=int, default=defaults.share_layers)
     parser.add_argument("--train_layer_norm", choices=("true", "false", "all"), default="true")
-    parser.add_argument("--positions", nargs="+", default=defaults.positions, metavar="POSITION")
+    parser.add_argument("--kind", choices=KINDS, default=defaults.kind)
+    parser.add_argument("--invertible", choices=("nice",))
+    parser.add_argument("--positions", nargs="+", metavar="POSITION")
     parser.add_argument("--target_modules", nargs="+", metavar="NAME")
     parser.add_argument("--layers_to_transform", nargs="+", type=int, metavar="INDEX")
     options = vars(parser.parse_args(arguments))
@@ -127,9 +130,12 @@ def _sizes(model: nn.Module, plan: Plan) -> list[tuple[str, ...]]:
     """Return what trains, with numbers of parameters. A place on a tuner layer counts as the module that it wraps."""
     with torch.device("meta"):
         owned = [plan.new_bottleneck(place) for key, place in plan.bottlenecks.items() if plan.owners[key] == key]
+        couplings = [plan.new_bottleneck(place) for key, place in plan.ends.items() if plan.owners[key] == key]
     norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
     bottlenecks = f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={plan.config.r})"
     rows = [(bottlenecks, _size(owned)), (f"{len(norms)} norms", _size(norms))]
+    if couplings:
+        rows.append((f"invertible module ({plan.config.invertible})", _size(couplings)))
     rows += [(f"module to save: {key}", _size([own or model.get_submodule(key)])) for key, own in plan.heads.items()]
     total, base = sum(size for _, size in rows), _size([model])
     rows.append((f"trainable ({total / base:.2%} of the base model's {base:,})", total))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -18,11 +18,14 @@ from ..heads.find import find_head
 from ..layer import base_modules, is_inside
 from .architectures import ARCHITECTURES, UNSUPPORTED, Stack, SubLayer
 from .inference import Unknown, find_attentions, fold_indices, infer_layers, log_inferred, log_once
+from .skips import EMBEDDINGS, SKIPS
 
 
 _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
 # A decoder calls its cross-attention only with encoder states, a Q-Former this feed-forward only with queries.
 _LEFT_OUT = re.compile(r"cross|enc_?dec|encoder_att|^output_query$", re.IGNORECASE)
+# The ends of the model, where an invertible adapter has its module and the inverse.
+_ENDS = ("embeddings", "output_embedding")
 _FOLDED_INDICES = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
@@ -33,10 +36,14 @@ class Place:
     Args:
         key: The module's name in the model.
         position: "attention", "feed_forward" or "cross_attention" for a bottleneck on the output of that sub-layer,
-            "custom" for one that `target_modules` asks for, "norm" for a trained norm.
+            "custom" for one that `target_modules` asks for, "norm" for a trained norm; "embeddings" for an invertible
+            module, "output_embedding" for its inverse.
         stack: Name of the list of layers that contains the module; "" outside any list.
         layer: Index in that list; None outside any list.
         projection: Name of the module whose weights determine width, device and dtype.
+        entry: Name of the module whose input is the residual input of the sub-layer. None: no bottleneck reads it.
+        norm: Name of the norm of the sum of the sub-layer's output and its residual input, if a bottleneck may read it
+            and the model has one.
     """
 
     key: str
@@ -44,11 +51,29 @@ class Place:
     stack: str
     layer: int | None
     projection: str
+    entry: str | None = None
+    norm: str | None = None
 
     @property
     def is_norm(self) -> bool:
         """Whether the module is a trained norm."""
         return self.position == "norm"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the module is followed by an invertible one, or preceded by the inverse."""
+        return self.position in _ENDS
+
+    @property
+    def is_bottleneck(self) -> bool:
+        """Whether the module gets a bottleneck."""
+        return not self.is_norm and not self.is_end
+
+    @property
+    def modules(self) -> list[str]:
+        """The names of all modules that the place consists of."""
+        names = (self.key, self.projection, self.entry, self.norm)
+        return [name for name in names if name is not None]
 
     def relative(self, name: str) -> str:
         """Return the name of a module of this layer without the layer's name; outside any list, the name itself."""
@@ -61,7 +86,7 @@ class Place:
 
 
 def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
-    """Return the places of all bottlenecks and trained norms, by module name, in the model's order.
+    """Return the places of bottlenecks, trained norms and invertible modules, by module name, in the model's order.
 
     The places of a saved adapter are those that its file records. Others come from `target_modules`, from the table of
     architectures, or by inference.
@@ -81,7 +106,11 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
             file = config.record.source.weights if config.record.source else None
             raise ValueError(f"{f'{file.with_name(CONFIG_NAME)}: ' if file else ''}{error}") from error
         # Where a name is unknown, the adapter comes from another class of this architecture.
-        if all(key in modules and place.projection in modules for key, place in recorded.items()):
+        if all(name in modules for place in recorded.values() for name in place.modules):
+            _check_recorded(recorded.values(), modules, config)
+            if config.invertible is not None:
+                embeddings = next(place for place in recorded.values() if place.position == "embeddings")
+                recorded |= _output_place(model, modules, embeddings)
             return {key: recorded[key] for key in modules if key in recorded}
     if config.target_modules is None:
         candidates = [
@@ -101,7 +130,12 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     _check_layers(candidates, config)
     bottlenecks = {place.key: place for place in candidates if _is_selected(place, config)}
     _check_not_nested(model, bottlenecks)
+    if config.kind != "houlsby":
+        bottlenecks = {key: _with_skip(model, modules, config, place) for key, place in bottlenecks.items()}
     places = bottlenecks | {place.key: place for place in _norm_places(model, modules, config, bottlenecks)}
+    if config.invertible is not None:
+        embeddings = _find_embeddings(model, modules, config)
+        places |= {embeddings.key: embeddings} | _output_place(model, modules, embeddings)
     return {key: places[key] for key in modules if key in places}
 
 
@@ -110,22 +144,22 @@ def fold_places(places: Iterable[Place]) -> list[dict[str, str]]:
 
     {"position": "attention", "stack": "bert.encoder.layer", "layers": "0-11",
      "module": "attention.output.dropout", "projection": "attention.output.dense"}
+
+    Where a bottleneck may read the residual input, the row has "entry" as well and, in a post-LN model, "norm". The
+    output embedding is left out, because it depends on the head of the model that the adapter is loaded on.
     """
-    layers: dict[tuple[str, ...], list[int]] = {}
+    layers: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[int]] = {}
     for place in places:
-        names = (place.relative(place.key), place.relative(place.projection))
-        indices = layers.setdefault((place.position, place.stack, *names), [])
+        if place.position == "output_embedding":
+            continue
+        names = {"module": place.key, "projection": place.projection, "entry": place.entry, "norm": place.norm}
+        relative = tuple((part, place.relative(name)) for part, name in names.items() if name is not None)
+        indices = layers.setdefault((place.position, place.stack, relative), [])
         if place.layer is not None:
             indices.append(place.layer)
     return [
-        {
-            "position": position,
-            "stack": stack,
-            "layers": fold_indices(indices),
-            "module": module,
-            "projection": projection,
-        }
-        for (position, stack, module, projection), indices in layers.items()
+        {"position": position, "stack": stack, "layers": fold_indices(indices), **dict(names)}
+        for (position, stack, names), indices in layers.items()
     ]
 
 
@@ -153,8 +187,9 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
             runs = [[int(end) for end in run.split("-")] for run in layers.split(",")]
             indices = [index for run in runs for index in range(run[0], run[-1] + 1)]
         for index in indices:
-            names = (full_name(stack, index, name) for name in (module, projection))
-            places.append(Place(next(names), position, stack, index, next(names)))
+            key, width = (full_name(stack, index, name) for name in (module, projection))
+            read = {name: full_name(stack, index, row[name]) for name in ("entry", "norm") if name in row}
+            places.append(Place(key, position, stack, index, width, **read))
     return places
 
 
@@ -320,6 +355,80 @@ def full_name(stack: str, layer: int | None, module: str) -> str:
         return f"{stack}.{layer}.{module}".lstrip(".")
     part, dot, rest = module.partition(".")
     return f"{stack[:-1]}{part}.{layer}{dot}{rest}"
+
+
+def _with_skip(model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig, place: Place) -> Place:
+    """Return a place with what its bottleneck may read beside the output of the sub-layer.
+
+    Raises:
+        ValueError: The table of skip connections does not describe the sub-layer.
+    """
+    kind = _innermost_type(place.key, _model_types(model, modules))
+    skip = SKIPS.get(kind or "", {}).get(place.relative(place.key))
+    if skip is not None:
+        entry, norm = (name and full_name(place.stack, place.layer, name) for name in (skip.entry, skip.norm))
+        found = replace(place, entry=entry, norm=norm)
+        if all(name in modules for name in found.modules):
+            return found
+    raise ValueError(
+        "HoulsbyConfig.kind must be 'houlsby' where it is not known which module the residual input of a sub-layer "
+        f"enters; got {config.kind!r}, and this is not known for {place.key!r} of {type(model).__name__}, of "
+        f"model_type {kind!r}. Leave the sub-layer out with positions, or add it to "
+        "houlsby_peft/placement/skips.py."
+    )
+
+
+def _find_embeddings(model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig) -> Place:
+    """Return the end of the embeddings.
+
+    Raises:
+        ValueError: The table does not name it, or it is left out.
+    """
+    types = _model_types(model, modules)
+    found = [
+        Place(key, "embeddings", "", None, key.removesuffix(end.output) + (end.projection or end.output))
+        for key in modules
+        if (end := EMBEDDINGS.get(_innermost_type(key, types) or "")) and f".{key}".endswith(f".{end.output}")
+    ]
+    if len(found) != 1 or not _is_included(found[0].key, config):
+        where = found[0].key if len(found) == 1 else f"found {len(found)} in model_type {types.get('', None)!r}"
+        raise ValueError(
+            "HoulsbyConfig.invertible must be None where the embeddings' end is unknown, left out or not one module; "
+            f"got {config.invertible!r} for a {type(model).__name__} ({where}). Leave it out, or add the architecture "
+            "to EMBEDDINGS in houlsby_peft/placement/skips.py."
+        )
+    return found[0]
+
+
+def _output_place(model: nn.Module, modules: Mapping[str, nn.Module], embeddings: Place) -> dict[str, Place]:
+    """Return the output embedding of the model's head by its name; empty if it is not a language model."""
+    output = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    base = output.get_base_layer() if isinstance(output, BaseTunerLayer) else output
+    names = [key for key, module in modules.items() if module is base]
+    return {key: Place(key, "output_embedding", "", None, embeddings.projection) for key in names}
+
+
+def _check_recorded(places: Iterable[Place], modules: Mapping[str, nn.Module], config: HoulsbyConfig) -> None:
+    """Refuse a record whose places are not what its kind of adapter needs.
+
+    Raises:
+        ValueError: A place lacks what the bottleneck reads, or names a module that cannot be it.
+    """
+    places = list(places)
+    for place in places:
+        lacks = config.kind != "houlsby" and place.is_bottleneck and place.entry is None
+        wraps = [place.entry or place.key, *([place.key] if place.is_end else [])]
+        is_outer = (place.entry or place.is_end) and any(any(modules[name].children()) for name in wraps)
+        if lacks or is_outer or (place.norm and not is_norm(modules[place.norm])):
+            raise ValueError(
+                f"The recorded places of an adapter of kind {config.kind!r} must name the modules that it reads; "
+                f"{place} does not. Save or convert the adapter again."
+            )
+    if (config.invertible is not None) != any(place.position == "embeddings" for place in places):
+        raise ValueError(
+            f"The recorded places of an adapter with invertible={config.invertible!r} must "
+            f"{'name' if config.invertible else 'not name'} the embeddings. Save or convert the adapter again."
+        )
 
 
 def _explain_unknown(

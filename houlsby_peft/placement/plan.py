@@ -23,6 +23,7 @@ from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
+from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
 from ..offloading import check_base_is_loaded, device_of, dtype_of
 from .places import Place, find_places, fold_places, may_be_left_out, output_width
@@ -42,6 +43,9 @@ _ADDED_PARTS = (
     *HoulsbyLayerNorm.adapter_layer_names,
     "down_proj",
     "up_proj",
+    "scaling",
+    "F",
+    "G",
     "original_module",
     "modules_to_save",
 )
@@ -59,8 +63,10 @@ class Plan:
     Attributes:
         places: All places by module name, in the model's order.
         bottlenecks: Those that get a bottleneck.
+        ends: Those of the invertible module and its inverse: the end of the embeddings and the output embedding.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
-            registered only at its owner, the first place that uses it.
+            registered only at its owner, the first place that uses it. The end of the embeddings owns the invertible
+            module.
         tokens: The embedding modules of which tokens are trained, with the shapes of the trained embeddings.
 
     Raises:
@@ -73,7 +79,10 @@ class Plan:
         _check_names_match(model, config)
         self.places = find_places(model, config)
         self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
-        self.bottlenecks = {key: place for key, place in self.places.items() if not place.is_norm}
+        self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
+        # The owner comes first: in XLM-R, the output embedding precedes the encoder.
+        ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
+        self.ends = {place.key: place for place in ends}
         if not self.bottlenecks:
             fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
             given = {name: value for name in fields if (value := getattr(config, name))}
@@ -81,19 +90,24 @@ class Plan:
                 f"An adapter needs a bottleneck somewhere; {type(model).__name__} has no place for one with "
                 f"{', '.join(f'{name}={value!r}' for name, value in given.items())}. Leave out or change one of them."
             )
-        self.widths = {key: output_width(key, self.reference(place)) for key, place in self.bottlenecks.items()}
+        self.widths = {
+            key: output_width(key, self.reference(place)) for key, place in {**self.bottlenecks, **self.ends}.items()
+        }
         for key, place in self.bottlenecks.items():
             _check_size(key, self._size(place), self.widths[key])
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
+        self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
         for key, place in self.places.items():
             _check_is_called(model, key)
-            _check_kind(model.get_submodule(key), place)
+            _check_kind(model.get_submodule(key), place, config)
         _check_has_one_name(model, self.places)
         self._model = model
         self.tokens = _find_tokens(model, config)
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
         self.names = SimpleNamespace(
-            target_modules=list(self.places), exclude_modules=config.exclude_modules, modules_to_save=None
+            target_modules=[key for key in self.places if key not in self.ends],
+            exclude_modules=config.exclude_modules,
+            modules_to_save=None,
         )
 
     @cached_property
@@ -130,22 +144,37 @@ class Plan:
             return HoulsbyLayerNorm(target, batches)
         base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
         spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
-        return HoulsbyLayer(target, self.reference(place), batches, channel_dim=-1 - spatial)
+        layer: HoulsbyTunerLayer = _class_of(place)(
+            target,
+            self.reference(place),
+            batches,
+            channel_dim=-1 - spatial,  # type: ignore[call-arg]
+        )
+        return layer
 
-    def new_bottleneck(self, place: Place) -> Bottleneck:
+    def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
         """Return a new bottleneck for its owner, on the base model's device and, unless quantized, in its dtype.
 
-        It is on the meta device if that is the default device, as it is while PEFT adds an adapter to be loaded.
+        For the end of the embeddings, it is an invertible module. It is on the meta device if that is the default
+        device, as it is while PEFT adds an adapter to be loaded.
         """
-        config = self.config
-        bottleneck = Bottleneck(
-            self.widths[place.key],
-            self._size(place),
-            config.activation,
-            config.dropout,
-            config.init_std,
-            config.init_weights,
-        )
+        config, width = self.config, self.widths[place.key]
+        bottleneck: Bottleneck | InvertibleCoupling
+        if place.is_end:
+            bottleneck = InvertibleCoupling(
+                width, config.activation, config.invertible_reduction_factor, config.init_std, config.init_weights
+            )
+        else:
+            bottleneck = Bottleneck(
+                width,
+                self._size(place),
+                config.activation,
+                config.dropout,
+                config.init_std,
+                config.init_weights,
+                config.kind,
+                config.scaling,
+            )
         reference = self.reference(place)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
@@ -361,7 +390,7 @@ def _check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
     if ranks:
         # Some layers of an adapter may be left out, as `prune` does.
         whole = replace(config, layers_to_transform=None, layers_pattern=None)
-        places = [key for key, place in find_places(model, whole).items() if not place.is_norm]
+        places = [key for key, place in find_places(model, whole).items() if place.is_bottleneck]
         unknown["rank_pattern"] = [
             name for name in ranks if all(get_pattern_key([name], key) == key for key in places)
         ]
@@ -408,10 +437,24 @@ def _check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
             )
 
 
-def _check_kind(module: nn.Module, place: Place) -> None:
-    """Refuse a norm of one adapter where another adapter has a bottleneck."""
-    if isinstance(module, HoulsbyTunerLayer) and isinstance(module, HoulsbyLayerNorm) is not place.is_norm:
+def _class_of(place: Place) -> type[HoulsbyTunerLayer]:
+    """Return the class of the tuner layer at a place."""
+    ends = {"embeddings": HoulsbyEmbedding, "output_embedding": HoulsbyOutputEmbedding}
+    return HoulsbyLayerNorm if place.is_norm else ends.get(place.position, HoulsbyLayer)
+
+
+def _check_kind(module: nn.Module, place: Place, config: HoulsbyConfig) -> None:
+    """Refuse a module that another adapter uses in another way, such as a trained norm that is to get a bottleneck."""
+    if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
         raise ValueError(
-            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
-            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
+            "A module can hold either a bottleneck or a trained norm, or an invertible module; "
+            f"{place.key!r} already is a {type(module).__name__} for another adapter. Give both adapters the same "
+            "target_modules there."
+        )
+    if place.is_end and (
+        isinstance(module, AuxiliaryTrainingWrapper) or place.key.endswith(tuple(config.modules_to_save or ()))
+    ):
+        raise ValueError(
+            "An embedding that an invertible module follows or precedes cannot be trained as a whole; got "
+            f"{place.key!r} in modules_to_save. Leave it out there, or set invertible=None."
         )

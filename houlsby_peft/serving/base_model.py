@@ -85,7 +85,7 @@ def load_base(
     # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
     # server to convert pickled weights, which would get the user's token.
     with (
-        _explain_errors("base model", found, revision),
+        explain_errors("base model", found, revision),
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
@@ -131,7 +131,7 @@ def load_tokenizer(
     key = _tokenizer_key(source, revision)
     if key in known:
         return known[key]
-    with _explain_errors("tokenizer of", source, revision):
+    with explain_errors("tokenizer of", source, revision):
         tokenizer = AutoTokenizer.from_pretrained(
             find_packaged(source), revision=revision, token=token, trust_remote_code=False
         )
@@ -192,7 +192,7 @@ def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
 
 
 @contextmanager
-def _explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
+def explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
     """Explain why a base model or a tokenizer cannot be loaded."""
     what = f"The {kind} {source}"
     try:

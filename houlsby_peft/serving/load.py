@@ -130,6 +130,32 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
         AdapterError: There is no such folder, or no safetensors file in the repository.
         HubError: The repository does not exist, is private or cannot be reached.
     """
+    needed = [CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES]
+    folder = find_files(name_or_path, needed, revision, token)
+    is_here = folder == Path(os.fspath(name_or_path)).expanduser()
+    if not is_here and (folder / CONFIG_NAME).is_file() and not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
+        name = os.fspath(name_or_path)
+        with explain_hub_errors(name):
+            names = HfApi(token=token).list_repo_files(name, revision=folder.name)
+        raise AdapterError(missing_weights(name, names))
+    return folder
+
+
+def find_files(
+    name_or_path: str | os.PathLike[str], needed: list[str], revision: str | None = None, token: str | None = None
+) -> Path:
+    """Return a folder, or that of a repository in the cache, to which those of its files that are needed are fetched.
+
+    Args:
+        name_or_path: The folder, or the repository's name on the Hub.
+        needed: Names of files, no patterns, so that a repository has no say in paths.
+        revision: A branch, tag or commit.
+        token: Access token for private repositories.
+
+    Raises:
+        AdapterError: It is neither a folder nor a name on the Hub.
+        HubError: The repository does not exist, is private or cannot be reached.
+    """
     if not isinstance(name_or_path, (str, os.PathLike)) or not (name := os.fspath(name_or_path)):
         raise AdapterError(
             f"An adapter must be a folder, or a name on the Hub such as user/adapter; got {name_or_path!r}."
@@ -150,17 +176,8 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
         raise AdapterError(
             f"An adapter must be a folder, or a name on the Hub such as user/adapter; {shortened(name)} is neither."
         )
-    needed = [
-        CONFIG_NAME,
-        SAFETENSORS_WEIGHTS_NAME,
-        *TOKENIZER_FILES,
-    ]  # no pattern, so that a repository has no say in paths
     with explain_hub_errors(name), _explain_portals(name):
-        folder = Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
-        if (folder / CONFIG_NAME).is_file() and not (folder / SAFETENSORS_WEIGHTS_NAME).is_file():
-            names = HfApi(token=token).list_repo_files(name, revision=folder.name)
-            raise AdapterError(missing_weights(name, names))
-    return folder
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from tiny_models import tiny_bert
         ({"train_layer_norm": 1}, "train_layer_norm", "got 1"),
         ({"positions": ()}, "positions", "()"),
         ({"positions": ("ffn",)}, "positions", "feed_forward"),
-        ({"positions": None}, "positions", "None"),
+        ({"positions": 3}, "positions", "(3,)"),
         ({"rank_pattern": {"output": 0}}, "rank_pattern", "at least 1"),
         ({"rank_pattern": {"output": 8}, "share_layers": 1}, "rank_pattern", "share_layers=0"),
         ({"layers_to_transform": -1}, "layers_to_transform", "-1"),

@@ -90,7 +90,16 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, places.Place], left_out
         attentions[around[0]] += 1
     for layer, count in attentions.items():
         assert positions[layer]["attention"] == count, f"{layer} has {count} attentions, adapted: {positions[layer]}"
-        assert positions[layer]["feed_forward"] > 0, f"{layer} has no adapted feed-forward"
+        # Each layer of Nemotron-H holds a single sub-layer, so that its feed-forwards are layers of their own.
+        own = [
+            layer,
+            *(
+                other
+                for other in positions
+                if other.rpartition(".")[0] == layer.rpartition(".")[0] and other not in attentions
+            ),
+        ]
+        assert any(positions[name]["feed_forward"] for name in own), f"{layer} has no adapted feed-forward"
     # A layer without attention has its feed-forward where the others of its list have theirs.
     ends = defaultdict(set)
     for place in bottlenecks.values():

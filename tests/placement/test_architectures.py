@@ -13,14 +13,22 @@ from transformers.models.auto import modeling_auto
 
 from architecture_rows import ROWS
 from houlsby_peft import AdapterError, HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft.invertible import HoulsbyEmbedding
 from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.architectures import ARCHITECTURES
 from houlsby_peft.placement.places import find_layers, full_name
+from houlsby_peft.placement.skips import EMBEDDINGS, SKIPS
 from tiny_models import perturb
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 OUTPUTS = (("text_embeds", "image_embeds"), ("last_hidden_state",), ("logits",))
+# What maps embeddings that are narrower than the layers.
+FROM_NARROW_EMBEDDINGS = {
+    "albert": "encoder.embedding_hidden_mapping_in",
+    "electra": "embeddings_project",
+    "rembert": "encoder.embedding_hidden_mapping_in",
+}
 NOT_CHECKPOINTED = ("adapter.layers", "speech_encoder.adapter.layers")
 every_row = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 
@@ -117,15 +125,16 @@ def test_gradient_checkpointing(row):
 
 
 class Recorder:
-    """Records, at every call of a module, its first input and its output."""
+    """Records, at every call of a module, its first input, its second one if it is a tensor, and its output."""
 
     def __init__(self, module):
-        self.inputs, self.outputs = [], []
+        self.inputs, self.outputs, self.reads = [], [], []
         module.register_forward_hook(self._record, with_kwargs=True)
 
     def _record(self, module, args, kwargs, output):
         # Copies, because some layers go on to change their tensors in place.
         self.inputs.append((args[0] if args else kwargs["hidden_states"]).detach().clone())
+        self.reads += [value.detach().clone() for value in args[1:2] if torch.is_tensor(value)]
         self.outputs.append((output[0] if isinstance(output, tuple) else output).detach().clone())
 
 
@@ -149,7 +158,7 @@ def record(row, model):
             projection = layer.get_submodule(end)
             projections[position] = Recorder(getattr(projection, "base_layer", projection))
         adapters = [module for module in layer.modules() if isinstance(module, HoulsbyLayer)]
-        bottlenecks = [Recorder(adapter.houlsby_adapter["default"]) for adapter in adapters]
+        bottlenecks = [Recorder(each) for adapter in adapters if (each := adapter.bottleneck("default")) is not None]
         recorders.append((name, layer, LayerRecorder(layer), projections, bottlenecks))
     model(**row.batch())
     return recorders
@@ -187,6 +196,40 @@ def test_place(row):
             }
             assert branches.keys() == projections.keys()
             torch.testing.assert_close(written_out(layer, hidden, branches), output)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name.partition(":")[0] in SKIPS])
+@torch.no_grad()
+def test_skip_and_embeddings(name):
+    """A bottleneck of Pfeiffer's kind reads the sum at the skip connection, and the first layer reads the coupling."""
+    row, model_type = ROWS[name], name.partition(":")[0]
+    options = {"positions": ("feed_forward",)} if model_type == "longformer" else {}
+    options |= {"invertible": "nice"} if model_type in EMBEDDINGS else {}
+    model = adapted(row, kind="pfeiffer", train_layer_norm=False, **options)
+    couplings = [Recorder(module) for module in model.modules() if type(module) is HoulsbyEmbedding]
+    assert len(couplings) == (model_type in EMBEDDINGS)
+    layers = record(row, model)
+    read = 0
+    for _, layer, whole, projections, bottlenecks in layers:
+        for call, (hidden, output) in enumerate(list(zip(whole.inputs, whole.outputs, strict=True))):
+            for position in ("attention", "cross_attention", "feed_forward"):
+                if position not in projections:
+                    continue
+                norm = layer.get_submodule(row.after[position]) if row.skip == "post" else torch.nn.Identity()
+                given = branch = projections[position].outputs[call]
+                for bottleneck in bottlenecks:
+                    if torch.equal(bottleneck.inputs[call], given):
+                        torch.testing.assert_close(bottleneck.reads[call], norm(hidden + given.reshape(hidden.shape)))
+                        branch = bottleneck.outputs[call]
+                        read += call == 0
+                hidden = norm(hidden + branch.reshape(hidden.shape))
+            torch.testing.assert_close(hidden, output)
+    assert read == sum(len(bottlenecks) for *_, bottlenecks in layers) > 0
+    for coupling in couplings:
+        coupled = coupling.outputs[0]
+        if mapping := FROM_NARROW_EMBEDDINGS.get(model_type):
+            coupled = model.get_base_model().get_submodule(mapping)(coupled)
+        torch.testing.assert_close(coupled, layers[0][2].inputs[0])
 
 
 @every_row

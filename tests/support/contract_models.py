@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import peft
@@ -114,6 +115,9 @@ class Row:
         first, second: fields of the configurations of two adapters that differ.
         inputs: what the model is called with.
         channel_dim: the dimension of a place's output that the bottleneck transforms.
+        skip: for adapters that read the residual input of a sub-layer: from a place to the module that it enters, as
+            which argument, and to the norm of the sum, if the model has one.
+        ends: for adapters with an invertible module: the end of the embeddings, and the output embedding.
     """
 
     name: str
@@ -123,6 +127,8 @@ class Row:
     second: dict[str, Any] = field(default_factory=dict)
     inputs: dict[str, torch.Tensor] = field(default_factory=lambda: {"input_ids": IDS})
     channel_dim: int = -1
+    skip: Callable[[str], tuple[str, int, str | None]] | None = None
+    ends: tuple[str, str] | None = None
 
     def base(self) -> nn.Module:
         """The base model in eval mode, always with the same weights, far enough from zero to tell models apart."""
@@ -137,6 +143,18 @@ class Row:
 OTHER = {"r": 3, "activation": "relu", "layers_to_transform": [1, 2]}
 PLAIN = {"target_modules": ["lin0"]}
 WITH_DECODER = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)}
+
+
+def bert_skip(place: str) -> tuple[str, int, str | None]:
+    """BertSelfOutput and BertOutput are called with the output of what precedes them and the residual input."""
+    parent = place.rpartition(".")[0]
+    return parent, 1, f"{parent}.LayerNorm"
+
+
+def gpt2_skip(place: str) -> tuple[str, int, str | None]:
+    return place.replace("attn.resid_dropout", "ln_1").replace("mlp.dropout", "ln_2"), 0, None
+
+
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 ROWS = [
     Row("bert", bert, BERT, {"r": 4}, OTHER),
@@ -153,6 +171,17 @@ ROWS = [
     Row("roberta, no norms", roberta, ROBERTA, {"r": 4, "share_layers": 2, "train_layer_norm": False}, OTHER),
     Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
     Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
+    Row(
+        "bert, inside the norm and parallel", bert, BERT, {"r": 4, "kind": "pfeiffer", "scaling": "channel"},
+        {"r": 4, "kind": "parallel", "scaling": 2.0, "positions": ("attention", "feed_forward"), "share_layers": 1},
+        skip=bert_skip,
+    ),
+    Row(
+        "gpt2, parallel with an invertible module", gpt2, GPT2,
+        {"r": 4, "kind": "parallel", "scaling": "learned", "invertible": "nice", "activation": "tanh"},
+        {"r": 4, "kind": "pfeiffer", "train_layer_norm": False}, skip=gpt2_skip,
+        ends=("transformer.drop", "lm_head"),
+    ),
     Row(
         "t5", t5, T5, {"r": 4, "positions": EVERY_POSITION}, {"r": 2, "share_layers": 2, "train_layer_norm": "all"},
         WITH_DECODER,
@@ -218,20 +247,67 @@ def reference(
                 if "houlsby_adapter" not in key:
                     getattr(modules[name], parameter).copy_(tensor)
     for place in row.places:
-        modules[place].register_forward_hook(_after(place, row, adapters))
+        entering: list[torch.Tensor] = []
+        norm = None
+        if row.skip is not None:
+            entry, position, norm = row.skip(place)
+            modules[entry].register_forward_pre_hook(
+                lambda _, args, position=position, entering=entering: entering.append(args[position])
+            )
+        read = partial(_read, entering, modules[norm] if norm else lambda total: total)
+        modules[place].register_forward_hook(_after(place, row, adapters, read))
+    if row.ends is not None and adapters and adapters[0][1].get("invertible"):
+        couple = partial(_couple, *adapters[0], f"{FILE_PREFIX}{row.ends[0]}.houlsby_adapter.")
+        modules[row.ends[0]].register_forward_hook(lambda _, args, result: couple(result, 1))
+        modules[row.ends[1]].register_forward_pre_hook(lambda _, args: (couple(args[0], -1),))
     return output(base, row)
 
 
-def _after(place: str, row: Row, adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]]) -> Callable:
+def _read(entering: list[torch.Tensor], norm: Callable, kind: str, hidden: torch.Tensor) -> torch.Tensor:
+    """What a bottleneck reads, of the sub-layer's output and the residual input that has entered last."""
+    if kind == "houlsby":
+        return hidden
+    return entering[-1] if kind == "parallel" else norm(hidden + entering[-1])
+
+
+def _couple(
+    weights: dict[str, torch.Tensor], fields: dict[str, Any], key: str, hidden: torch.Tensor, sign: int
+) -> torch.Tensor:
+    """The coupling of NICE for a sign of 1, its inverse for -1."""
+
+    def network(name: str, inputs: torch.Tensor) -> torch.Tensor:
+        inner = inputs @ weights[f"{key}{name}.0.weight"].T + weights[f"{key}{name}.0.bias"]
+        inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
+        return inner @ weights[f"{key}{name}.2.weight"].T + weights[f"{key}{name}.2.bias"]
+
+    half = hidden.shape[-1] // 2
+    one, two = hidden[..., :half].float(), hidden[..., half:].float()
+    if sign == 1:
+        one = one + network("F", two)
+        two = two + network("G", one)
+    else:
+        two = two - network("G", one)
+        one = one - network("F", two)
+    return torch.cat([one, two], -1).to(hidden.dtype)
+
+
+def _after(
+    place: str, row: Row, adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]], read: Callable
+) -> Callable:
     def hook(module: nn.Module, args: Any, result: Any) -> Any:
         hidden = (result[0] if isinstance(result, tuple) else result).movedim(row.channel_dim, -1)
         for weights, fields in adapters:
             owner = f"{FILE_PREFIX}{_owner(place, row.places, fields)}.houlsby_adapter."
             if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
                 continue
-            inner = hidden.float() @ weights[f"{owner}down_proj.weight"].T + weights[f"{owner}down_proj.bias"]
+            inner = (
+                read(fields.get("kind", "houlsby"), hidden).float() @ weights[f"{owner}down_proj.weight"].T
+                + weights[f"{owner}down_proj.bias"]
+            )
             inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
             inner = inner @ weights[f"{owner}up_proj.weight"].T + weights[f"{owner}up_proj.bias"]
+            scaling = fields.get("scaling", 1.0)
+            inner = inner * (weights[f"{owner}scaling"] if isinstance(scaling, str) else scaling)
             hidden = hidden + inner.to(hidden.dtype)
         hidden = hidden.movedim(-1, row.channel_dim)
         return (hidden, *result[1:]) if isinstance(result, tuple) else hidden
@@ -247,10 +323,14 @@ def _layer(place: str) -> tuple[str, int]:
 def _is_adapted(place: str, fields: dict[str, Any]) -> bool:
     cross = ".layer.1.dropout" in place and place.startswith("decoder")
     positions = fields.get("positions", ("attention", "feed_forward"))
+    if fields.get("kind", "houlsby") != "houlsby" and "positions" not in fields:
+        positions = ("feed_forward",)
+    is_attention = "attention" in place or ".attn." in place
     return (
         _layer(place)[1] in fields.get("layers_to_transform", range(99))
         and (not cross or "cross_attention" in positions)
-        and ("attention" in place or positions != ("attention",))
+        and (is_attention or positions != ("attention",))
+        and (not is_attention or positions != ("feed_forward",))
     )
 
 

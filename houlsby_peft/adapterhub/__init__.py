@@ -1,0 +1,1 @@
+"""Convert adapters from the format of AdapterHub, which the `adapters` library writes, and back to it."""

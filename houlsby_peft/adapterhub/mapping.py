@@ -1,0 +1,278 @@
+"""What stands where in the two formats: kinds and sizes of bottlenecks, and the keys of their weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ..config import HoulsbyConfig
+from ..errors import AdapterError
+from ..placement.places import Place
+
+
+# The library's options for the sub-layers.
+POSITIONS = {"mh_adapter": "attention", "output_adapter": "feed_forward", "cross_adapter": "cross_attention"}
+# Each kind's options in the library; the first two and the fourth decide what a bottleneck computes.
+KINDS: dict[str, dict[str, Any]] = {
+    "houlsby": {"original_ln_before": False, "original_ln_after": True, "residual_before_ln": True},
+    "pfeiffer": {"original_ln_before": True, "original_ln_after": True, "residual_before_ln": True},
+    "parallel": {
+        "original_ln_before": False,
+        "original_ln_after": True,
+        "is_parallel": True,
+        "init_weights": "mam_adapter",
+    },
+}
+# Where the library gives bottlenecks no norm, because it comes before the sub-layer.
+_PRE_NORM = ("beit", "clip", "gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5", "vit", "whisper")
+# Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them under these names.
+INSIDE = ("bert", "bert-generation", "deberta", "deberta-v2", "electra", "mt5", "roberta", "t5", "xlm-roberta", "xmod")
+CONTAINERS = {
+    "attention": "attention_adapters",
+    "feed_forward": "output_adapters",
+    "cross_attention": "cross_attention_adapters",
+}
+# Weights of a bottleneck: their names here and in the library.
+PARTS = {
+    "down_proj.weight": "adapter_down.0.weight",
+    "down_proj.bias": "adapter_down.0.bias",
+    "up_proj.weight": "adapter_up.weight",
+    "up_proj.bias": "adapter_up.bias",
+    "scaling": "scaling",
+}
+_OWN_KEY = re.compile(r"(?P<place>.+)\.houlsby_adapter\.(?P<part>.+)")
+
+
+def find_kind(options: Mapping[str, Any], model_type: str, where: object) -> str:
+    """Return the kind of a bottleneck from the library's options.
+
+    Args:
+        options: The options, complete.
+        model_type: The base model's type.
+        where: The configuration file, for the message.
+
+    Raises:
+        AdapterError: The options describe none of the kinds.
+    """
+    before, after, residual = (
+        options[name] for name in ("original_ln_before", "original_ln_after", "residual_before_ln")
+    )
+    if options["is_parallel"] and after is True:
+        return "parallel"
+    if not options["is_parallel"] and not before and after and isinstance(residual, bool):
+        return "houlsby"
+    # Without a norm after the sub-layer, AdapterPlus computes what the Pfeiffer kind does.
+    is_plus = model_type in _PRE_NORM and residual is False and after is False
+    if not options["is_parallel"] and before and ((residual is True and after is True) or is_plus):
+        return "pfeiffer"
+    given = ", ".join(f"{name}={options[name]!r}" for name in (*KINDS["houlsby"], "is_parallel"))
+    raise AdapterError(
+        f"{where}: the norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel adapter; got "
+        f"{given}, which computes something else on a {model_type} model and has no counterpart here."
+    )
+
+
+def size_of(width: int, factor: float) -> int:
+    """Return the bottleneck size that the library makes of a reduction factor."""
+    return max(1, int(width // factor))
+
+
+def factor_of(width: int, r: int) -> float:
+    """Return a reduction factor of which the library makes a bottleneck of this size."""
+    factor = width / r
+    if size_of(width, factor) < r:  # by rounding
+        factor = math.nextafter(factor, 0)
+    return int(factor) if factor == int(factor) else factor
+
+
+def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
+    """Return the number that the library gives each layer: the encoder's come first, then the decoder's."""
+    layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
+    ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
+    return {layer: number for number, layer in enumerate(ordered)}  # type: ignore[misc]
+
+
+def library_keys(
+    names: Mapping[str, Any], places: Mapping[str, Place], model: nn.Module, adapter_name: str
+) -> dict[str, str]:
+    """Return the library's keys of an adapter's bottlenecks and coupling, without the base model's prefix.
+
+    Args:
+        names: The adapter's own names of weights, without PEFT's prefix; those of norms and heads are left out.
+        places: The places of all bottlenecks.
+        model: The base model.
+        adapter_name: The adapter's name in the library's keys.
+
+    Returns:
+        The library's key by own name.
+    """
+    config: Any = model.config
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    is_inside = config.model_type in INSIDE
+    keys = {}
+    for name in names:
+        found = _OWN_KEY.fullmatch(name)
+        if not found:
+            continue
+        key, part = found["place"], found["part"]
+        if part[0] in "FG":
+            stack = "encoder." if config.is_encoder_decoder else ""
+            keys[name] = f"{stack}invertible_adapters.{adapter_name}.{part}"
+            continue
+        place = places[key]
+        where = place.relative(key).rpartition(".")[0] if is_inside else CONTAINERS[place.position]
+        layer = f"{place.stack}.{place.layer}".removeprefix(prefix)
+        keys[name] = f"{layer}.{where}.adapters.{adapter_name}.{PARTS[part]}"
+    return keys
+
+
+def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, Any]:
+    """Return the fields of `HoulsbyConfig` that do not depend on the base model's layers.
+
+    Raises:
+        AdapterError: No sub-layer has a bottleneck.
+    """
+    positions = tuple(position for name, position in POSITIONS.items() if options[name])
+    factors = options["reduction_factor"]
+    if isinstance(factors, dict):
+        factors = factors.get("default", max(factors.values()))
+    return {
+        "r": size_of(width, factors),
+        "activation": options["non_linearity"],
+        "dropout": float(options["dropout"]),
+        "train_layer_norm": False,
+        "kind": kind,
+        "positions": positions,
+        "scaling": options["scaling"],
+        "invertible": options["inv_adapter"],
+        "invertible_reduction_factor": options["inv_adapter_reduction_factor"] or 2.0,
+    }
+
+
+def layer_config(
+    options: Mapping[str, Any], width: int, places: Mapping[str, Place], model_class: str
+) -> dict[str, Any]:
+    """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out.
+
+    Args:
+        options: The library's options.
+        width: Width of the base model.
+        places: The places of all bottlenecks in the base model.
+        model_class: The base model's class, for messages.
+
+    Raises:
+        AdapterError: A layer has no size, or does not exist.
+    """
+    layers = library_layers(places)
+    left_out, factors = set(options["leave_out"]), options["reduction_factor"]
+    if unknown := sorted(left_out - set(layers.values())):
+        raise AdapterError(
+            f"leave_out must name layers of the base model, 0 to {len(layers) - 1} in a {model_class}; got {unknown}. "
+            "Give the base model that the adapter was trained on."
+        )
+    fields: dict[str, Any] = {}
+    kept = {layer: number for layer, number in layers.items() if number not in left_out}
+    if left_out and len({stack for stack, _ in layers}) == 1:
+        fields["layers_to_transform"] = sorted(index for _, index in kept)
+    elif left_out:
+        fields["exclude_modules"] = [
+            f"{stack}.{index}".lstrip(".") for stack, index in layers if (stack, index) not in kept
+        ]
+    if isinstance(factors, dict):
+        sizes = {}
+        for key, place in places.items():
+            number = kept.get((place.stack, place.layer))  # type: ignore[arg-type]
+            if number is None:
+                continue
+            factor = factors.get(str(number), factors.get("default"))
+            if factor is None:
+                raise AdapterError(
+                    f"reduction_factor must give every layer a size, or a default; it names {', '.join(factors)}, and "
+                    f"layer {number} has none."
+                )
+            sizes[key] = size_of(width, factor)
+        usual = size_of(width, factors.get("default", max(factors.values())))
+        fields["rank_pattern"] = {key: r for key, r in sizes.items() if r != usual}
+    return fields
+
+
+def describe(
+    config: HoulsbyConfig, places: Mapping[str, Place], sizes: Mapping[str, int], width: int
+) -> dict[str, Any]:
+    """Return the library's options for an adapter.
+
+    Args:
+        config: The adapter's configuration.
+        places: The places of all bottlenecks that the base model could have.
+        sizes: The bottleneck sizes, by place.
+        width: Width of the base model.
+
+    Raises:
+        AdapterError: The library cannot express where the bottlenecks are, or their sizes.
+    """
+    layers = library_layers(places)
+    numbers = {key: layers[place.stack, place.layer] for key, place in places.items()}  # type: ignore[index]
+    by_layer: dict[int, set[int]] = {}
+    for key, r in sizes.items():
+        by_layer.setdefault(numbers[key], set()).add(r)
+    if several := next((number for number, found in by_layer.items() if len(found) > 1), None):
+        raise AdapterError(
+            f"The library has one bottleneck size per layer; layer {several} has {sorted(by_layer[several])}. Only "
+            "adapters whose rank_pattern names whole layers can be converted."
+        )
+    kept = {numbers[key] for key in sizes}
+    positions = {places[key].position for key in sizes}
+    if lacking := [
+        key
+        for key, place in places.items()
+        if numbers[key] in kept and place.position in positions and key not in sizes
+    ]:
+        raise AdapterError(
+            f"The library leaves out whole layers; {lacking[0]} has no bottleneck, but others of its layer have. Such "
+            "an adapter cannot be converted."
+        )
+    factors = {number: factor_of(width, next(iter(found))) for number, found in by_layer.items()}
+    common = next(iter(factors.values()))
+    is_same = all(factor == common for factor in factors.values())
+    return {
+        **_ALL_OPTIONS,
+        **KINDS[config.kind],
+        **{name: position in positions for name, position in POSITIONS.items()},
+        "reduction_factor": common if is_same else {str(number): factor for number, factor in sorted(factors.items())},
+        "non_linearity": config.activation,
+        "dropout": config.dropout,
+        "scaling": float(config.scaling) if not isinstance(config.scaling, str) else config.scaling,
+        "leave_out": sorted(set(layers.values()) - kept),
+        "inv_adapter": config.invertible,
+        "inv_adapter_reduction_factor": config.invertible_reduction_factor if config.invertible else None,
+    }
+
+
+# The options that the library always writes, at its defaults.
+_ALL_OPTIONS: dict[str, Any] = {
+    "adapter_residual_before_ln": False,
+    "factorized_phm_W": True,
+    "factorized_phm_rule": False,
+    "hypercomplex_nonlinearity": "glorot-uniform",
+    "init_weights": "bert",
+    "init_weights_seed": None,
+    "is_parallel": False,
+    "learn_phm": True,
+    "ln_after": False,
+    "ln_before": False,
+    "phm_bias": True,
+    "phm_c_init": "normal",
+    "phm_dim": 4,
+    "phm_init_range": 0.0001,
+    "phm_layer": False,
+    "phm_rank": 1,
+    "residual_before_ln": True,
+    "shared_W_phm": False,
+    "shared_phm_rule": True,
+    "stochastic_depth": 0.0,
+    "use_gating": False,
+}

@@ -1,0 +1,101 @@
+"""The invertible adapters of MAD-X (Pfeiffer et al. 2020): after the embeddings, and inverted before the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from .bottleneck import PAPER_INIT_STD, reset_projections, to_weight
+from .layer import HoulsbyLayer
+
+
+class InvertibleCoupling(nn.Module):
+    """An invertible module for the embeddings of a language (MAD-X, Pfeiffer et al. 2020; NICE, Dinh et al. 2015).
+
+    Of hidden states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this exactly, whatever
+    the networks F and G are. Both have two linear layers with an activation between them.
+
+    Args:
+        width: The size d of the hidden states; x1 has d // 2 channels, x2 the rest.
+        activation: A key of transformers' `ACT2FN`.
+        reduction_factor: By how much the layer inside F or G is narrower than its input.
+        init_std, init_weights: See `Bottleneck`.
+
+    Shape:
+        - Input: `(..., d)`, any floating dtype.
+        - Output: the shape and dtype of the input; F and G compute in the dtype of their weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        activation: str = "gelu",
+        reduction_factor: float = 2.0,
+        init_std: float = PAPER_INIT_STD,
+        init_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        self.sizes = (width // 2, width - width // 2)
+
+        def network(inputs: int, outputs: int) -> nn.Sequential:
+            inner = max(1, int(inputs // reduction_factor))
+            return nn.Sequential(nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs))
+
+        self.F = network(self.sizes[1], self.sizes[0])
+        self.G = network(*self.sizes)
+        if init_weights:
+            self.reset_parameters(init_std)
+
+    def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
+        """Initialize F and G again, as `Bottleneck` initializes its projections."""
+        for network in (self.F, self.G):
+            reset_projections(network[0], network[2], init_std)  # type: ignore[arg-type]
+
+    def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
+        """Return the transformed hidden states or, with `inverse`, those that the transformed ones come from."""
+        weight = next(self.parameters())
+        first, second = to_weight(hidden, weight).split(self.sizes, dim=-1)
+        if inverse:
+            second = second - self.G(first)
+            first = first - self.F(second)
+        else:
+            first = first + self.F(second)
+            second = second + self.G(first)
+        return torch.cat((first, second), dim=-1).to(hidden)
+
+
+class HoulsbyEmbedding(HoulsbyLayer):
+    """The end of the embeddings, followed by the coupling of the first active adapter.
+
+    Couplings do not compose, as in MAD-X: of several active adapters, only the first one's is used, if it has one.
+    """
+
+    @property
+    def applied_adapters(self) -> list[str]:
+        return super().applied_adapters[:1]
+
+
+class HoulsbyOutputEmbedding(HoulsbyEmbedding):
+    """The output embedding of a language model head, preceded by the inverse of the coupling after the embeddings."""
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not self.disable_adapters:
+            hidden = self._adapt(hidden)
+        return self.base_layer(hidden, *args, **kwargs)
+
+    def bottleneck(self, adapter_name: str) -> Any:
+        coupling = super().bottleneck(adapter_name)
+        return None if coupling is None else _Inverse(coupling)
+
+
+@dataclass(frozen=True)
+class _Inverse:
+    coupling: nn.Module
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        inverse: torch.Tensor = self.coupling(hidden, inverse=True)
+        return inverse

@@ -1,0 +1,122 @@
+"""Converted adapters compute what the `adapters` library computes, in folders that it has written, and go back whole.
+
+`tests/support/make_adapterhub_golden.py` has written the folders and the library's outputs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+
+import houlsby_peft
+from adapterhub_models import CONFIGS, inputs, tiny_base, tiny_config, whole_float64
+
+
+GOLDEN = Path(__file__).parents[1] / "data" / "adapterhub"
+CASES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
+# Heads that no class of transformers computes.
+REFUSED = {"bert-one_layer": "the head has 1 layers with the activation 'tanh' on the hidden states"}
+# What the library reads as it was written, but writes otherwise today.
+REWRITTEN = {"bert-old_task", "bert-old_language", "roberta-old_houlsby", "bert-pickled", "gpt2-adapter_plus"}
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    """Folders that hold nothing but the base models' configurations, by model."""
+    folder = tmp_path_factory.mktemp("bases")
+    for model in CONFIGS:
+        tiny_config(model).save_pretrained(folder / model)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def converted(bases, tmp_path_factory):
+    """Return the converted adapter of a golden folder, which is converted once."""
+    folder = tmp_path_factory.mktemp("converted")
+
+    def convert(case):
+        target = folder / case
+        if not target.exists():
+            base = bases / case.partition("-")[0]
+            houlsby_peft.convert(GOLDEN / case, target, base_model=base, allow_pickle=True)
+        return target
+
+    return convert
+
+
+def outputs(case, adapter, dtype):
+    """The outputs of a loaded adapter, of which the golden file holds the library's."""
+    model, has_head = case.partition("-")[0], (GOLDEN / case / "head_config.json").exists()
+    class_name = json.loads((adapter / "adapter_config.json").read_text())["auto_mapping"]["base_model_class"]
+    adapted = PeftModel.from_pretrained(tiny_base(model, class_name), adapter).to(dtype).eval()
+    base, given = adapted.get_base_model(), inputs(model)
+    if case == "bert-choice":
+        given = {name: value.unsqueeze(0) for name, value in given.items()}
+    if has_head:
+        given.pop("decoder_input_ids", None)
+    encoder = getattr(base, base.base_model_prefix, base)
+    last = []
+    if not has_head and not case.endswith("_lm"):
+        encoder = getattr(encoder, "decoder", encoder)
+        encoder.register_forward_hook(lambda module, args, output: last.append(output.last_hidden_state))
+    with torch.no_grad(), whole_float64():
+        found = base(**given)
+    if last:
+        return last[-1][..., :6]
+    if "start_logits" in found:
+        return torch.stack([found.start_logits, found.end_logits])
+    return found.logits[..., :6]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
+def test_outputs_equal_the_librarys(case, converted):
+    expected = torch.tensor(json.loads((GOLDEN / case / "expected.json").read_text()), dtype=torch.float64)
+    adapter = converted(case)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(outputs(case, adapter, torch.float64), expected, atol=1e-10, rtol=0)
+    single = outputs(case, adapter, torch.float32)
+    assert (single.double() - expected).abs().max() <= 2e-6 * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize(("case", "reason"), REFUSED.items())
+def test_heads_that_cannot_be_had_are_refused_and_can_be_left_out(case, reason, bases, tmp_path):
+    base = bases / case.partition("-")[0]
+    with pytest.raises(houlsby_peft.AdapterError, match=reason):
+        houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=base)
+    assert not list(tmp_path.iterdir())
+    target = houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=base, with_head=False)
+    assert not any("classifier" in key for key in load_file(target / "adapter_model.safetensors"))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED and case not in REWRITTEN])
+def test_converted_back_the_files_are_as_the_library_wrote_them(case, converted, tmp_path):
+    target = houlsby_peft.convert(converted(case), tmp_path / "task", to="adapterhub")
+    for file in ("adapter.safetensors", "model_head.safetensors"):
+        if "static" in case and file == "model_head.safetensors":
+            continue  # which becomes a flexible head
+        if (GOLDEN / case / file).exists():
+            found, expected = load_file(target / file), load_file(GOLDEN / case / file)
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+        else:
+            assert not (target / file).exists()
+    found, expected = (json.loads((folder / "adapter_config.json").read_text()) for folder in (target, GOLDEN / case))
+    sizes = [
+        dict.fromkeys("0123", factor) if not isinstance(factor, dict) else
+        {layer: factor.get(layer, factor.get("default")) for layer in "0123"}
+        for factor in (fields["config"].pop("reduction_factor") for fields in (found, expected))
+    ]  # fmt: skip
+    left_out = expected["config"]["leave_out"]
+    assert all(
+        16 // sizes[0][layer] == 16 // sizes[1][layer]
+        for layer in "01"
+        if int(layer) not in left_out and sizes[0][layer]
+    )
+    for fields in (found, expected):  # what a static class is called there
+        del fields["model_class"], fields["model_name"]
+    assert found == expected

@@ -1,0 +1,265 @@
+"""Write the golden set of AdapterHub folders, with the outputs of the `adapters` library in float64.
+
+Run it with adapters 1.3.0 in an environment of its own, because the library pins an older version of transformers:
+
+    python -m venv other && other/bin/pip install adapters==1.3.0
+    other/bin/python tests/support/make_adapterhub_golden.py write          # writes tests/data/adapterhub
+    other/bin/python tests/support/make_adapterhub_golden.py check FOLDER   # compares folders that were converted back
+
+`FOLDER` holds folders with the names of golden ones, as `tests/support/convert_back.py FOLDER` writes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import adapters
+import torch
+import transformers
+from adapters import AutoAdapterModel, BnConfig, DoubleSeqBnConfig, ParBnConfig, SeqBnConfig
+
+from adapterhub_models import fill, inputs, tiny_base, tiny_config, whole_float64
+
+
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "adapterhub"
+EXPECTED = "expected.json"
+MODELS = ("bert", "roberta", "distilbert", "xlmr", "bart", "gpt2", "t5")
+NICE = {"inv_adapter": "nice", "inv_adapter_reduction_factor": 2}
+ABC = {"a": 0, "b": 1, "c": 2}
+
+
+def houlsby(**changes: Any) -> BnConfig:
+    return DoubleSeqBnConfig(**{"reduction_factor": 8, **changes})
+
+
+def pfeiffer(**changes: Any) -> BnConfig:
+    return SeqBnConfig(**{"reduction_factor": 8, **changes})
+
+
+def parallel(**changes: Any) -> BnConfig:
+    return ParBnConfig(**{"reduction_factor": 8, **changes})
+
+
+def head(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    """A flex head: the library's method that adds it, and its arguments."""
+    return f"add_{kind}_head", options
+
+
+LABELS = {0: "a", 1: "b", 2: "c"}
+# Name: (configuration, further facts). `head`: a flex head; `static`: a class of transformers whose head is saved;
+# `class`: a language model whose head the outputs are from; `old`: the folder is rewritten as by an earlier version.
+CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
+    **{f"{model}-houlsby": (houlsby(), {}) for model in MODELS},
+    **{f"{model}-pfeiffer": (pfeiffer(), {}) for model in MODELS},
+    **{f"{model}-parallel": (parallel(), {}) for model in MODELS},
+    **{f"{model}-pfeiffer_inv": (pfeiffer(**NICE), {}) for model in MODELS},
+    "bert-houlsby_inv": (houlsby(**NICE), {}),
+    "bert-houlsby_inv_lm": (houlsby(**NICE), {"class": "BertForMaskedLM"}),
+    "gpt2-pfeiffer_inv_lm": (pfeiffer(**NICE), {"class": "GPT2LMHeadModel"}),
+    "xlmr-parallel_inv": (parallel(**NICE), {}),
+    "bert-houlsby_learned": (houlsby(scaling="learned"), {}),
+    "bert-pfeiffer_channel": (pfeiffer(scaling="channel"), {}),
+    "roberta-parallel_learned": (parallel(scaling="learned"), {}),
+    "gpt2-houlsby_scaled": (houlsby(scaling=0.5, non_linearity="gelu"), {}),
+    "gpt2-adapter_plus": (adapters.AdapterPlusConfig(reduction_factor=8, stochastic_depth=0.0), {}),
+    "bert-houlsby_factors": (houlsby(reduction_factor={"0": 2, "default": 5.3}), {}),
+    "bart-pfeiffer_factors": (pfeiffer(reduction_factor={"1": 4, "3": 16, "default": 8}), {}),
+    "bert-pfeiffer_leave_out": (pfeiffer(leave_out=[1]), {}),
+    "bart-houlsby_leave_out": (houlsby(leave_out=[0, 3]), {}),
+    "t5-houlsby_leave_out": (houlsby(leave_out=[1, 2], cross_adapter=True), {}),
+    "bart-houlsby_cross": (houlsby(cross_adapter=True), {}),
+    "t5-houlsby_cross": (houlsby(cross_adapter=True), {}),
+    "bart-pfeiffer_cross": (pfeiffer(cross_adapter=True), {}),
+    "bert-attention_only": (houlsby(output_adapter=False), {}),
+    "distilbert-pfeiffer_both": (pfeiffer(mh_adapter=True), {}),
+    # Heads.
+    "bert-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3, id2label=LABELS)}),
+    "bert-pooler": (pfeiffer(), {"head": head("classification", num_labels=3, layers=1, use_pooler=True)}),
+    "bert-pooler_two_layers": (pfeiffer(), {"head": head("classification", num_labels=2, use_pooler=True)}),
+    "bert-one_layer": (pfeiffer(), {"head": head("classification", num_labels=3, layers=1)}),
+    "bert-regression": (pfeiffer(), {"head": head("classification", num_labels=1)}),
+    "bert-multilabel": (houlsby(), {"head": head("classification", num_labels=3, multilabel=True)}),
+    "bert-tagging": (houlsby(), {"head": head("tagging", num_labels=3, id2label=LABELS)}),
+    "bert-questions": (houlsby(), {"head": head("qa")}),
+    "bert-choice": (houlsby(), {"head": head("multiple_choice", num_choices=2)}),
+    "bert-static": (houlsby(), {"static": "BertForSequenceClassification"}),
+    "bert-static_tagging": (houlsby(), {"static": "BertForTokenClassification"}),
+    "roberta-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3, id2label=LABELS)}),
+    "roberta-static": (houlsby(), {"static": "RobertaForSequenceClassification"}),
+    "xlmr-tagging": (pfeiffer(), {"head": head("tagging", num_labels=3)}),
+    "distilbert-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "distilbert-static": (houlsby(), {"static": "DistilBertForSequenceClassification"}),
+    "distilbert-questions": (houlsby(), {"head": head("qa")}),
+    "bart-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "gpt2-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    "gpt2-static": (houlsby(), {"static": "GPT2ForSequenceClassification"}),
+    "gpt2-tagging": (pfeiffer(), {"head": head("tagging", num_labels=3)}),
+    "t5-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
+    # As earlier versions wrote them.
+    "bert-old_task": (pfeiffer(non_linearity="gelu_new", **NICE), {"old": "text_task"}),
+    "bert-old_language": (pfeiffer(**NICE), {"old": "text_lang"}),
+    "roberta-old_houlsby": (houlsby(non_linearity="gelu"), {"old": "text_task"}),
+    "bert-pickled": (
+        houlsby(non_linearity="gelu"),
+        {"pickled": True, "head": head("classification", num_labels=3, id2label=LABELS)},
+    ),
+}
+
+
+def make(name: str, folder: Path) -> None:
+    """Write one folder as the library saves it."""
+    config, facts = CASES[name]
+    torch.manual_seed(0)
+    model = _new_model(name)
+    model.add_adapter("task", config=config)
+    if "head" in facts:
+        method, options = facts["head"]
+        getattr(model, method)("task", **options)
+    _fill_added(model, facts)
+    pickled = facts.get("pickled") or "old" in facts
+    model.save_adapter(
+        str(folder), "task", with_head="head" in facts or "static" in facts, use_safetensors=not pickled
+    )
+    if "old" in facts:
+        _age(folder, facts["old"])
+
+
+def evaluate(name: str, folder: Path) -> list[Any]:
+    """Load a folder with the library into a fresh model, and return the outputs in float64."""
+    facts = CASES[name][1]
+    model = _new_model(name)
+    pickled = facts.get("pickled") or "old" in facts
+    use_safetensors = not pickled or any(folder.glob("*.safetensors"))
+    has_head = "head" in facts or "static" in facts
+    loaded = model.load_adapter(str(folder), with_head=has_head, use_safetensors=use_safetensors)
+    model.set_active_adapters(loaded)
+    if "class" in facts:
+        _add_language_model_head(model, tiny_base(name.partition("-")[0], facts["class"]))
+    model = model.double().eval()
+    given = inputs(name.partition("-")[0])
+    if name == "bert-choice":
+        given = {key: value.unsqueeze(0) for key, value in given.items()}
+    if "static" in facts or "head" in facts:
+        given.pop("decoder_input_ids", None)
+    # Without a head, the encoder alone: the library's own class for T5 scales its output.
+    is_alone = not has_head and "class" not in facts
+    with torch.no_grad(), whole_float64():
+        outputs = (model.base_model if is_alone else model)(**given)
+    if "start_logits" in outputs:
+        return torch.stack([outputs.start_logits, outputs.end_logits]).tolist()
+    found = outputs.logits if "logits" in outputs else outputs.last_hidden_state
+    return found[..., :6].tolist()  # the last norm and the head mix what is left out into these
+
+
+def _new_model(name: str) -> Any:
+    base, facts = name.partition("-")[0], CASES[name][1]
+    if "static" in facts:
+        model = tiny_base(base, facts["static"], num_labels=3, id2label=LABELS, label2id=ABC)
+        adapters.init(model)
+    else:
+        model = fill(AutoAdapterModel.from_config(tiny_config(base))).eval()
+    model.base_model.config._name_or_path = model.config._name_or_path = model.name_or_path = f"tiny/{base}"
+    return model
+
+
+def _add_language_model_head(model: Any, base: Any) -> None:
+    """Add the base model's own head as a flexible one: the library inverts the coupling before these alone."""
+    if hasattr(base, "cls"):
+        model.add_masked_lm_head("own", activation_function="gelu")
+        head = base.cls.predictions
+        parts = {"0": head.transform.dense, "2": head.transform.LayerNorm, "3": head.decoder}
+    else:
+        model.add_causal_lm_head("own", layers=1)
+        parts = {"0": base.lm_head}
+    for number, part in parts.items():
+        getattr(model.heads["own"], number).load_state_dict(part.state_dict(), strict=False)
+
+
+def _fill_added(model: Any, facts: dict[str, Any]) -> None:
+    """Give the adapter, and its head, weights that are far from the initial ones."""
+    names = [
+        (name, weight)
+        for name, weight in model.named_parameters()
+        if ".task." in name or ("static" in facts and not name.startswith(f"{model.base_model_prefix}."))
+    ]
+    for number, (name, weight) in enumerate(names):
+        with torch.no_grad():
+            offset = 1.0 if name.endswith("scaling") else 0.0
+            generator = torch.Generator().manual_seed(number)
+            scale = 0.1 if "adapters." in name else 0.3
+            weight.copy_(offset + scale * torch.randn(weight.shape, generator=generator))
+
+
+def _age(folder: Path, kind: str) -> None:
+    """Rewrite a folder as adapter-transformers 1 wrote it: no version, other names, the invertible adapter nested."""
+    file = folder / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    del fields["version"]
+    fields["type"] = kind
+    config = fields["config"]
+    names = {"gelu_new": "gelu", "gelu": "gelu_orig"}
+    config["non_linearity"] = names.get(config["non_linearity"], config["non_linearity"])
+    if config.pop("inv_adapter"):
+        block = {"block_type": "nice", "non_linearity": "relu", "reduction_factor": 2}
+        config["invertible_adapter"] = block
+    del config["inv_adapter_reduction_factor"]
+    fields["config"] = {key: value for key, value in config.items() if not key.startswith(("phm", "shared", "stoch"))}
+    file.write_text(json.dumps(fields, indent=2, sort_keys=True))
+    weights = torch.load(folder / "pytorch_adapter.bin", weights_only=True)
+    task_or_lang = kind.replace("text_", "")
+    renamed = {}
+    for key, value in weights.items():
+        if "invertible_adapters." in key:
+            if kind == "text_task":
+                continue
+            key = key.replace("invertible_adapters.", "invertible_lang_adapters.")
+        key = key.replace("attention.output.adapters.", f"attention.output.attention_text_{task_or_lang}_adapters.")
+        renamed[key.replace("output.adapters.", f"output.layer_text_{task_or_lang}_adapters.")] = value
+    torch.save(renamed, folder / "pytorch_adapter.bin")
+
+
+def write() -> None:
+    """Write every golden folder with its expected outputs, and the outputs of the base models alone."""
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for name in CASES:
+        folder = GOLDEN / name
+        folder.mkdir(parents=True)
+        make(name, folder)
+        (folder / EXPECTED).write_text(json.dumps(evaluate(name, folder)))
+        print(name, sum(file.stat().st_size for file in folder.iterdir()), "bytes")
+    plain = {}
+    for base in MODELS:
+        with torch.no_grad(), whole_float64():
+            plain[base] = tiny_base(base).double()(**inputs(base)).last_hidden_state[..., :6].tolist()
+    (GOLDEN / "plain.json").write_text(json.dumps(plain))
+
+
+def check(converted: Path) -> None:
+    """Compare the outputs of folders that were converted back with the expected ones."""
+    worst = 0.0
+    for folder in sorted(path for path in converted.iterdir() if path.name in CASES):
+        expected = torch.tensor(json.loads((GOLDEN / folder.name / EXPECTED).read_text()), dtype=torch.float64)
+        found = torch.tensor(evaluate(folder.name, folder), dtype=torch.float64)
+        difference = (found - expected).abs().max().item()
+        worst = max(worst, difference)
+        print(f"{folder.name:<28} {difference:.1e}")
+        if not difference <= 1e-10:
+            sys.exit(f"{folder.name} differs.")
+    print(f"The largest difference is {worst:.1e}.")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("write", "check"))
+    parser.add_argument("folder", nargs="?", type=Path)
+    chosen = parser.parse_args()
+    if chosen.command == "write":
+        write()
+    else:
+        check(chosen.folder)
