@@ -33,8 +33,7 @@ help:  ## list the commands
 install: $(INSTALLED)  ## make .venv and install the project and its tools, at the locked versions
 
 demo: $(INSTALLED)  ## train an adapter on generated sentences: offline, on the CPU, in minutes
-	OMP_NUM_THREADS=$(CORES) $(BIN)/accelerate launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no \
-		--dynamo_backend no recipes/glue.py
+	OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/glue.py --use_cpu
 
 # One thread for each of the two workers: more would only get in each other's way.
 test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data

@@ -79,8 +79,7 @@ Test accuracy (chance: 50%). The linear probe is a logistic regression on the fr
   {"":<{width}}   adapter  linear probe
 {table}
 
-A real task, from the Hub, with BERT-base:  accelerate launch recipes/glue.py --task mrpc
-From your own files, with this encoder:     accelerate launch recipes/glue.py --task mrpc --data_dir FOLDER \\
+A real task, from the Hub, with BERT-base:  python recipes/glue.py --task mrpc
+From your own files, with this encoder:     python recipes/glue.py --task mrpc --data_dir FOLDER \\
                                                 --model_name minilm --train_pooler true --learning_rate 1e-3
-                                            (reads FOLDER/mrpc/train.parquet, ...)
-"""
+                                            (reads FOLDER/mrpc/train.parquet, ...)"""

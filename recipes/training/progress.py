@@ -53,7 +53,8 @@ class Progress(TrainerCallback):
         if self._bar is None or not logs or "loss" not in logs:
             return
         self._show(loss=logs["loss"])
-        if self._bar.disable and time.monotonic() - self._last_line > _SECONDS:
+        waited = time.monotonic() - self._last_line > _SECONDS
+        if self._bar.disable and waited and not control.should_evaluate:  # which prints a line with the loss
             self._print(f"{_moment(state)}: loss {logs['loss']:.3f}")
 
     def on_prediction_step(
