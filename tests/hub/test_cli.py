@@ -194,7 +194,7 @@ def test_flags_may_have_underscores(base, adapter, capsys):
         main(["predict", str(adapter), *flag, text, "--", "a__b"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == lines[2:4]
-    assert [[item["label"] for item in line][0] for line in lines[4:]] == [line["label"] for line in lines[:2]]
+    assert [line[0]["label"] for line in lines[4:]] == [line["label"] for line in lines[:2]]
 
 
 def test_info_as_json_has_the_same_facts(adapter, capsys):
