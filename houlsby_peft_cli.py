@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from houlsby_peft.serving.predictor import Input
+    from houlsby_peft.serving.predictor import Input, Predictor
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,7 +143,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _push(options: argparse.Namespace) -> None:
-    from houlsby_peft import push_to_hub
+    from houlsby_peft.hub.push import push_to_hub
 
     chosen = _card_options(options)
     if options.message is not None:
@@ -174,8 +174,8 @@ def _info(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     if options.file is not None:
         return _predict_file(options)
-    from houlsby_peft import load
-
+    if options.output is not None:
+        raise ValueError(f"--output needs --file, the rows to predict for; got --output {options.output}.")
     texts = options.texts
     if not texts:
         raise ValueError("predict needs texts, - for standard input, or --file; there is none.")
@@ -183,14 +183,13 @@ def _predict(options: argparse.Namespace) -> None:
         lines = [line.rstrip("\n") for line in sys.stdin]
         texts = [text for line in lines for text in line.split("\t")] if options.pairs else lines
     inputs = _read_inputs(texts, options.pairs)
-    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model, device=options.device)
+    adapter = _load(options, options.device)
     for result in adapter.predict(inputs, batch_size=options.batch_size, top_k=options.top_k):
         print(json.dumps(result, default=float, ensure_ascii=False))
 
 
 def _predict_file(options: argparse.Namespace) -> None:
     """Check all that can be wrong with files and columns before the model is loaded."""
-    from houlsby_peft import load
     from houlsby_peft.checkpoints.untrusted import read_config
     from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
@@ -211,18 +210,18 @@ def _predict_file(options: argparse.Namespace) -> None:
     columns = find_text_columns(table.columns, named, count)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
-    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model, device=options.device)
+    adapter = _load(options)
     empty = predict_file(adapter, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
     if empty:
-        print(f"{empty:,} rows without text have no prediction.", file=sys.stderr)
+        print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
 
 
 def _export(options: argparse.Namespace) -> None:
-    from houlsby_peft import export_onnx, load
+    from houlsby_peft import export_onnx
 
-    adapter = load(options.adapter, revision=options.revision, base_model=options.base_model)
+    adapter = _load(options)
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
         print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 
@@ -257,6 +256,19 @@ def _convert(options: argparse.Namespace) -> None:
 
     chosen = {name: value for name, value in vars(options).items() if name not in ("run", "source", "target")}
     print(convert(options.source, options.target, **chosen))
+
+
+def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
+    import warnings
+
+    import transformers
+
+    from houlsby_peft.serving.load import load
+
+    # PEFT and transformers tell what users of the command cannot change.
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+    transformers.utils.logging.disable_progress_bar()
+    return load(options.adapter, revision=options.revision, base_model=options.base_model, device=device)
 
 
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:

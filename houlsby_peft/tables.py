@@ -34,7 +34,7 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _SEPARATORS = (",", ";", "\t", "|")
 _LOOKED_AT = 1000  # lines, to find the separator
-_PART_BYTES = 1 << 20
+_PART_BYTES = 1 << 16
 
 
 def find_text_columns(
@@ -186,7 +186,7 @@ class TableReader:
 
 
 class TableWriter:
-    """Writes a table in parts. Until it is closed, the file has the further extension .part.
+    """Writes a table in parts, as a context. Until all is written, the file has the further extension .part.
 
     Args:
         path: The file. Its extension gives the format.
@@ -250,10 +250,14 @@ class TableWriter:
                 self._rows.writerow([_as_text(whole.get(name)) or "" for name in self._names])
         self._file.flush()
 
-    def close(self) -> None:
-        """Give the file its name: it is complete."""
+    def __enter__(self) -> TableWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give the file its name, if it is complete."""
         (self._parquet or self._file).close()
-        self._part.replace(self.path)
+        if kind is None:
+            self._part.replace(self.path)
 
 
 def find_format(path: Path) -> str:

@@ -12,9 +12,10 @@ import houlsby_peft
 
 PACKAGE = Path(houlsby_peft.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+COMMAND = PACKAGE.with_name("houlsby_peft_cli.py")
 # Modules that the figure leaves out, as the page says, or that another box stands for.
 OMITTED = {"errors", "hub_cards"}
-BOXES = {"__init__": "init", "prefix_cache": "prefix", "frozen_prefix": "prefix"}
+BOXES = {"houlsby_peft_cli": "cli", "__init__": "init", "prefix_cache": "prefix", "frozen_prefix": "prefix"}
 
 
 def box(module: tuple[str, ...]) -> str:
@@ -26,7 +27,7 @@ def box(module: tuple[str, ...]) -> str:
 
 def imported_modules(file: Path) -> Iterator[tuple[str, ...]]:
     """Yield the modules of the package that a file imports when it runs, so not those for annotations only."""
-    folders = file.relative_to(PACKAGE).parts[:-1]
+    folders = () if file == COMMAND else file.relative_to(PACKAGE).parts[:-1]
     tree = ast.parse(file.read_text(encoding="utf-8"))
     blocks = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
@@ -37,12 +38,16 @@ def imported_modules(file: Path) -> Iterator[tuple[str, ...]]:
             above = folders[: len(folders) - node.level + 1]
             names = [node.module] if node.module else [alias.name for alias in node.names]
             yield from (above + tuple(name.split(".")) for name in names)
+        elif isinstance(node, ast.ImportFrom) and node not in for_annotations:
+            package, *parts = str(node.module).split(".")
+            if package in (PACKAGE.name, COMMAND.stem):
+                yield tuple(parts) or (COMMAND.stem if package == COMMAND.stem else "__init__",)
 
 
 def real_imports() -> set[tuple[str, str]]:
     imports = {
-        (box(file.relative_to(PACKAGE).with_suffix("").parts), box(module))
-        for file in PACKAGE.rglob("*.py")
+        (box(file.relative_to(file.parent if file == COMMAND else PACKAGE).with_suffix("").parts), box(module))
+        for file in [COMMAND, *PACKAGE.rglob("*.py")]
         if "hub_cards" not in file.parts
         for module in imported_modules(file)
     }

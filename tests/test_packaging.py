@@ -46,7 +46,7 @@ def distributions(tmp_path_factory):
 
 def package_files():
     """Where each file of the package stands in the checkout -> where it is installed."""
-    files = [*(ROOT / "houlsby_peft").rglob("*.py"), ROOT / "houlsby_peft/py.typed"]
+    files = [*(ROOT / "houlsby_peft").rglob("*.py"), ROOT / "houlsby_peft/py.typed", ROOT / "houlsby_peft_cli.py"]
     cards = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
     installed = {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files}
     return installed | {f"hub_cards/{path.name}": f"houlsby_peft/hub_cards/{path.name}" for path in cards}
@@ -104,8 +104,10 @@ def imported_distributions(folder):
 def test_dependencies_are_what_the_library_imports(setup_cfg):
     declared = {requirement.name for requirement in requirements(setup_cfg["options"]["install_requires"])}
     extras = setup_cfg["options.extras_require"]
-    optional = {item.name for extra in ("deepspeed", "export") for item in requirements(extras[extra])}
-    assert declared == imported_distributions("houlsby_peft") - optional
+    optional = {
+        item.name for extra in ("deepspeed", "export", "serve", "parquet") for item in requirements(extras[extra])
+    }
+    assert declared == imported_distributions("houlsby_peft") - optional - {"houlsby-peft-cli"}
 
 
 def test_extras_declare_what_the_recipes_import(setup_cfg):

@@ -93,7 +93,12 @@ def find_task_type(model: nn.Module, heads: Collection[str]) -> str | None:
     inputs = {"input_ids", "attention_mask", "inputs_embeds"}
     if task.task_type == "SEQ_2_SEQ_LM":
         inputs.add("decoder_input_ids")
-    if not inputs <= inspect.signature(model.forward).parameters.keys():
+    given = inspect.signature(model.forward).parameters.keys()
+    if not inputs <= given:
+        return None
+    # PEFT's class for question answering drops the token types, which tell BERT the question from its context.
+    has_token_types = "token_type_ids" in given and getattr(model.config, "type_vocab_size", 2) > 1
+    if task.task_type == "QUESTION_ANS" and has_token_types:
         return None
     expected = HEADS_OF_PEFT.get(task.task_type, ())
     found = [key for key, _ in base_modules(model) if key.endswith(expected)] if expected else []

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-from ..errors import AdapterError, shortened
+from ..errors import AdapterError, check_count, shortened
 from ..tables import Row, TableReader, TableWriter, find_format
 from .predictor import Input, Predictor
 
@@ -51,14 +52,19 @@ def predict_file(
     Raises:
         AdapterError: A value in a text column is not text, or as for `Predictor.predict`.
     """
+    if top_k is not None:
+        check_count("top_k", top_k)
     added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
     names = _rename(added, table.columns)
     if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
         top_k = max(1, len(adapter.labels))
     options = {"batch_size": batch_size, **({} if top_k is None else {"top_k": top_k})}
-    writer = TableWriter(output, table, {names[name]: kind for name, kind in added.items()}) if output else None
+    columns_of_file = {names[name]: kind for name, kind in added.items()}
     empty = 0
-    with tqdm(total=table.count, unit=" rows", disable=None) as bar:
+    with (
+        TableWriter(output, table, columns_of_file) if output else nullcontext() as writer,
+        tqdm(total=table.count, unit=" rows", disable=None) as bar,
+    ):
         for rows, batch in table.parts(_PART_ROWS):
             inputs = [_read_input(row, columns) for row in rows]
             # Texts of like length stand together, so that little is padding.
@@ -74,8 +80,6 @@ def predict_file(
             else:
                 writer.write(rows, batch, found)
             bar.update(len(rows))
-    if writer is not None:
-        writer.close()
     return empty
 
 

@@ -14,8 +14,11 @@ import pytest
 from huggingface_hub import ModelCard
 
 import houlsby_peft
-from houlsby_peft.cli import main
+from houlsby_peft_cli import main
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -167,21 +170,36 @@ def test_mistakes_are_one_line(arguments, message, adapter, base):
     assert "\n" not in str(exit_.value)
 
 
-def test_the_help_needs_no_heavy_imports():
-    """An empty module replaces the package, whose own imports are not tested here."""
+@pytest.mark.parametrize("flag", ["--help", "--version", "push --help"])
+def test_the_help_imports_neither_the_package_nor_what_it_needs(flag):
     code = """
-import sys, types
-package = types.ModuleType("houlsby_peft")
-package.__path__ = [sys.argv.pop(1)]
-sys.modules["houlsby_peft"] = package
-from houlsby_peft.cli import main
+import sys
+from houlsby_peft_cli import main
 try:
-    main(["push", "--help"])
+    main(sys.argv[1:])
 finally:
-    print(sorted({"torch", "peft", "transformers", "huggingface_hub"} & set(sys.modules)))
+    print(sorted({"torch", "peft", "transformers", "huggingface_hub", "numpy", "houlsby_peft"} & set(sys.modules)))
 """
-    command = [sys.executable, "-c", code, str(Path(houlsby_peft.__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, *flag.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: houlsby-peft push")
+    said = f"houlsby-peft {houlsby_peft.__version__}" if flag == "--version" else "usage: houlsby-peft "
+    assert done.stdout.startswith(said)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_flags_may_have_underscores(base, adapter, capsys):
+    text = TEXTS[0][0]
+    for flag in (["--base-model", str(base)], [f"--base_model={base}"], ["--base_model", str(base), "--top_k", "2"]):
+        main(["predict", str(adapter), *flag, text, "--", "a__b"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == lines[2:4]
+    assert [line[0]["label"] for line in lines[4:]] == [line["label"] for line in lines[:2]]
+
+
+def test_info_as_json_has_the_same_facts(adapter, capsys):
+    main(["info", str(adapter), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["task"], found["labels"], found["settings"]["r"]) == ("text-classification", list(LABELS), 4)
+    assert found["base_model"]["name"] == BASE
+    assert found["parameters"]["total"] == sum(size for kind, size in found["parameters"].items() if kind != "total")

@@ -177,7 +177,7 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
 def test_the_snippets_of_the_page_run_and_print_what_it_says(hub, tmp_path):
     hub.add("google-bert/bert-base-uncased", make_base(tmp_path / "base"))
     outputs = hub.call(run_snippets, str(ROOT / "docs" / "hub.md"), home=tmp_path)
-    assert len(outputs) == 4
+    assert len(outputs) == 5
     for printed, said in outputs:
         assert printed == said
     assert "A fine film." in hub.store.repos["user/sentiment"].head.files["README.md"].decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -80,6 +81,19 @@ def test_glue(hub, inputs, tmp_path):
     assert results["command"].startswith(command)
     assert command in card
     assert str(tmp_path.parent) not in card
+
+    # The command finds the run's results beside the adapter, and gives the same card.
+    command = [sys.executable, "-m", "houlsby_peft.cli", "push", "runs/rte/adapter", "user/by-command"]
+    done = subprocess.run(command, env=hub.environment(tmp_path), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    by_command = hub.store.repos["user/by-command"].head.files
+    assert by_command.keys() == repo.head.files.keys()
+    assert by_command["adapter_config.json"] == repo.head.files["adapter_config.json"]
+
+    def anonymous(text):
+        return re.sub(r"generated [0-9a-f]{8}|by-command|(?<=user/)rte|(?<=# )rte|(?<=name: )rte", "...", text)
+
+    assert anonymous(card_of(hub, "user/by-command")[1]) == anonymous(card)
 
     again = start(hub, tmp_path, "glue", *flags)
     assert again.returncode == 0, again.stderr

@@ -1,0 +1,239 @@
+"""What lies in the folder of a saved adapter can be shared as it is: the card, the task, the names."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DistilBertConfig,
+    DistilBertForQuestionAnswering,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import houlsby_peft.hub.card
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.hub.card import make_card
+from houlsby_peft.hub.sections import is_template
+from hub_models import LABELS, TEXTS, make_adapter, make_base
+from tiny_models import perturb
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+def adapted(base, config=None, auto_class=AutoModelForSequenceClassification, **labels):
+    model = get_peft_model(auto_class.from_pretrained(base, **labels), config or HoulsbyConfig(r=4))
+    perturb(model, 1)
+    return model
+
+
+def fields_of(folder: Path) -> dict:
+    return json.loads((folder / "adapter_config.json").read_text())
+
+
+def test_saving_writes_the_card_and_keeps_what_people_wrote(base, tmp_path):
+    model, folder = adapted(base, id2label=dict(enumerate(LABELS))), tmp_path / "my-adapter"
+    model.save_pretrained(folder)
+    card = ModelCard.load(folder / "README.md")
+    assert card.text.lstrip().startswith("# my-adapter")
+    assert f"- **classes**: {', '.join(LABELS)}" in card.text
+    assert 'houlsby_peft.load("user/my-adapter", base_model=' in card.text
+    assert "loaded from a folder" in card.text
+    assert str(base) not in card.content
+    assert "pip install" not in card.content
+    assert card.data.to_dict() == {
+        "library_name": "peft", "pipeline_tag": "text-classification", "tags": ["adapter", "houlsby", "peft"]
+    }  # fmt: skip
+
+    path = folder / "README.md"
+    edited = (
+        path.read_text()
+        .replace("## Adapter", "## Why\n\nBecause.\n\n## Adapter")
+        .replace("---\n", "---\nlicense: mit\n", 1)
+    )
+    path.write_text(edited.replace("- houlsby", "- houlsby\n- mine"))
+    model.save_pretrained(folder)
+    again = ModelCard.load(path)
+    assert "## Why\n\nBecause.\n\n## Adapter" in again.text
+    assert (again.data.license, "mine" in again.data.tags) == ("mit", True)
+    assert again.text.replace("## Why\n\nBecause.\n\n", "") == card.text
+
+
+def test_each_adapter_has_its_card_beside_it(base, tmp_path):
+    model = adapted(base)
+    model.add_adapter("mails", HoulsbyConfig(r=2))
+    model.save_pretrained(tmp_path / "all")
+    assert (tmp_path / "all" / "README.md").read_text().count("bottleneck size `r`**: 4")
+    assert (tmp_path / "all" / "mails" / "README.md").read_text().count("bottleneck size `r`**: 2")
+    model.save_pretrained(tmp_path / "second", is_main_process=False)
+    assert not list((tmp_path / "second").rglob("README.md"))
+
+
+def test_the_cards_of_other_methods_stay_those_of_peft(base, tmp_path):
+    lora = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(target_modules=["query"])
+    )
+    lora.save_pretrained(tmp_path)
+    assert is_template((tmp_path / "README.md").read_text())
+
+
+def test_the_trainer_adds_to_the_card(base, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    options = TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True)
+    data = [{**tokenizer(text), "label": label} for text, label in TEXTS]
+    trainer = Trainer(adapted(base, num_labels=3), options, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    assert "A [Houlsby adapter]" in (tmp_path / "checkpoint-1" / "README.md").read_text()
+    trainer.save_model()
+    trainer.create_model_card(model_name="mine")
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "peft"
+    assert "houlsby" in card.data.tags
+    assert "## Adapter" in card.text
+    assert "Training hyperparameters" in card.text
+
+
+def test_a_card_that_cannot_be_written_does_not_stop_saving(base, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
+    with pytest.warns(UserWarning, match="The adapter is saved, but its card is not written: .*not valid YAML"):
+        adapted(base).save_pretrained(tmp_path)
+    assert houlsby_peft.load(tmp_path).predict("a")
+    assert (tmp_path / "README.md").read_text() == "---\nlicense: [mit\n---\n"
+
+
+def t5() -> T5ForConditionalGeneration:
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(vocab_size=50, decoder_start_token_id=0, **sizes))
+
+
+def distilbert() -> DistilBertForQuestionAnswering:
+    return DistilBertForQuestionAnswering(
+        DistilBertConfig(vocab_size=50, dim=16, hidden_dim=32, n_layers=1, n_heads=2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "task_type"),
+    [
+        (AutoModelForSequenceClassification, {}, "SEQ_CLS"),
+        (AutoModelForSequenceClassification, {"two_layer_head": True}, "SEQ_CLS"),
+        (AutoModelForSequenceClassification, {"id2label": {0: "a", 1: "b", 2: "c"}}, "SEQ_CLS"),
+        (AutoModelForSequenceClassification, {"modules_to_save": []}, None),  # PEFT would want the trained head
+        (AutoModelForTokenClassification, {}, "TOKEN_CLS"),
+        (AutoModelForQuestionAnswering, {}, None),  # PEFT's class would drop BERT's token types
+        (AutoModelForMaskedLM, {}, None),  # PEFT has no name for it
+        (distilbert, {}, "QUESTION_ANS"),
+        (t5, {}, "SEQ_2_SEQ_LM"),
+    ],
+)
+def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(build, options, task_type, base, tmp_path):
+    def new():
+        torch.manual_seed(0)
+        return build.from_pretrained(base) if hasattr(build, "from_pretrained") else build()
+
+    model = get_peft_model(new(), HoulsbyConfig(r=2, **options))
+    perturb(model, 1)
+    model.save_pretrained(tmp_path)
+    assert fields_of(tmp_path)["task_type"] == task_type
+    assert model.peft_config["default"].task_type is None  # the user's, as it was
+    again = PeftModel.from_pretrained(new(), tmp_path)
+    saved = {key: value for key, value in model.state_dict().items() if ".default." in key}
+    found = again.state_dict()
+    assert saved
+    assert all((found[key] == value).all() for key, value in saved.items())
+
+
+def test_transformers_predicts_the_names_of_the_classes(base, tmp_path):
+    folder = make_adapter(tmp_path, base, str(base))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+    predict = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(base), device=-1)
+    texts = [text for text, _ in TEXTS]
+    assert [found["label"] for found in predict(texts)] == [
+        found["label"] for found in houlsby_peft.load(folder).predict(texts)
+    ]
+    assert model.config.label2id == {name: number for number, name in enumerate(LABELS)}
+
+
+def test_names_from_an_adapter_are_not_those_of_the_next_one(base, tmp_path):
+    folder = make_adapter(tmp_path, base, str(base))
+    model = PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), folder)
+    assert tuple(model.config.id2label.values()) == LABELS
+    model.add_adapter("next", HoulsbyConfig(r=2))
+    assert model.peft_config["next"].record.id2label == {number: f"LABEL_{number}" for number in range(3)}
+    named = AutoModelForSequenceClassification.from_pretrained(base, id2label=dict(enumerate("xyz")))
+    PeftModel.from_pretrained(named, folder)
+    assert tuple(named.config.id2label.values()) == ("x", "y", "z")
+
+
+def test_a_base_model_from_the_cache_has_its_name_and_its_commit(base, tmp_path):
+    snapshot = tmp_path / "hub" / "models--org--tiny-bert" / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(base)
+    adapted(snapshot).save_pretrained(tmp_path / "adapter")
+    fields = fields_of(tmp_path / "adapter")
+    assert (fields["base_model_name_or_path"], fields["revision"]) == ("org/tiny-bert", "0" * 40)
+    card = ModelCard.load(tmp_path / "adapter" / "README.md")
+    assert card.data.base_model == "org/tiny-bert"
+    assert str(tmp_path) not in card.content
+
+
+def test_the_results_beside_an_adapter_count_only_for_its_weights(base, tmp_path):
+    folder = make_adapter(tmp_path / "run" / "adapter", base)
+    weights = (folder / "adapter_model.safetensors").read_bytes()
+    listed = {"adapter/adapter_model.safetensors": {"bytes": len(weights), "crc32": zlib.crc32(weights)}}
+    run = {"seed": 1, "epochs": [{"epoch": 1.0, "step": 3, "accuracy": 0.75}], "files": listed}
+    (tmp_path / "run" / "results.json").write_text(json.dumps(run))
+    card = make_card(folder)
+    assert card.text.lstrip().startswith("# run\n")
+    assert "| accuracy | 0.750 |" in card.text
+    make_adapter(folder, base, seed=5)
+    card = make_card(folder)
+    assert card.text.lstrip().startswith("# adapter\n")
+    assert "accuracy" not in card.text
+
+
+@pytest.mark.parametrize(
+    ("example", "answer", "widget"),
+    [
+        (
+            "Late.",
+            [{"label": "a", "score": 0.123456}],
+            [{"text": "Late.", "output": [{"label": "a", "score": 0.1235}]}],
+        ),
+        (["x", "y"], None, [{"text": "x"}, {"text": "y"}]),
+        (("x", "y"), [{"label": "a", "score": 0.5}], None),  # the widget has one field
+    ],
+)
+def test_the_example_is_in_the_widget(example, answer, widget, base, tmp_path):
+    folder = make_adapter(tmp_path, base)
+    card = make_card(folder, "user/x", example=example, answer=answer)
+    assert yaml.safe_load(card.content.split("---\n")[1]).get("widget") == widget
+    (folder / "README.md").write_text(card.content)
+    merged = houlsby_peft.hub.card.merge_cards(make_card(folder, "user/x"), [folder / "README.md"])
+    # Predictions of older weights are not kept, and an example by hand is.
+    assert merged.data.get("widget") == (widget if answer is None else None)
+
+
+def test_the_address_of_the_library_comes_from_its_metadata(base, tmp_path, monkeypatch):
+    folder = make_adapter(tmp_path, base)
+    assert "Install the library `houlsby_peft` from its source code" in make_card(folder, "user/x").text
+    monkeypatch.setattr(houlsby_peft.hub.card, "find_source", lambda: "https://git.example/houlsby")
+    assert "`pip install git+https://git.example/houlsby`" in make_card(folder, "user/x").text
