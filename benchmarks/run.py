@@ -4,6 +4,7 @@
     python benchmarks/run.py --quick               # a few minutes
     python benchmarks/run.py --device cuda
     python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
+    python benchmarks/run.py --parts export --rounds 30
     python benchmarks/run.py --parts mixed --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
 All methods run interleaved in one process. The machine should be idle. The table shows the ratio of the minima, and
@@ -42,7 +43,7 @@ CELLS = {
         f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
     ],
 }
-PARTS = ("steps", "mixed", "growth", "start")
+PARTS = ("steps", "mixed", "growth", "start", "export")
 
 
 def main() -> None:
@@ -63,6 +64,8 @@ def main() -> None:
     if "start" in args.parts:
         result["imports"] = table(starting.imports(args.rounds))
         result["actions"] = table(starting.actions("tiny" if args.quick else "base", args.rounds))
+    if "export" in args.parts:
+        result["export"] = exported(args)
     args.output.write_text(json.dumps(result, indent=1) + "\n")
     print(f"\nWritten to {args.output}")
 
@@ -135,6 +138,19 @@ def grown(args: argparse.Namespace) -> dict[str, Rows]:
         "sizes": table(growth.by_size_and_layers(cell, args.rounds, args.device)),
         "held": table(growth.by_adapters_held(shape, numbers)),
     }
+
+
+def exported(args: argparse.Namespace) -> Rows:
+    """Measure one text and 32 texts in onnxruntime and quantized, on the CPU, if the packages are installed."""
+    try:
+        from exported import latencies
+    except ImportError as error:
+        print(f"\nThe part export needs houlsby-peft[export,quantized] ({error}).")
+        return []
+    rows: Rows = []
+    for shape, length in [("tiny", 16)] if args.quick else [("minilm", 64), ("base", 64)]:
+        rows += table(latencies(shape, [1, 32], length, args.rounds))
+    return rows
 
 
 def draw(rows: Rows, path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_quick_benchmark_writes_its_tables_and_a_chart(tmp_path):
     command = [sys.executable, str(RUN), "--quick", "--rounds", "1", "--output", str(output)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result = json.loads(output.read_text())
-    assert result.keys() == {"machine", "steps", "sizes", "tasks", "held", "imports", "actions"}
+    assert result.keys() == {"machine", "steps", "sizes", "tasks", "held", "imports", "actions", "export"}
     assert result["machine"]["torch"] == torch.__version__
     peaks = {row["method"]: row["peak_bytes"] for row in result["steps"] if row["phase"] == "train"}
     assert peaks["full fine-tuning"] > peaks[OURS]
