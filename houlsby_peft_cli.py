@@ -210,7 +210,7 @@ def _predict_file(options: argparse.Namespace) -> None:
     columns = find_text_columns(table.columns, named, count)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
-    adapter = _load(options)
+    adapter = _load(options, options.device)
     empty = predict_file(adapter, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
     if empty:
         print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
