@@ -92,6 +92,11 @@ class ClassificationArguments(TextArguments):
         default=None, help="'balanced': give each class the same weight in the loss, however rare it is."
     )
 
+    @property
+    def name(self) -> str:
+        """The name of the task, which is that of its data."""
+        return Path(self.data).resolve().stem + (f"_{self.data_config}" if self.data_config else "")
+
 
 @dataclass(frozen=True)
 class ClassificationTask:
@@ -155,15 +160,13 @@ class ClassificationTrainer(RecipeTrainer):
         super().__init__(**kwargs)
         self.weights = None if weights is None else torch.tensor(weights, device=self.args.device)
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **kwargs: Any
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean of the weighted losses of the rows, or the model's own loss if there are no weights.
 
         The mean is over the rows, not over their weights, so that a batch of one row has its weight as well.
         """
         if self.weights is None:
-            return super().compute_loss(model, inputs, return_outputs, **kwargs)
+            return super().compute_loss(model, inputs, return_outputs)
         labels = inputs["labels"]
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         logits = outputs.logits.float()
@@ -188,22 +191,20 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
     if labels.problem_type == REGRESSION and arguments.class_weights:
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
     if labels.problem_type != SINGLE and training.label_smoothing_factor:
-        raise RecipeError(f"--label_smoothing_factor is for one class per text, not for a {labels.problem_type}. Leave "
-                          "it out.")  # fmt: skip
+        raise RecipeError("--label_smoothing_factor is for one class per text, not several or a score. Leave it out.")
     texts = label_texts(splits["train"], columns)
     check_repeated(labels, texts)
     splits = _encode(splits, labels, text_columns)
     if training.do_eval:
         splits = with_validation(splits, rarest_labels(labels, texts))
     splits["train"] = train = sample(splits["train"], arguments.max_train_samples)
-    name = _name(arguments)
-    log(f"{name}: {len(train):,} training examples; {describe_balance(labels, train['label'])}")
+    log(f"{arguments.name}: {len(train):,} training examples; {describe_balance(labels, train['label'])}")
     weights = None
     if arguments.class_weights:
         weights = balanced_weights(labels, train["label"])
         shown = (f"{label} {weight:.2f}" for label, weight in zip(labels.names, weights[:SHOWN], strict=False))
         log(f"weights of the classes in the loss: {', '.join(shown)}{', ...' if len(weights) > SHOWN else ''}")
-    return ClassificationTask(name, splits, text_columns, labels, weights)
+    return ClassificationTask(arguments.name, splits, text_columns, labels, weights)
 
 
 def load_evaluated(
@@ -228,12 +229,8 @@ def load_evaluated(
         splits.setdefault("validation", splits["train"])
     splits = with_validation(splits, rarest_labels(labels, texts))
     del splits["train"]
-    log(f"{_name(arguments)}: {len(splits['validation']):,} examples to score")
-    return ClassificationTask(_name(arguments), splits, text_columns, labels)
-
-
-def _name(arguments: ClassificationArguments) -> str:
-    return Path(arguments.data).resolve().stem + (f"_{arguments.data_config}" if arguments.data_config else "")
+    log(f"{arguments.name}: {len(splits['validation']):,} examples to score")
+    return ClassificationTask(arguments.name, splits, text_columns, labels)
 
 
 def _read_splits(
@@ -305,7 +302,7 @@ def run_task(
     """Load the data, train, push if asked to, and return the content of results.json; or evaluate what is saved, and
     return the content of evaluation.json."""
     method.check(adapter, training)
-    training.output_dir = training.output_dir.replace("{task}", _name(arguments))
+    training.output_dir = training.output_dir.replace("{task}", arguments.name)
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
         return evaluate(saved, arguments, method, training)

@@ -163,9 +163,9 @@ def check_repeated(labels: Labels, texts: Sequence[Hashable]) -> None:
     once = sum(count == 1 for count in Counter(texts).values())
     if labels.problem_type == SINGLE and len(texts) > 2 and once > len(texts) / 2:
         raise RecipeError(
-            f"A classification needs several examples of a class; {once:,} of the {len(texts):,} rows have a label in "
-            f"{labels.columns[0]!r} that no other row has. Name another column with --label_columns; for numbers, give "
-            "--problem_type regression."
+            f"A classification needs several examples of a class; {once:,} of the {len(texts):,} rows have a label "
+            f"in {labels.columns[0]!r} that no other row has. Name another column with --label_columns; for numbers, "
+            "give --problem_type regression."
         )
 
 

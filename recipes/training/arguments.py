@@ -47,7 +47,7 @@ class EncoderArguments:
     max_train_samples: int | None = HfArg(default=None, help="Train on a random sample of this many examples.")
     evaluate: str | None = HfArg(
         default=None,
-        help="Score this saved adapter or model (a folder, that of its run, or a name on the Hub) instead of training.",
+        help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) instead of training.",
     )
 
 

@@ -38,8 +38,8 @@ def find_evaluated(
     saved = next((path for kind in ("adapter", "model") if (path := folder / kind).is_dir()), None)
     if saved is None and name is None:
         raise RecipeError(
-            f"Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and {folder} "
-            "has neither adapter nor model. Give --do_train as well, or --evaluate with the folder of an adapter."
+            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
+            f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
         )
     return str(saved or name)
 

@@ -19,9 +19,10 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
 from training.arguments import RecipeTrainingArguments
-from training.data import find_text_columns, load_splits, read_file, rows_with_text, sample, tokenize, with_validation
+from training.data import find_text_columns, load_splits, rows_with_text, sample, tokenize, with_validation
 from training.errors import RecipeError
 from training.model import add_adapter, load_model
+from training.tables import read_file
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 import token_classification
 from recipe_runs import run, save_tiny_encoder
 from tasks.tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
-from training.data import load_splits, read_file
+from training.data import load_splits
 from training.errors import RecipeError
+from training.tables import read_file
 
 
 NAMES = ["Ada", "Grace", "Alan", "Mary Ann", "Kurt"]
