@@ -97,6 +97,7 @@ def main() -> None:
         model=arguments.model_name,
         dataset=dataset,
         labels=tags.names,
+        tags=tags.names,
         test=test,
     )
     push(training.output_dir)

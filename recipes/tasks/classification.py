@@ -208,7 +208,7 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
 
 
 def load_evaluated(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, trained_on: str | None
+    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, trained_on: Sequence[str]
 ) -> ClassificationTask:
     """Load the splits on which a saved adapter or model is scored.
 
@@ -218,14 +218,14 @@ def load_evaluated(
         arguments: The data, and how to read them.
         training: The training arguments.
         labels: The labels of what is scored; the columns are those of the data.
-        trained_on: The data that it was trained on, if they are known.
+        trained_on: The files that it was trained on, as far as they are known.
     """
     splits, text_columns, columns = _read_splits(arguments, training)
     labels = replace(labels, columns=columns)
     texts = label_texts(splits["train"], columns)
     splits = _encode(splits, labels, text_columns)
-    is_file = Path(arguments.data).expanduser().is_file()
-    if is_file and (trained_on is None or Path(trained_on).resolve() != Path(arguments.data).resolve()):
+    path = Path(arguments.data).expanduser()
+    if path.is_file() and path.resolve() not in (Path(file).expanduser().resolve() for file in trained_on):
         splits.setdefault("validation", splits["train"])
     splits = with_validation(splits, rarest_labels(labels, texts))
     del splits["train"]
@@ -358,8 +358,9 @@ def evaluate(
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype)
     names, problem_type = recorded_labels(saved, model)
     labels = Labels((), problem_type or (REGRESSION if len(names) == 1 else SINGLE), names)
-    trained_on = read_results(saved).get("arguments", {}).get("data")
-    task = load_evaluated(arguments, training, labels, trained_on)
+    trained_on = read_results(saved).get("arguments", {}).get("data", [])
+    files = trained_on if isinstance(trained_on, list) else [trained_on]
+    task = load_evaluated(arguments, training, labels, files)
     task = task.tokenized(tokenizer, arguments.max_length or recorded_length(saved, model))
     trainer = task.trainer(model, tokenizer, training)
     scores = without_times(trainer.evaluate())

@@ -24,7 +24,6 @@ def find_evaluated(
     if name is None and training.do_train:
         return None
     wrong = {
-        "--do_train": training.do_train,
         "--max_train_samples": arguments.max_train_samples,
         "--init_adapter": adapter.init_adapter,
         "--push_to_hub": training.push_to_hub,

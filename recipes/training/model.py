@@ -196,8 +196,10 @@ def recorded_length(saved: str, model: nn.Module) -> int:
 
 
 def read_results(saved: str) -> dict[str, Any]:
-    """Return the results of the run that has saved an adapter or a model; empty if they are not beside it."""
-    return read_object(Path(saved).expanduser().parent / "results.json") or {}
+    """Return the results of the run that has saved an adapter or a model; empty if they are neither beside nor in its
+    folder."""
+    folder = Path(saved).expanduser()
+    return read_object(folder.parent / "results.json") or read_object(folder / "results.json") or {}
 
 
 def recorded_labels(saved: str, model: nn.Module) -> tuple[tuple[str, ...], str | None]:

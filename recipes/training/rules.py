@@ -280,8 +280,9 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
         )
     if "eval_strategy" in values:
         _check_strategies(*(values[name] for name in ("eval_strategy", "save_strategy", "load_best_model_at_end")))
-        if values["eval_strategy"] == "no" and given("early_stopping_patience") is not None:
-            raise RecipeError("--early_stopping_patience needs evaluations, got --eval_strategy no. Leave out one.")
+        only_trains = given("do_train") and not given("do_eval")
+        if (only_trains or values["eval_strategy"] == "no") and given("early_stopping_patience") is not None:
+            raise RecipeError("--early_stopping_patience needs evaluations, which are off. Leave it out.")
     if given("dataloader_prefetch_factor") is not None and not given("dataloader_num_workers"):
         raise RecipeError(
             "--dataloader_prefetch_factor needs --dataloader_num_workers of at least 1, got 0. Leave it out."

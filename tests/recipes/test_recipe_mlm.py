@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -105,6 +106,18 @@ class TestPretraining:
         resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
         assert all(torch.equal(resumed[name], saved[name]) for name in saved)
 
+    def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
+        flags = ["--data", data, "--evaluate", pretrained, "--output_dir", tmp_path, "--use_cpu"]
+        with patch("mlm.make_trainer", wraps=mlm.make_trainer) as spy:
+            run(mlm, *flags)
+        weights = dict(mlm.base_model(spy.call_args.args[1]).named_parameters())
+        head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        assert all(torch.equal(weights[name], saved) for name, saved in head.items())
+        scores = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
+        results = json.loads((pretrained / "results.json").read_text())
+        assert scores["loss"] == pytest.approx(results["best_score"], rel=0.1), "other words are masked"
+        assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+
     def test_a_text_file_is_enough(self, encoder, tmp_path):
         lines = minimal_pairs()["train"][:40]["sentence"]
         (tmp_path / "texts.txt").write_text("\n\n".join(lines) + "\n  \n")
@@ -192,7 +205,7 @@ class TestData:
             rows_with_text(data.select([2, 3]), "train", ["a", "b"])
 
     def test_a_file_of_another_encoding(self, tmp_path):
-        for name in ("train.csv", "train.tsv", "train.jsonl", "train.txt"):
+        for name in ("train.jsonl", "train.txt"):
             (tmp_path / name).write_bytes("text,label\ncaf\u00e9,1\n".encode("latin-1"))
             with pytest.raises(RecipeError, match=rf"{name} must be UTF-8 text: .*0xe9"):
                 read_file(tmp_path / name)

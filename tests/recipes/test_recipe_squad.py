@@ -288,6 +288,11 @@ class TestRuns:
         validation = load_splits(str(folder))["validation"]
         _, f1 = Official(version_2=True).scores(answers, {row["id"]: row["answers"]["text"] for row in validation})
         assert epoch["f1"] == percent(f1.values())
+        run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
+            tmp_path / "again")  # fmt: skip
+        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
+        assert found == pytest.approx(results["best_scores"])
+        assert json.loads((tmp_path / "again" / "predictions.json").read_text()) == answers
 
     def test_the_saved_adapter_gives_the_answers(self, encoder, folder, tmp_path, tokenizer):
         """In plain PyTorch, window by window."""
