@@ -74,7 +74,7 @@ class TestFiles:
         path = write(tmp_path / name, rows, ("id", "Text", "Label"), encoding, sep=separator, lineterminator=end)
         found = read_file(path)
         assert found.to_dict() == {
-            "id": ["0", "1", "2", "3"],
+            "id": ["1", "2", "3", "4"],
             "Text": [text for _, text, _ in rows],
             "Label": ["x", "", "y", "x"],
             WHERE: ["line 2", "line 3", "line 4", "line 6"],

@@ -147,7 +147,7 @@ class TestScores:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
-    return save_tiny_encoder(folder, words=[*WORDS, "?"], max_position_embeddings=128)
+    return save_tiny_encoder(folder, words=[*WORDS, "?"], max_position_embeddings=128, num_labels=2)
 
 
 @pytest.fixture(scope="module")

@@ -103,7 +103,7 @@ class TestRuns:
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")
-        with pytest.raises(RecipeError, match=r"validation: row 1 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
+        with pytest.raises(RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
             tag(encoder, data, tmp_path / "run")
 
 
