@@ -21,7 +21,6 @@ from datasets import Dataset
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
 )
@@ -64,6 +63,12 @@ class SquadArguments(DataArguments):
     )
     max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
 
+    def windows(self, tokenizer: PreTrainedTokenizerBase, may_be_none: bool) -> Windows:
+        """Return how the questions are split into windows, and whether they may have no answer."""
+        tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
+        null_threshold = self.null_threshold if may_be_none else None
+        return Windows(tokenizer, self.max_length, self.stride, self.n_best, self.max_answer_length, null_threshold)
+
 
 def main() -> None:
     """Read the command line, train, keep the best epoch, save the trained weights, the answers and results.json."""
@@ -104,11 +109,11 @@ def main() -> None:
     model, tokenizer, _ = load_model(
         AutoModelForQuestionAnswering, arguments.model_name, method.base_dtype, num_labels=2
     )  # start, end
-    null_threshold = arguments.null_threshold if may_be_none else None
+    windows = arguments.windows(tokenizer, may_be_none)
     model = prepare_model(
-        model, method, adapter, training, arguments.max_length, null_threshold, task_type="QUESTION_ANS"
+        model, method, adapter, training, arguments.max_length, windows.null_threshold, task_type="QUESTION_ANS"
     )
-    trainer = make_trainer(model, tokenizer, splits, arguments, null_threshold, training)
+    trainer = SquadTrainer(windows, splits, model=model, args=training)
     log(f"{len(trainer.train_dataset):,} training windows; {len(splits['validation']):,} questions to score")
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
@@ -128,8 +133,8 @@ def evaluate(
     questions = sample(splits[name], arguments.max_eval_samples)
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForQuestionAnswering)
     arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
-    null_threshold = arguments.null_threshold if has_unanswered(questions) else None
-    trainer = make_trainer(model, tokenizer, {"validation": questions}, arguments, null_threshold, training)
+    windows = arguments.windows(tokenizer, has_unanswered(splits[name]))
+    trainer = SquadTrainer(windows, {"validation": questions}, model=model, args=training)
     log(f"{len(questions):,} questions to score")
     write_evaluation(training, "squad", saved, without_times(trainer.evaluate()))
     write_answers(trainer)
@@ -140,38 +145,8 @@ def has_unanswered(questions: Dataset) -> bool:
     return not all(answers["text"] for answers in questions["answers"])
 
 
-def make_trainer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: dict[str, Dataset],
-    arguments: SquadArguments,
-    null_threshold: float | None,
-    training: RecipeTrainingArguments,
-) -> "SquadTrainer":
-    """Return the trainer, with the questions in windows."""
-    tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
-    windows = Windows(
-        tokenizer,
-        arguments.max_length,
-        arguments.stride,
-        arguments.n_best,
-        arguments.max_answer_length,
-        null_threshold,
-    )
-    return SquadTrainer(
-        windows,
-        splits["validation"],
-        model=model,
-        args=training,
-        train_dataset=windows.training(splits["train"]) if "train" in splits else None,
-        eval_dataset=windows.evaluation(splits["validation"]),
-        processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
-    )
-
-
 def write_answers(trainer: "SquadTrainer") -> None:
-    """Write the answers to the validation questions to predictions.json, unless --do_predict is left out."""
+    """Write the answers to the validation questions to predictions.json, if --do_predict asks for them."""
     if trainer.args.do_predict:
         answers = trainer.answers()
         if trainer.args.should_save:
@@ -182,14 +157,20 @@ class SquadTrainer(RecipeTrainer):
     """A trainer that scores answers, each found in all windows of its question.
 
     Args:
-        windows: How the questions were split into windows.
-        questions: The questions of which eval_dataset was made.
+        windows: How the questions are split into windows.
+        splits: The questions to score, as "validation", and those to train on, if any.
         kwargs: As for a Trainer.
     """
 
-    def __init__(self, windows: Windows, questions: Dataset, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.windows, self.questions = windows, questions
+    def __init__(self, windows: Windows, splits: dict[str, Dataset], **kwargs: Any) -> None:
+        super().__init__(
+            train_dataset=windows.training(splits["train"]) if "train" in splits else None,
+            eval_dataset=windows.evaluation(splits["validation"]),
+            processing_class=windows.tokenizer,
+            data_collator=DataCollatorWithPadding(windows.tokenizer),
+            **kwargs,
+        )
+        self.windows, self.questions = windows, splits["validation"]
 
     def answers(self) -> dict[str, str]:
         """Return the answer to each question, by its id."""

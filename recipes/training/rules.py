@@ -60,6 +60,7 @@ _POSITIVE: Rule = (lambda value: value > 0, "a number greater than 0")
 _NOT_NEGATIVE: Rule = (lambda value: value >= 0, "a number of at least 0")
 _BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "a number from 0 to less than 1")
 _SEED: Rule = (lambda value: 0 <= value <= MAX_SEED, f"a whole number from 0 to {MAX_SEED}")
+_FILE: Rule = (lambda name: Path(name).expanduser().is_file(), "a file that exists")
 _FOLDER: Rule = (lambda name: Path(name).expanduser().is_dir(), "a folder that exists")
 _JSON: Rule = (_is_json, "a JSON object")
 _JSON_OR_FILE: Rule = (lambda text: _is_json(text) or Path(text).is_file(), "a JSON object or a JSON file")
@@ -71,6 +72,8 @@ _SOURCE: Rule = (_exists_if_a_path, "a folder or file that exists, or a name on 
 RULES: dict[str, tuple[Rule, str]] = {
     # Data
     "data": (_SOURCE, "Correct the path"),
+    "validation_file": (_FILE, "Correct the path"),
+    "test_file": (_FILE, "Correct the path"),
     "data_dir": (_FOLDER, "It holds a folder per task; leave it out to load the data from the Hub"),
     "max_train_samples": (_COUNT, "Leave it out to train on all examples"),
     "max_eval_samples": (_COUNT, "Leave it out for the default"),
