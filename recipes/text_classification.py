@@ -11,7 +11,7 @@
 
 The separator and the encoding of a file and the columns are detected, and the log shows them with three rows. Labels
 may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores; rows without one are
-left out. Without a validation split, a tenth of the training examples of each class is used, the same in every run, and
+left out. Without a validation split, a tenth of the training examples of each class is used, the same in every run;
 one of each label stays in training. A test split is predicted with the weights of the best epoch, and never chooses
 anything. Training examples without text are left out, texts are truncated to --max_length, and a label that no
 training example has is an error.

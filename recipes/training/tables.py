@@ -100,14 +100,20 @@ def _read_table(path: Path, usual: str) -> pd.DataFrame:
     csv.field_size_limit(2**31 - 1)
     text, encoding = _decode(path.read_bytes())
     separator = _find_separator(_without_nul(text), usual)
-    try:
-        # Tab-separated files mostly have no quoting, like GLUE's own: a quotation mark is part of the text.
-        table = _parse(text, separator, csv.QUOTE_NONE if separator == usual == "\t" else csv.QUOTE_MINIMAL)
-    except ValueError as error:
+    quotings = [csv.QUOTE_MINIMAL]
+    if separator == usual == "\t":
+        # In many tab-separated files, like GLUE's own, a quotation mark is part of the text.
+        is_quoted = text.startswith('"') or '""' in text
+        quotings = [csv.QUOTE_MINIMAL, csv.QUOTE_NONE] if is_quoted else [csv.QUOTE_NONE, csv.QUOTE_MINIMAL]
+    errors: dict[int, ValueError] = {}
+    for quoting in quotings:
         try:
-            table = _parse(text, separator, csv.QUOTE_MINIMAL)
-        except ValueError:
-            raise error from None
+            table = _parse(text, separator, quoting)
+            break
+        except ValueError as error:
+            errors[quoting] = error
+    else:
+        raise errors[max(errors)]  # that without quoting, if there is one
     doubt = "" if encoding.startswith("UTF") else " (if letters look wrong, convert it to UTF-8)"
     log(f"{path}: {len(table):,} rows, separator {separator!r}, encoding {encoding}{doubt}")
     return table

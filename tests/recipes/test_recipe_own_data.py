@@ -87,17 +87,21 @@ class TestFiles:
             ("id, text, label\n1, a, x\n", {"id": ["1"], "text": ["a"], "label": ["x"]}),
             (",text,label\n0,a,x\n", {"text": ["a"], "label": ["x"]}),
             ('text;label\n"a;b";1,5\nc, d, e;2,5\n', {"text": ["a;b", "c, d, e"], "label": ["1,5", "2,5"]}),
+            ('"text"\t"label"\n"a"\t"x"\n', {"text": ["a"], "label": ["x"]}),
+            ('text\tlabel\n"a ""b"""\tx\n', {"text": ['a "b"'], "label": ["x"]}),
+            ('text\tlabel\n"a"\tx\n"b" c\ty\n', {"text": ['"a"', '"b" c'], "label": ["x", "y"]}),
+            ('text\tlabel\n"a ""b\tx\n', {"text": ['"a ""b'], "label": ["x"]}),
             ("text\nsome words\nmore, words\n", None),
         ],
-        ids=["blanks after commas", "an index without a name", "decimal commas", "one column"],
     )
     def test_what_programs_write(self, tmp_path, content, expected):
-        (tmp_path / "a.csv").write_text(content)
+        name = "a.tsv" if "\t" in content else "a.csv"
+        (tmp_path / name).write_text(content)
         if expected is None:
             with pytest.raises(RecipeError, match="line 3 must have 1 fields like the header, got 2; put quotation"):
                 read_file(tmp_path / "a.csv")
         else:
-            assert read_file(tmp_path / "a.csv").remove_columns(WHERE).to_dict() == expected
+            assert read_file(tmp_path / name).remove_columns(WHERE).to_dict() == expected
 
     def test_an_unclosed_quotation_mark_is_named_where_it_opens(self, tmp_path):
         (tmp_path / "a.csv").write_text('text,label\na,1\n"b,2\nc,1\n')
