@@ -29,6 +29,7 @@ from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_sp
 from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
+from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
 from training.model import describe_head, load_classifier, load_saved, recorded_length
 from training.runs import Run, plan_push
@@ -54,9 +55,11 @@ def main() -> None:
         own.hub_model_id = training.hub_model_id and training.hub_model_id.replace("{task}", task.name)
         own.choose_by(task.scores)
         model_name = arguments.model_name and arguments.model_name.replace("{task}", task.name)
-        of_task = replace(arguments, model_name=model_name)
-        if arguments.evaluate is not None:
-            scores[task.name] = evaluate(task, arguments.evaluate, of_task, method, own)
+        saved = arguments.evaluate and arguments.evaluate.replace("{task}", task.name)
+        of_task = replace(arguments, model_name=model_name, evaluate=saved)
+        evaluated = find_evaluated(of_task, adapter, own)
+        if evaluated is not None:
+            scores[task.name] = evaluate(task, evaluated, of_task, method, own)
         else:
             scores[task.name] = train(task, of_task, method, adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
@@ -110,6 +113,7 @@ def train(
         task=task.name,
         model=arguments.model_name,
         dataset={"language": "en"} | describe_data(task.title, source, task.name, splits, task.validation_splits[0]),
+        labels=task.labels,
         references=glue_reports.references(task.name),
         test=test_scores,
     )
@@ -121,15 +125,13 @@ def evaluate(
     task: GlueTask, saved: str, arguments: GlueArguments, method: MethodArguments, training: RecipeTrainingArguments
 ) -> dict[str, float]:
     """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
-    saved = saved.replace("{task}", task.name)
     # An adapter names its base model, and how long its texts were, unless the command line does.
     model, tokenizer = load_saved(saved, task.labels, arguments.model_name, method.base_dtype)
     arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
     splits = tokenized(load_splits(task, arguments.data_dir, evaluated_only=True), task, tokenizer, arguments)
     trainer = make_trainer(task, model, tokenizer, splits, training)
     scores = without_times(trainer.evaluate())
-    if trainer.is_world_process_zero():
-        glue_reports.write_evaluation(training.output_dir, task.name, saved, scores)
+    write_evaluation(training, task.name, saved, scores)
     if arguments.predict:
         predict(task, trainer, arguments)
     return scores

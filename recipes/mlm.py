@@ -23,22 +23,30 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModel, AutoModelForMaskedLM, DataCollatorForLanguageModeling, PreTrainedModel, set_seed
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    DataCollatorForLanguageModeling,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.data import (
     check_columns,
     describe_data,
     find_text_columns,
-    load_splits,
     rows_with_text,
     sample,
     tokenize,
     with_validation,
 )
 from training.errors import RecipeError, end_with_one_line
+from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, apply_method
-from training.model import POOLER, find_model, load_model
+from training.model import POOLER, find_model, load_model, load_saved, recorded_length
+from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -59,6 +67,9 @@ def main() -> None:
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
+    saved = find_evaluated(arguments, adapter, training)
+    if saved is not None:
+        return evaluate(saved, arguments, method, training)
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
@@ -66,7 +77,7 @@ def main() -> None:
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
-        splits = load_splits(arguments.data, arguments.data_config)
+        splits = arguments.load_splits()
     splits = with_validation({name: texts(split, name, arguments) for name, split in splits.items()})
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name, method.base_dtype)
@@ -92,21 +103,7 @@ def main() -> None:
         print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
         print(describe(head, method))
 
-    data = {
-        name: tokenize(
-            splits[name], tokenizer, (columns := splits[name].column_names), arguments.max_length
-        ).remove_columns(columns)
-        for name in ("train", "validation")
-    }
-    trainer = MlmTrainer(
-        head,
-        model=model,
-        args=training,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorForLanguageModeling(tokenizer),
-    )
+    trainer = make_trainer(head, model, tokenizer, splits, arguments.max_length, training)
     before = trainer.evaluate()["eval_loss"]
     trainer.train(run.checkpoint)
     trainer.save_trained()
@@ -123,6 +120,44 @@ def main() -> None:
     if training.should_log and after is not None:
         print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(after):,.1f} after")
     push(training.output_dir)
+
+
+def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, training: RecipeTrainingArguments) -> None:
+    """Compute the loss of a saved adapter or model on the validation texts, or those of a single file."""
+    model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
+    if Path(saved, HEAD_FILE).is_file():
+        base_model(model).load_state_dict(load_file(Path(saved, HEAD_FILE)), strict=False)
+    splits = arguments.load_splits()
+    split = splits.get("validation", splits["train"])
+    data = {"validation": texts(split, "validation", arguments)}
+    max_length = arguments.max_length or recorded_length(saved, model)
+    scores = without_times(make_trainer({}, model, tokenizer, data, max_length, training).evaluate())
+    write_evaluation(training, "mlm", saved, scores | {"perplexity": math.exp(scores["loss"])})
+
+
+def make_trainer(
+    head: dict[str, nn.Parameter],
+    model: PeftModel | PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: dict[str, Dataset],
+    max_length: int,
+    training: RecipeTrainingArguments,
+) -> "MlmTrainer":
+    """Return the trainer, with the tokens of the texts."""
+    data = {
+        name: tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
+        for name, split in splits.items()
+        if name != "test"
+    }
+    return MlmTrainer(
+        head,
+        model=model,
+        args=training,
+        train_dataset=data.get("train"),
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorForLanguageModeling(tokenizer),
+    )
 
 
 def train_missing_head(model: PeftModel | PreTrainedModel, missing: set[str]) -> dict[str, nn.Parameter]:
@@ -168,7 +203,7 @@ def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
     """Return the rows of a split that hold text, and only the columns of the texts."""
     columns = find_text_columns(data, arguments.text_columns)
     check_columns(data, name, columns, label_columns=())
-    return data.select(rows_with_text(data, name, columns)).select_columns(list(columns))
+    return rows_with_text(data, name, columns).select_columns(list(columns))
 
 
 class MlmTrainer(RecipeTrainer):

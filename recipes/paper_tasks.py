@@ -16,7 +16,8 @@ same table. The defaults are the recipes', not those of either paper.
 columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
 folder per task. The papers do not give their splits, so scores can be compared within a point or two at best, and not
 at all where the table says that rows or classes differ from the paper's. With --push_to_hub --hub_model_id user/name,
-the adapter of each task is pushed to its own repository, user/name-task.
+the adapter of each task is pushed to its own repository, user/name-task. --evaluate "runs/paper_tasks/{task}" scores
+saved adapters.
 """
 
 import copy
@@ -50,6 +51,8 @@ def main() -> None:
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     parser.set_defaults(output_dir="runs/paper_tasks")
     arguments, paper, method, adapter, training = parser.parse()
+    if not training.do_predict:
+        raise RecipeError("The table has test accuracies: also give --do_predict, or none of the three --do_ flags.")
     tasks = paper.tasks or list(PAPER)
     unknown = [name for name in tasks if name not in PAPER]
     if unknown:
@@ -70,7 +73,8 @@ def main() -> None:
         own = copy.copy(training)
         own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-        results = run_task(replace(arguments, data=folder), method, adapter, own)
+        evaluated = arguments.evaluate and arguments.evaluate.replace("{task}", name)
+        results = run_task(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
         rows.append(describe(name, [results]))

@@ -6,7 +6,8 @@ Each classification task gets its own adapter and its own head, of any width. Af
 evaluated again: their outputs must be bit-identical to those right after their training. At the end it prints the
 scores, and the size of the model with all adapters beside that of a fine-tuned model per task. Data and labels are as
 for text_classification.py; the last epoch's weights are kept, and an interrupted run starts over. With --push_to_hub
---hub_model_id user/name, each task's adapter is pushed to its own repository, user/name-task.
+--hub_model_id user/name, each task's adapter is pushed to its own repository, user/name-task. --evaluate runs/stream
+scores the adapters of a finished stream on the same tasks or on other data of these names.
 """
 
 import copy
@@ -14,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
-from tasks.classification import ClassificationArguments, ClassificationTask, load_task
+from tasks.classification import ClassificationArguments, ClassificationTask, load_task, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
 from training.files import write_atomically
+from training.methods import MethodArguments
 from training.model import add_adapter, load_classifier, record_preprocessing
 from training.results import RESULTS_FILE, write_results
 from training.runs import in_main_process, lock_folder, plan_push, unlock_folder, write_adapter_card
@@ -61,6 +63,8 @@ class Learned:
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
     arguments, adapter, training = parse_arguments()
+    if arguments.evaluate is not None or not training.do_train:
+        return evaluate(arguments, adapter, training)
     tasks = named_tasks(arguments, training)
     set_seed(training.seed)
 
@@ -83,7 +87,8 @@ def main() -> None:
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         trainer.saved_as = "."
-        write_results(trainer, (arguments, adapter, own), model=arguments.model_name, **rows[-1])
+        described = {"model": arguments.model_name, "labels": task.labels.names, **rows[-1]}
+        write_results(trainer, (arguments, adapter, own), **described)
         if training.should_save:
             write_adapter_card(Path(own.output_dir))
     for name, push in pushes.items():
@@ -107,6 +112,8 @@ def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrain
     arguments, adapter, training = parser.parse()
     if training.deepspeed or training.fsdp:
         raise RecipeError(NO_SHARDING)
+    if training.do_train and not training.do_eval:
+        raise RecipeError("Each task is evaluated after the next one: also give --do_eval, or leave out --do_train.")
     if training.resume_from_checkpoint is not None:
         raise RecipeError("There are no checkpoints to resume from: leave out --resume_from_checkpoint.")
     if training.save_strategy != "no" or training.load_best_model_at_end:
@@ -114,6 +121,25 @@ def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrain
             "The last epoch's weights are kept here: leave out --save_strategy, --load_best_model_at_end."
         )
     return arguments, adapter, training
+
+
+def evaluate(arguments: StreamArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments) -> None:
+    """Score the adapter of each task in the folder of a finished stream."""
+    folder = arguments.evaluate or training.output_dir
+    for source in arguments.data:
+        one = of_source(arguments, source)
+        saved = f"{folder}/{adapter_name(one)}"
+        run_task(replace(one, evaluate=saved), MethodArguments(), adapter, of_task(training, adapter_name(one)))
+
+
+def of_source(arguments: StreamArguments, source: str) -> ClassificationArguments:
+    """Return the arguments of the task that is learned from one of the data sets."""
+    return ClassificationArguments(**{**vars(arguments), "data": source})
+
+
+def adapter_name(arguments: ClassificationArguments) -> str:
+    """Return the name of a task's adapter. It is part of module names, which a dot would split."""
+    return re.sub(r"\W", "_", arguments.name)
 
 
 def take_folder(training: RecipeTrainingArguments, of_tasks: Iterable[str]) -> None:
@@ -150,8 +176,8 @@ def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -
     """Load all tasks before the first is trained, by the names of their adapters, which must be distinct."""
     tasks: dict[str, ClassificationTask] = {}
     for source in arguments.data:
-        task = load_task(ClassificationArguments(**{**vars(arguments), "data": source}), training)
-        name = re.sub(r"\W", "_", task.name)  # the name is part of module names, which a dot would split
+        task = load_task(of_source(arguments, source), training)
+        name = adapter_name(of_source(arguments, source))
         if name in tasks:
             raise RecipeError(f"Each task needs its own name, but two of --data are called {name}. Rename one.")
         if hasattr(nn.ModuleDict(), name):  # such as "train", which PyTorch does not allow as a module's name

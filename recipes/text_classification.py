@@ -1,16 +1,20 @@
 """Train a Houlsby adapter, or another --method, to classify texts or pairs of texts, your own or on the Hub.
 
-    accelerate launch recipes/text_classification.py --data reviews.csv
+    accelerate launch recipes/text_classification.py --data tickets.csv --model_name minilm
+    accelerate launch recipes/text_classification.py --data new.csv --evaluate runs/tickets    # nothing is trained
+    accelerate launch recipes/text_classification.py tickets.yaml --seed 1                     # a file of arguments
     accelerate launch recipes/text_classification.py --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
     accelerate launch recipes/text_classification.py --data folder --text_columns title body --label_columns topic
     accelerate launch recipes/text_classification.py --data reviews.csv --method full --learning_rate 3e-5
     python recipes/sweep.py recipes/text_classification.py --data folder --choose r learning_rate \
         --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --output_dir runs/grid   # Houlsby et al. 2019
 
-Labels may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores. Without a
-validation split, a tenth of the training examples is used, the same in every run; one of each label stays in training.
-A test split is scored with the weights of the best epoch, and never chooses anything. Training examples without text
-are left out, texts are truncated to --max_length, and a label that no training example has is an error.
+The separator and the encoding of a file and the columns are detected, and the log shows them with three rows. Labels
+may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores; rows without one are
+left out. Without a validation split, a tenth of the training examples of each class is used, the same in every run;
+one of each label stays in training. A test split is predicted with the weights of the best epoch, and never chooses
+anything. Training examples without text are left out, texts are truncated to --max_length, and a label that no
+training example has is an error.
 """
 
 from tasks.classification import ClassificationArguments, run_task

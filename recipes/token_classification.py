@@ -3,6 +3,7 @@
     accelerate launch recipes/token_classification.py --data conll_folder             # train.conll, validation.conll
     accelerate launch recipes/token_classification.py --data tner/wnut2017 --learning_rate 1e-3
     accelerate launch recipes/token_classification.py --data conll_folder --method full --learning_rate 3e-5
+    accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging    # nothing is trained
 
 The data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the
 first and the last column), an empty line after each sentence. Tags such as B-PER are scored by entity, others by word.
@@ -12,15 +13,24 @@ Each word's tag is on its first word piece; a sentence longer than --max_length 
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, EvalPrediction, set_seed
+from datasets import Dataset
+from transformers import (
+    AutoModelForTokenClassification,
+    DataCollatorForTokenClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.hf_argparser import HfArg
 
-from tasks.tagging import find_tags, tokenize_words
+from tasks.tagging import Tags, find_columns, find_tags, tokenize_words
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from training.data import describe_data, load_splits, sample, with_validation
+from training.data import describe_data, sample, with_validation
 from training.errors import end_with_one_line
+from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
-from training.model import load_model
+from training.model import load_model, load_saved, recorded_labels, recorded_length
+from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
 
@@ -31,8 +41,14 @@ class TaggingArguments(DataArguments):
 
     _argument_group_name = "task"
 
-    word_column: str | None = HfArg(default=None, help="Column of the words; default: tokens or words.")
-    tag_column: str | None = HfArg(default=None, help="Column of the tags; default: tags, ner_tags, pos_tags, ...")
+    word_column: str | None = HfArg(
+        aliases=["--text_column_name"], default=None, help="Column of the words; default: tokens or words."
+    )
+    tag_column: str | None = HfArg(
+        aliases=["--label_column_name"],
+        default=None,
+        help="Column of the tags; default: tags, ner_tags, pos_tags, ...",
+    )
 
 
 def main() -> None:
@@ -42,6 +58,9 @@ def main() -> None:
     arguments, method, adapter, training = parser.parse()
     method.check(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", "tagging")
+    saved = find_evaluated(arguments, adapter, training)
+    if saved is not None:
+        return evaluate(saved, arguments, method, training)
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
@@ -49,7 +68,7 @@ def main() -> None:
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
-        splits = load_splits(arguments.data, arguments.data_config)
+        splits = arguments.load_splits()
     tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
     training.choose_by(tags.scores)
     splits = with_validation({name: tags.read(split, name) for name, split in splits.items()})
@@ -66,27 +85,10 @@ def main() -> None:
     model = prepare_model(model, method, adapter, training, arguments.max_length, **fields)
     if training.should_log:
         print(f"{len(splits['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
-    data = {
-        name: tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, arguments.max_length)
-        for name, split in splits.items()
-    }
-
-    def score(evaluation: EvalPrediction) -> dict[str, float]:
-        return tags.score(evaluation.predictions, evaluation.label_ids)
-
-    trainer = RecipeTrainer(
-        model=model,
-        args=training,
-        train_dataset=data["train"],
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=score,
-        score_classes=tags.score_classes,
-    )
+    trainer, data = make_trainer(tags, model, tokenizer, splits, arguments.max_length, training)
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    test = score(trainer.predict(data["test"])) if "test" in data else None
+    test = score_test(trainer, data)
     dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
     run.finish(
         trainer,
@@ -95,10 +97,62 @@ def main() -> None:
         task="tagging",
         model=arguments.model_name,
         dataset=dataset,
+        labels=tags.names,
         tags=tags.names,
         test=test,
     )
     push(training.output_dir)
+
+
+def evaluate(
+    saved: str, arguments: TaggingArguments, method: MethodArguments, training: RecipeTrainingArguments
+) -> None:
+    """Score a saved adapter or model on the validation split and the test split; a single file is the former."""
+    model, tokenizer = load_saved(
+        saved, None, arguments.model_name, method.base_dtype, AutoModelForTokenClassification
+    )
+    splits = arguments.load_splits()
+    splits.setdefault("validation", splits["train"])
+    columns = find_columns(splits.pop("train"), arguments.word_column, arguments.tag_column)
+    tags = Tags(*columns, recorded_labels(saved, model)[0])
+    splits = {name: tags.read(split, name) for name, split in splits.items()}
+    max_length = arguments.max_length or recorded_length(saved, model)
+    trainer, data = make_trainer(tags, model, tokenizer, splits, max_length, training)
+    scores = without_times(trainer.evaluate())
+    write_evaluation(training, "tagging", saved, scores, labels=tags.names, test=score_test(trainer, data))
+
+
+def make_trainer(
+    tags: Tags,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    splits: dict[str, Dataset],
+    max_length: int,
+    training: RecipeTrainingArguments,
+) -> tuple[RecipeTrainer, dict[str, Dataset]]:
+    """Return the trainer, and the splits as word pieces."""
+    data = {
+        name: tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, max_length)
+        for name, split in splits.items()
+    }
+    trainer = RecipeTrainer(
+        model=model,
+        args=training,
+        train_dataset=data.get("train"),
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        compute_metrics=lambda evaluation: tags.score(evaluation.predictions, evaluation.label_ids),
+        score_classes=tags.score_classes,
+    )
+    return trainer, data
+
+
+def score_test(trainer: RecipeTrainer, data: dict[str, Dataset]) -> dict[str, float] | None:
+    """Return the scores of the test split, or None without one or without --do_predict."""
+    if "test" not in data or not trainer.args.do_predict:
+        return None
+    return trainer.compute_metrics(trainer.predict(data["test"]))
 
 
 if __name__ == "__main__":

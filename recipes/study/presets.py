@@ -26,6 +26,7 @@ from tasks import demo
 from tasks.glue import MINIMAL_PAIRS, find_tasks
 from training.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError
+from training.evaluation import find_evaluated
 from training.methods import ClassifierMethodArguments
 
 
@@ -88,16 +89,13 @@ class GlueArguments(EncoderArguments):
     _argument_group_name = "task"
 
     task: str = HfArg(
+        aliases=["--task_name"],
         default=MINIMAL_PAIRS,
         help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, all (of these), or minimal_pairs.",
     )
     data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
     preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
         default=None, help="A paper's settings instead of the defaults; see recipes/study/presets.py."
-    )
-    max_train_samples: int | None = HfArg(default=None, help="Train on a random sample of this many examples.")
-    evaluate: str | None = HfArg(
-        default=None, help="Score this saved adapter or model (a folder, or a name on the Hub) instead of training."
     )
     predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
 
@@ -122,8 +120,6 @@ def parse_arguments(
         parser.set_defaults(**_batch(training))
     elif arguments.task == MINIMAL_PAIRS:
         parser.set_defaults(**demo.DEFAULTS)
-    if arguments.evaluate is not None:
-        parser.set_defaults(model_name=None, max_length=None)
     parsed = arguments, method, adapter, training = parser.parse(args)
     if training.per_device_train_batch_size is None:
         raise RecipeError(
@@ -133,7 +129,7 @@ def parse_arguments(
         )
     method.check(adapter, training)
     if arguments.evaluate is not None:
-        _check_evaluation(arguments, adapter, training)
+        find_evaluated(arguments, adapter, training)
     _check_data(arguments, [task.name for task in tasks])
     for task in tasks:
         copy.copy(training).choose_by(task.scores)
@@ -154,22 +150,6 @@ def _check_data(arguments: GlueArguments, tasks: Sequence[str]) -> None:
     missing = [task for task in tasks if not (folder / task).is_dir()]
     if missing:
         raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
-
-
-def _check_evaluation(
-    arguments: GlueArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
-) -> None:
-    """Raise RecipeError if --evaluate, which trains nothing, comes with a flag about training."""
-    wrong = {
-        "--max_train_samples": arguments.max_train_samples,
-        "--init_adapter": adapter.init_adapter,
-        "--push_to_hub": training.push_to_hub,
-        "--resume_from_checkpoint": training.resume_from_checkpoint,
-        "--overwrite_output_dir": training.overwrite_output_dir,
-    }
-    given = next((flag for flag, value in wrong.items() if value), None)
-    if given is not None:
-        raise RecipeError(f"--evaluate trains nothing, got {given} as well. Leave out one of them.")
 
 
 def parse_adapter(flags: Sequence[str], method: str = "houlsby") -> tuple[GlueArguments, ClassifierArguments]:

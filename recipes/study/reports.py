@@ -1,4 +1,4 @@
-"""What glue.py writes besides results.json: predictions, evaluations, and the averages over all tasks."""
+"""What glue.py writes besides results.json: predictions, and the averages over all tasks."""
 
 import json
 from collections.abc import Mapping
@@ -36,14 +36,6 @@ def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating
         write_atomically(folder / f"{name}.tsv", "\n".join([*lines, ""]))
         note = "" if len(output) == rows else f", but GLUE's test set has {rows:,}"
         print(f"{folder / name}.tsv: {len(output):,} predictions{note}")
-
-
-def write_evaluation(output_dir: str, task: str, saved: str, scores: Mapping[str, float]) -> None:
-    """Print the scores of a saved adapter or model, and write them to evaluation.json."""
-    Path(output_dir).mkdir(parents=True, exist_ok=True)
-    content = {"task": task, "evaluated": saved, "scores": scores}
-    write_atomically(Path(output_dir, "evaluation.json"), json.dumps(content, indent=2) + "\n")
-    print(f"{task}, {saved}: {', '.join(f'{name} {score:.4f}' for name, score in scores.items())}")
 
 
 def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted: bool) -> None:

@@ -3,15 +3,22 @@
 text_classification.py and paper_tasks.py train single tasks with `run_task`; stream.py trains several on one model.
 """
 
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+import torch
 from datasets import Dataset
 from numpy.typing import NDArray
+from scipy.special import softmax
 from sklearn.metrics import accuracy_score, f1_score
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import DataCollatorWithPadding, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
@@ -19,33 +26,48 @@ from tasks.glue import SCORES
 from tasks.labels import (
     MULTI,
     REGRESSION,
+    SHOWN,
     SINGLE,
     Labels,
+    balanced_weights,
     check_repeated,
     describe_balance,
+    find_label_columns,
     find_labels,
     has_labels,
     label_texts,
-)  # fmt: skip
+    rarest_labels,
+    rows_with_label,
+)
 from training.arguments import ClassifierArguments, RecipeTrainingArguments, TextArguments
 from training.data import (
     check_columns,
     describe_data,
     find_text_columns,
-    load_splits,
     rows_with_text,
     sample,
     tokenize,
     with_validation,
 )
 from training.errors import RecipeError
+from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
-from training.model import describe_head, load_classifier
+from training.model import (
+    describe_head,
+    load_classifier,
+    load_saved,
+    read_results,
+    recorded_labels,
+    recorded_length,
+)
+from training.results import without_times
 from training.runs import Run, plan_push
 from training.scores import score_classes
+from training.tables import locate, log
 from training.trainer import RecipeTrainer, check_finite
 
 
+_EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
@@ -61,21 +83,35 @@ class ClassificationArguments(TextArguments):
     _argument_group_name = "task"
 
     label_columns: list[str] | None = HfArg(  # noqa: RUF009
-        default=None, help="Column of the label, or one 0/1 column for each class; default: detected by name."
+        aliases=["--label_column", "--label_column_name"],
+        default=None,
+        help="Column of the label, or one 0/1 column for each class; default: detected by name.",
     )
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = HfArg(
         default=None, help="Kind of the labels; default: detected."
     )
+    class_weights: Literal["balanced"] | None = HfArg(
+        default=None, help="'balanced': give each class the same weight in the loss, however rare it is."
+    )
+
+    @property
+    def name(self) -> str:
+        """The name of the task, which is that of its data."""
+        return Path(self.data).resolve().stem + (f"_{self.data_config}" if self.data_config else "")
 
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """A classification task: its splits, with the column `label` for the model, and what the labels mean."""
+    """A classification task: its splits, with the column `label` for the model, and what the labels mean.
+
+    A test split without labels has no such column. With `weights`, the loss counts each class that much.
+    """
 
     name: str
     splits: dict[str, Dataset]
     text_columns: tuple[str, ...]
     labels: Labels
+    weights: tuple[float, ...] | None = None
 
     @property
     def head(self) -> dict[str, object]:
@@ -98,11 +134,12 @@ class ClassificationTask:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, training: RecipeTrainingArguments
     ) -> RecipeTrainer:
         """Return a trainer of the tokenized task."""
-        return RecipeTrainer(
+        return ClassificationTrainer(
+            self.weights,
             model=model,
             args=training,
-            train_dataset=self.splits["train"],
-            eval_dataset=self.splits["validation"],
+            train_dataset=self.splits.get("train"),
+            eval_dataset=self.splits.get("validation"),
             processing_class=tokenizer,
             data_collator=DataCollatorWithPadding(tokenizer),
             compute_metrics=self.score,
@@ -114,44 +151,126 @@ class ClassificationTask:
         return classification_scores(evaluation.predictions, evaluation.label_ids, self.labels.problem_type)
 
 
+class ClassificationTrainer(RecipeTrainer):
+    """A trainer whose loss may count some classes more than others.
+
+    Args:
+        weights: The weight of each class; None: the model's own loss.
+        kwargs: As for a Trainer.
+    """
+
+    def __init__(self, weights: Sequence[float] | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.weights = None if weights is None else torch.tensor(weights, device=self.args.device)
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        """Return the mean of the weighted losses of the rows, or the model's own loss if there are no weights.
+
+        The mean is over the rows, not over their weights, so that a batch of one row has its weight as well.
+        """
+        if self.weights is None:
+            return super().compute_loss(model, inputs, return_outputs)
+        labels = inputs["labels"]
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        logits = outputs.logits.float()
+        if labels.is_floating_point():  # several labels per row: the weight of a class is that of its presence
+            loss = binary_cross_entropy_with_logits(logits, labels, pos_weight=self.weights)
+        else:
+            smoothing = self.args.label_smoothing_factor
+            total = cross_entropy(logits, labels, self.weights, reduction="sum", label_smoothing=smoothing)
+            loss = total / len(labels)
+        return (loss, outputs) if return_outputs else loss
+
+
 def load_task(arguments: ClassificationArguments, training: RecipeTrainingArguments) -> ClassificationTask:
-    """Load a data set and detect its texts and labels; leave out training examples without text.
+    """Load a data set and detect its texts and labels; leave out examples without a label, and training examples
+    without text.
 
     Raises:
         RecipeError: If a column is missing, or holds no text or a label that the training examples do not have.
     """
+    splits, text_columns, columns = _read_splits(arguments, training)
+    labels = find_labels(splits["train"], columns, arguments.problem_type)
+    if labels.problem_type == REGRESSION and arguments.class_weights:
+        raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+    if labels.problem_type != SINGLE and training.label_smoothing_factor:
+        raise RecipeError("--label_smoothing_factor is for one class per text, not several or a score. Leave it out.")
+    texts = label_texts(splits["train"], columns)
+    check_repeated(labels, texts)
+    splits = _encode(splits, labels, text_columns)
+    if training.do_eval:
+        splits = with_validation(splits, rarest_labels(labels, texts))
+    splits["train"] = train = sample(splits["train"], arguments.max_train_samples)
+    log(f"{arguments.name}: {len(train):,} training examples; {describe_balance(labels, train['label'])}")
+    weights = None
+    if arguments.class_weights:
+        weights = balanced_weights(labels, train["label"])
+        shown = (f"{label} {weight:.2f}" for label, weight in zip(labels.names, weights[:SHOWN], strict=False))
+        log(f"weights of the classes in the loss: {', '.join(shown)}{', ...' if len(weights) > SHOWN else ''}")
+    return ClassificationTask(arguments.name, splits, text_columns, labels, weights)
+
+
+def load_evaluated(
+    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, trained_on: Sequence[str]
+) -> ClassificationTask:
+    """Load the splits on which a saved adapter or model is scored.
+
+    A single file is scored whole, except one that it was trained on: of that, the validation examples of its run are.
+
+    Args:
+        arguments: The data, and how to read them.
+        training: The training arguments.
+        labels: The labels of what is scored; the columns are those of the data.
+        trained_on: The files that it was trained on, as far as they are known.
+    """
+    splits, text_columns, columns = _read_splits(arguments, training)
+    labels = replace(labels, columns=columns)
+    texts = label_texts(splits["train"], columns)
+    splits = _encode(splits, labels, text_columns)
+    path = Path(arguments.data).expanduser()
+    if path.is_file() and path.resolve() not in (Path(file).expanduser().resolve() for file in trained_on):
+        splits.setdefault("validation", splits["train"])
+    splits = with_validation(splits, rarest_labels(labels, texts))
+    del splits["train"]
+    log(f"{arguments.name}: {len(splits['validation']):,} examples to score")
+    return ClassificationTask(arguments.name, splits, text_columns, labels)
+
+
+def _read_splits(
+    arguments: ClassificationArguments, training: RecipeTrainingArguments
+) -> tuple[dict[str, Dataset], tuple[str, ...], tuple[str, ...]]:
+    """Return the splits without what is left out, and the columns of the texts and of the labels."""
     with training.main_process_first():
-        splits = load_splits(arguments.data, arguments.data_config)
+        splits = arguments.load_splits()
     text_columns = find_text_columns(splits["train"], arguments.text_columns)
-    for name, split in splits.items():
-        check_columns(split, name, text_columns, arguments.label_columns or ())
-    # The messages about labels number the rows as they are in the user's file.
-    rows = {name: range(len(split)) for name, split in splits.items()}
-    rows["train"] = rows_with_text(splits["train"], "train", text_columns)
-    splits["train"] = splits["train"].select(rows["train"])
-    labels = find_labels(splits["train"], arguments.label_columns, arguments.problem_type, rows["train"])
-    clash = [column for column in labels.columns if column in text_columns]
+    columns = find_label_columns(splits["train"], arguments.label_columns)
+    clash = [column for column in columns if column in text_columns]
     if clash:
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     for name, split in splits.items():
-        check_columns(split, name, text_columns, labels.columns)
-    if "test" in splits and not has_labels(splits["test"], labels.columns):
-        print("the test split has no labels and is left out")
-        del splits["test"]
-    texts = label_texts(splits["train"], labels.columns, "train", rows["train"])
-    encoded = {name: labels.encode(split, name, rows[name]) for name, split in splits.items()}
-    check_repeated(labels, texts)
-    if labels.problem_type == REGRESSION and training.label_smoothing_factor:
-        raise RecipeError("--label_smoothing_factor is for classes, not for a regression. Leave it out.")
-    # Other columns could have the names of the model's inputs.
-    splits = {name: split.select_columns([*text_columns, "label"]) for name, split in encoded.items()}
-    splits = with_validation(splits, None if labels.problem_type == REGRESSION else texts)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    name = Path(arguments.data).stem + (f"_{arguments.data_config}" if arguments.data_config else "")
-    if training.should_log:
-        print(f"{name}: {len(splits['train']):,} training examples; text: {', '.join(text_columns)}")
-        print(describe_balance(labels, splits["train"]["label"]))
-    return ClassificationTask(name, splits, text_columns, labels)
+        is_labeled = name != "test" or has_labels(split, columns)
+        check_columns(split, name, text_columns, columns if is_labeled else ())
+        splits[name] = rows_with_label(split, columns, name) if is_labeled else split
+    splits["train"] = train = rows_with_text(splits["train"], "train", text_columns)
+    log(f"texts: {', '.join(text_columns)}; labels: {', '.join(columns)}; to choose others, give --text_columns or "
+        "--label_columns")  # fmt: skip
+    few = train.select(range(min(_EXAMPLES, len(train))))
+    for row, label in enumerate(label_texts(few, columns)):
+        text = " | ".join(few[row][column][:_SHOWN_TEXT] for column in text_columns)
+        shown = ", ".join(label) if isinstance(label, tuple) else label
+        log(f"  {locate(few, row)}: {textwrap.shorten(text, _SHOWN_TEXT, placeholder='...')!r} -> {shown}")
+    return splits, text_columns, columns
+
+
+def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]) -> dict[str, Dataset]:
+    """Return the splits with their texts and, unless they have no labels, the column `label`; other columns could have
+    the names of the model's inputs."""
+    return {
+        name: labels.encode(split, name).select_columns([*text_columns, "label"])
+        if has_labels(split, labels.columns)
+        else split.select_columns(list(text_columns))
+        for name, split in splits.items()
+    }
 
 
 def classification_scores(
@@ -183,10 +302,14 @@ def run_task(
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
-    """Load the data, train, push if asked to, and return the content of results.json."""
+    """Load the data, train, push if asked to, and return the content of results.json; or evaluate what is saved, and
+    return the content of evaluation.json."""
     method.check(adapter, training)
+    training.output_dir = training.output_dir.replace("{task}", arguments.name)
+    saved = find_evaluated(arguments, adapter, training)
+    if saved is not None:
+        return evaluate(saved, arguments, method, training)
     task = load_task(arguments, training)
-    training.output_dir = training.output_dir.replace("{task}", task.name)
     training.choose_by(task.scores)
     push = plan_push(training, arguments.model_name)
     results = train(task, arguments, method, adapter, training)
@@ -201,7 +324,7 @@ def train(
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
-    """Train, keep the best epoch, save the trained weights and results.json, and score the test split.
+    """Train, keep the best epoch, save the trained weights and results.json, and predict the test split.
 
     A run that is already finished is left as it is. Returns the content of results.json.
     """
@@ -216,7 +339,7 @@ def train(
     trainer = task.trainer(model, tokenizer, training)
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    test = task.score(trainer.predict(task.splits["test"])) if "test" in task.splits else None
+    test = predict_test(task, trainer)
     return run.finish(
         trainer,
         example=[task.splits["validation"][0][column] for column in task.text_columns],
@@ -225,7 +348,52 @@ def train(
         model=arguments.model_name,
         dataset=describe_data(task.name, arguments.data, arguments.data_config, task.splits),
         labels=labels.names,
+        problem_type=labels.problem_type,
         r=adapter.r,
         learning_rate=training.learning_rate,
         test=test,
     )
+
+
+def evaluate(
+    saved: str, arguments: ClassificationArguments, method: MethodArguments, training: RecipeTrainingArguments
+) -> dict[str, Any]:
+    """Score a saved adapter or model, predict the test split, and return the content of evaluation.json."""
+    model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype)
+    names, problem_type = recorded_labels(saved, model)
+    labels = Labels((), problem_type or (REGRESSION if len(names) == 1 else SINGLE), names)
+    trained_on = read_results(saved).get("arguments", {}).get("data", [])
+    files = trained_on if isinstance(trained_on, list) else [trained_on]
+    task = load_evaluated(arguments, training, labels, files)
+    task = task.tokenized(tokenizer, arguments.max_length or recorded_length(saved, model))
+    trainer = task.trainer(model, tokenizer, training)
+    scores = without_times(trainer.evaluate())
+    dataset = describe_data(task.name, arguments.data, arguments.data_config, task.splits)
+    test = predict_test(task, trainer)
+    return write_evaluation(training, task.name, saved, scores, dataset=dataset, labels=names, test=test)
+
+
+def predict_test(task: ClassificationTask, trainer: RecipeTrainer) -> dict[str, float] | None:
+    """Write the predictions for the test split to predictions.csv; return their scores if it has labels."""
+    test = task.splits.get("test")
+    if test is None or not trainer.args.do_predict:
+        return None
+    prediction = trainer.predict(test)
+    is_labeled = "label" in test.column_names
+    if trainer.is_world_process_zero():
+        path = Path(trainer.args.output_dir, "predictions.csv")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = pd.DataFrame({name: test[name] for name in task.text_columns})
+        if is_labeled:
+            table["label"] = task.labels.decode(test["label"])
+        table = table.assign(**predicted_columns(prediction.predictions, task.labels))
+        table.to_csv(path, index=False)
+        log(f"predictions for the test split: {path}")
+    return task.score(prediction) if is_labeled else None
+
+
+def predicted_columns(outputs: NDArray[np.float32], labels: Labels) -> dict[str, list[Any]]:
+    """Return the predicted label of each row and, for one class per row, its probability."""
+    if labels.problem_type == SINGLE:
+        return {"predicted": labels.decode(outputs.argmax(-1)), "probability": softmax(outputs, -1).max(-1).round(4)}
+    return {"predicted": labels.decode(outputs[:, 0] if labels.problem_type == REGRESSION else outputs > 0)}

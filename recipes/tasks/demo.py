@@ -19,6 +19,7 @@ from training.model import MINILM
 # where their difference shows best; shuffling or length grouping needs twice the steps.
 DEFAULTS = {
     "model_name": MINILM,
+    "train_pooler": False,  # the linear probe is on the [CLS] vectors before it
     "learning_rate": 1e-3,
     "num_train_epochs": 4,
     "train_sampling_strategy": "sequential",

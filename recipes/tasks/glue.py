@@ -16,8 +16,9 @@ from transformers import EvalPrediction
 
 from tasks.minimal_pairs import LABELS, minimal_pairs
 from tasks.submission import TEST_SETS
-from training.data import check_columns, read_split
+from training.data import check_columns
 from training.errors import RecipeError
+from training.tables import locate, read_split
 from training.trainer import check_finite
 
 
@@ -223,8 +224,8 @@ def numeric_labels(data: Dataset, name: str, num_labels: int) -> Dataset:
         row = int(np.argmin(valid))
         kind = "number" if num_labels == 1 else "whole number"
         raise RecipeError(
-            f"{name}: label must be a {kind} from {low:g} to {high:g}, row {row} has {data[row]['label']!r}. "
-            "Unlabelled rows (-1) can neither train nor score a model: leave them out."
+            f"{name}: label must be a {kind} from {low:g} to {high:g}, {locate(data, row)} has "
+            f"{data[row]['label']!r}. Unlabelled rows (-1) can neither train nor score a model: leave them out."
         )
     values = labels.astype(np.float32 if num_labels == 1 else np.int64)
     return data.remove_columns("label").add_column("label", values.tolist() if num_labels > 1 else values)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from training.errors import RecipeError
+from training.tables import columns_of, locate
 from training.trainer import check_finite
 
 
@@ -144,30 +145,31 @@ def check_questions(data: Dataset, name: str) -> None:
     """Raise RecipeError unless `data` has SQuAD's columns and every answer is in its context where it claims to be."""
     missing = [column for column in COLUMNS if column not in data.column_names]
     if missing:
-        raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(data.column_names)}.")
+        raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(columns_of(data))}.")
     seen: set[str] = set()
     for row, example in enumerate(data):
         texts = [example[column] for column in ("id", "question", "context")]
         answers = example["answers"]
         if not all(isinstance(text, str) for text in texts) or not _are_answers(answers):
             raise RecipeError(
-                f"{name}: row {row} must have texts as id, question and context, and answers with "
+                f"{name}: {locate(data, row)} must have texts as id, question and context, and answers with "
                 "lists text and answer_start of equal length (empty where there is no answer). Correct it."
             )
         if example["id"] in seen:
             raise RecipeError(
-                f"{name}: each question must have its own id, row {row} has {example['id']!r} again. Correct it."
+                f"{name}: each question must have its own id, {locate(data, row)} has {example['id']!r} again. "
+                "Correct it."
             )
         seen.add(example["id"])
         if len(example["context"]) > MAX_CHARACTERS:
             raise RecipeError(
-                f"{name}: row {row} must have a context of at most {MAX_CHARACTERS:,} characters, "
+                f"{name}: {locate(data, row)} must have a context of at most {MAX_CHARACTERS:,} characters, "
                 f"got {len(example['context']):,}. Give the part that contains the answer."
             )
         for text, start in zip(answers["text"], answers["answer_start"], strict=True):
             if not 0 <= start <= len(example["context"]) or example["context"][start : start + len(text)] != text:
                 raise RecipeError(
-                    f"{name}: row {row} has the answer {text[:50]!r} at character {start}, where its "
+                    f"{name}: {locate(data, row)} has the answer {text[:50]!r} at character {start}, where its "
                     f"context has {example['context'][start : start + len(text)][:50]!r}. Correct answer_start."
                 )
 

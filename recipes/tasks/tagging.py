@@ -12,6 +12,7 @@ from tasks.labels import MULTI, find_labels, label_texts
 from training.data import CHARACTERS_PER_TOKEN, find_column, token_limit
 from training.errors import RecipeError
 from training.scores import ClassScores
+from training.tables import columns_of, locate
 from training.trainer import check_finite
 
 
@@ -48,7 +49,7 @@ class Tags:
         """
         missing = [column for column in (self.word_column, self.tag_column) if column not in data.column_names]
         if missing:
-            raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(data.column_names)}.")
+            raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(columns_of(data))}.")
         number = {tag: index for index, tag in enumerate(self.names)}
         numbers = []
         for row, (words, tags) in enumerate(
@@ -59,19 +60,19 @@ class Tags:
                     f"{len(x)} of them" if isinstance(x, (list, tuple)) else repr(x) for x in (words, tags)
                 )
                 raise RecipeError(
-                    f"{name}: row {row} must have a list of words and one of as many tags, got "
+                    f"{name}: {locate(data, row)} must have a list of words and one of as many tags, got "
                     f"{found}. Correct it, or leave the row out."
                 )
             other = next((word for word in words if not isinstance(word, str)), None)
             if other is not None or None in words:
                 raise RecipeError(
-                    f"{name}: row {row} must have texts as words, got {other!r}. Write it as a text, "
+                    f"{name}: {locate(data, row)} must have texts as words, got {other!r}. Write it as a text, "
                     "or leave the row out."
                 )
             unknown = [tag for tag in tags if tag not in number]
             if unknown:
                 raise RecipeError(
-                    f"{name}: row {row} has the tag {unknown[0]!r}, which no training "
+                    f"{name}: {locate(data, row)} has the tag {unknown[0]!r}, which no training "
                     f"example has: they have {', '.join(self.names)}. Correct it, or leave the row out."
                 )
             numbers.append([number[tag] for tag in tags])
@@ -123,9 +124,14 @@ class Tags:
 
 def find_tags(train: Dataset, word_column: str | None, tag_column: str | None) -> Tags:
     """Find the columns, as named or by their usual names, and the tags that the data set declares or contains."""
-    word_column = find_column(train, word_column, WORD_COLUMNS, "--word_column")
-    tag_column = find_column(train, tag_column, TAG_COLUMNS, "--tag_column")
-    return Tags(word_column, tag_column, find_labels(train, [tag_column], MULTI).names)
+    words, tags = find_columns(train, word_column, tag_column)
+    return Tags(words, tags, find_labels(train, [tags], MULTI).names)
+
+
+def find_columns(train: Dataset, word_column: str | None, tag_column: str | None) -> tuple[str, str]:
+    """Return the columns of words and tags, as named or by their usual names."""
+    words = find_column(train, word_column, WORD_COLUMNS, "--word_column")
+    return words, find_column(train, tag_column, TAG_COLUMNS, "--tag_column")
 
 
 def tokenize_words(

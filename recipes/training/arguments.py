@@ -1,22 +1,34 @@
 """The command line that the recipes share: the adapter's flags, and the arguments of transformers' Trainer."""
 
 import argparse
+import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
+from datasets import Dataset
 from transformers import HfArgumentParser, Trainer, TrainingArguments, get_scheduler
 from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
+from training.data import load_splits
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
-from training.rules import NOT_FLAGS, OneLineErrors, check_flags
+from training.rules import FLAGS_OF_EXAMPLES, NOT_FLAGS, OneLineErrors, check_flags
+from training.tables import log
 
 
 BERT = "google-bert/bert-base-uncased"
 MAIN_METRIC = "main"
+# What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
+MINILM_SETTINGS: dict[str, dict[str, Any]] = {
+    "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
+    "lora": {"train_pooler": True},
+}
 
 
 # Fields with a list type and HfArg need the exception from RUF009, which takes the type for a mutable default.
@@ -24,8 +36,19 @@ MAIN_METRIC = "main"
 class EncoderArguments:
     """The encoder that gets the adapter."""
 
-    model_name: str = HfArg(default=BERT, help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.")
-    max_length: int = HfArg(default=128, help="Tokens per example; longer ones are truncated.")
+    model_name: str = HfArg(
+        aliases=["--model_name_or_path"],
+        default=BERT,
+        help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.",
+    )
+    max_length: int = HfArg(
+        aliases=["--max_seq_length"], default=128, help="Tokens per example; longer ones are truncated."
+    )
+    max_train_samples: int | None = HfArg(default=None, help="Train on a random sample of this many examples.")
+    evaluate: str | None = HfArg(
+        default=None,
+        help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) instead of training.",
+    )
 
 
 @dataclass(kw_only=True)
@@ -35,11 +58,21 @@ class DataArguments(EncoderArguments):
     _argument_group_name = "data"
 
     data: str = HfArg(
+        aliases=["--train_file", "--dataset_name"],
         help="A folder with train, validation and test files (.parquet, .csv, .tsv, .jsonl), one such file, or the "
-        "name of a data set on the Hub."
+        "name of a data set on the Hub.",
     )
-    data_config: str | None = HfArg(default=None, help="Configuration of the data set on the Hub, if it has several.")
-    max_train_samples: int | None = HfArg(default=None, help="Train on a random sample of this many examples.")
+    data_config: str | None = HfArg(
+        aliases=["--dataset_config_name"],
+        default=None,
+        help="Configuration of the data set on the Hub, if it has several.",
+    )
+    validation_file: str | None = HfArg(default=None, help="File of the validation split, if not in --data.")
+    test_file: str | None = HfArg(default=None, help="File of the test split, if not in --data.")
+
+    def load_splits(self) -> dict[str, Dataset]:
+        """Load the data set as training.data.load_splits does."""
+        return load_splits(self.data, self.data_config, validation=self.validation_file, test=self.test_file)
 
 
 @dataclass(kw_only=True)
@@ -47,7 +80,9 @@ class TextArguments(DataArguments):
     """A data set of texts or pairs of texts."""
 
     text_columns: list[str] | None = HfArg(  # noqa: RUF009
-        default=None, help="Column of the text, or two columns for pairs; default: detected by name."
+        aliases=["--text_column", "--text_column_name", "--text_column_names"],
+        default=None,
+        help="Column of the text, or two columns for pairs; default: detected by name.",
     )
 
 
@@ -166,10 +201,13 @@ class RecipeTrainingArguments(TrainingArguments):
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
 
+    do_train: bool = HfArg(default=False, help="Train. Without all three of these flags, a recipe does all of it.")
+    do_eval: bool = HfArg(
+        default=False, help="Evaluate; while training if that is asked for, else what the run in output_dir has saved."
+    )
+    do_predict: bool = HfArg(default=False, help="Predict the test split, and score it if it has labels.")
+
     # transformers' flags without effect in a recipe; see NOT_FLAGS.
-    do_train: bool = field(default=False, init=False)
-    do_eval: bool = field(default=False, init=False)
-    do_predict: bool = field(default=False, init=False)
     greater_is_better: bool | None = field(default=None, init=False)
     remove_unused_columns: bool = field(default=True, init=False)
     label_names: list[str] | None = field(default=None, init=False)
@@ -180,6 +218,10 @@ class RecipeTrainingArguments(TrainingArguments):
     eval_do_concat_batches: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
+        if not (self.do_train or self.do_eval or self.do_predict):
+            self.do_train = self.do_eval = self.do_predict = True
+        if not self.do_eval:
+            self.eval_strategy, self.load_best_model_at_end = "no", False
         super().__post_init__()
         if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
             self._n_gpu = 1
@@ -209,7 +251,19 @@ class RecipeTrainingArguments(TrainingArguments):
 
 
 class RecipeParser(OneLineErrors, HfArgumentParser):
-    """HfArgumentParser that checks every value by the recipes' rules."""
+    """HfArgumentParser that checks every value by the recipes' rules.
+
+    The first argument may be a JSON or YAML file of arguments; flags after it override them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._own_defaults: set[str] = set()
+
+    def set_defaults(self, **defaults: Any) -> None:
+        """Set defaults that are stronger than those which follow from other flags."""
+        self._own_defaults |= defaults.keys()
+        super().set_defaults(**defaults)
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[argparse.Namespace, list[str]]:
         """Parse as argparse does, then check all values, before any dataclass does something with them."""
@@ -222,16 +276,66 @@ class RecipeParser(OneLineErrors, HfArgumentParser):
         """Parse the command line, or `args`, into the dataclasses, in their order.
 
         Raises:
-            RecipeError: If a value breaks its rule.
+            RecipeError: If a value breaks its rule, or a file of arguments cannot be read.
         """
+        words = list(sys.argv[1:] if args is None else args)
+        if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
+            words[:1] = read_arguments(Path(words[0]))
+        advised = self._follow(self.parse_known_args(words)[0])
         try:
-            *groups, unknown = self.parse_args_into_dataclasses(args, return_remaining_strings=True)
+            *groups, unknown = self.parse_args_into_dataclasses(words, return_remaining_strings=True)
         # TrainingArguments checks some flags, and imports what others need.
         except (ValueError, TypeError, KeyError, OSError, ImportError, AssertionError, NotImplementedError) as error:
             self.error(str(error))
-        for name, remedy in NOT_FLAGS.items():
+        for name, remedy in (NOT_FLAGS | FLAGS_OF_EXAMPLES).items():
             if any(word.partition("=")[0] in (f"--{name}", f"--{name.replace('_', '-')}") for word in unknown):
                 self.error(f"--{name} is not a flag of the recipes: {remedy}")
         if unknown:
             self.error(f"unknown arguments: {' '.join(unknown)}")
+        values = {name: value for group in groups for name, value in vars(group).items()}
+        followed = [f"--{name} {str(value).lower()}" for name, value in advised.items() if values[name] == value]
+        if followed and args is None:
+            log(f"{MINILM} is trained with {' '.join(followed)}, as advised for it; other values override these")
         return tuple(groups)
+
+    def _follow(self, values: argparse.Namespace) -> dict[str, Any]:
+        """Set the defaults that follow from other flags, and return those that the packaged encoder brings."""
+        if "predict" in values and values.do_predict:
+            super().set_defaults(predict=True)
+        trains = values.do_train or not (values.do_eval or values.do_predict) if "do_train" in values else True
+        if getattr(values, "evaluate", None) is not None or not trains:
+            super().set_defaults(model_name=None, max_length=None)  # what is evaluated knows them
+        elif "train_pooler" in values and values.model_name == MINILM:
+            advised = MINILM_SETTINGS.get(getattr(values, "method", "houlsby"), {})
+            advised = {name: value for name, value in advised.items() if name not in self._own_defaults}
+            super().set_defaults(**advised)
+            return advised
+        return {}
+
+
+def read_arguments(path: Path) -> list[str]:
+    """Return the words of a command line that stand for a JSON or YAML file, an object with a value for each flag.
+
+    Raises:
+        RecipeError: If the file cannot be read, or does not hold an object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            # Only objects get YAML's own types: the flags' types read the rest, so that "no" is no boolean.
+            values = yaml.load(text, yaml.BaseLoader)
+            values |= {name: value for name, value in yaml.safe_load(text).items() if isinstance(value, dict)}
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"{path} must be a file with a value for each flag, such as r: 64; {reason}.") from error
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} must hold an object with a value for each flag, such as r: 64, got {text[:50]!r}.")
+    words = []
+    for name, value in values.items():
+        if isinstance(value, list):
+            words += [f"--{name}", *map(str, value)]
+        elif value not in (None, "", "null"):
+            words.append(f"--{name}={json.dumps(value) if isinstance(value, (bool, dict)) else value}")
+    return words

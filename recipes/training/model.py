@@ -23,6 +23,7 @@ from houlsby_peft import HoulsbyConfig
 from houlsby_peft.serving.base_model import find_packaged
 from training.data import looks_like_a_path
 from training.errors import RecipeError
+from training.files import read_object
 from training.packaged import PACKAGED, hub_name
 from training.quiet import hold_load_report
 
@@ -205,13 +206,37 @@ def recorded_length(saved: str, model: nn.Module) -> int:
     record = config.record if isinstance(config, HoulsbyConfig) else None
     if record is not None and record.max_length is not None:
         return record.max_length
-    results = Path(saved).expanduser().parent / "results.json"
     try:
-        return int(json.loads(results.read_text())["arguments"]["max_length"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return int(read_results(saved)["arguments"]["max_length"])
+    except (ValueError, KeyError, TypeError) as error:
         raise RecipeError(
-            f"{saved} does not record to how many tokens its texts were cut, nor does {results}. Give --max_length."
+            f"{saved} does not record to how many tokens its texts were cut, nor does results.json beside it. Give "
+            "--max_length."
         ) from error
+
+
+def read_results(saved: str) -> dict[str, Any]:
+    """Return the results of the run that has saved an adapter or a model; empty if they are neither beside nor in its
+    folder."""
+    folder = Path(saved).expanduser()
+    return read_object(folder.parent / "results.json") or read_object(folder / "results.json") or {}
+
+
+def recorded_labels(saved: str, model: nn.Module) -> tuple[tuple[str, ...], str | None]:
+    """Return the labels of what a run has saved, in their order, and the kind of its problem.
+
+    Raises:
+        RecipeError: If they are recorded neither in it nor in the run's results.json.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else model.config
+    if isinstance(config, HoulsbyConfig):
+        return tuple(name for _, name in sorted((config.labels or {}).items())), config.kind_of_problem
+    results = read_results(saved)
+    if "labels" in results:
+        return tuple(results["labels"]), results.get("problem_type")
+    if isinstance(model, PeftModel):
+        raise RecipeError(f"{saved} does not record its labels. Keep the results.json of its run beside its folder.")
+    return tuple(config.id2label.values()), config.problem_type
 
 
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:
@@ -233,15 +258,20 @@ def _as_flag(flag: str, value: object) -> str:
 
 
 def load_saved(
-    name: str, labels: Sequence[str], base_model: str | None = None, dtype: str = "float32"
+    name: str,
+    labels: Sequence[str] | None = None,
+    base_model: str | None = None,
+    dtype: str = "float32",
+    auto_class: Any = AutoModelForSequenceClassification,
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Load what a recipe has saved, and the tokenizer.
 
     Args:
         name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
-        labels: The task's labels, in their order.
+        labels: The task's labels, in their order; default: any.
         base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
         dtype: The data type of the base model's weights.
+        auto_class: The class of the base model with its head.
 
     Raises:
         RecipeError: If it cannot be loaded, or has other labels.
@@ -249,6 +279,7 @@ def load_saved(
         HubError: If the Hub does not have it, or cannot be reached.
     """
     folder, weights_dtype = Path(name).expanduser(), getattr(torch, dtype)
+    results = read_results(name)
     base = None if base_model is None else find_model(base_model)
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
@@ -258,14 +289,18 @@ def load_saved(
     except (ValueError, AttributeError):
         is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
-        options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:
             if is_adapter:
-                base = base or find_model(fields["base_model_name_or_path"])
-                encoder, _ = _load_pretrained(AutoModelForSequenceClassification, base, **options)
+                of_head = labels or results.get("labels")
+                encoder, _ = _load_pretrained(
+                    auto_class,
+                    base or find_model(fields["base_model_name_or_path"]),
+                    dtype=weights_dtype,
+                    **({"num_labels": len(of_head)} if of_head else {}),
+                )
                 model = PeftModel.from_pretrained(encoder, folder)
             else:
-                model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+                model = auto_class.from_pretrained(folder, dtype=weights_dtype)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, RuntimeError) as error:
             raise RecipeError(f"Cannot load {name}: {str(error).splitlines()[0]}") from error
@@ -273,6 +308,6 @@ def load_saved(
     else:
         adapter = houlsby_peft.load(name, base_model=base, dtype=weights_dtype)
         model, tokenizer, found = adapter.model, adapter.tokenizer, adapter.labels
-    if found is not None and found != tuple(labels):
+    if labels is not None and found is not None and found != tuple(labels):
         raise RecipeError(f"{name} predicts {', '.join(found)}; the task has {', '.join(labels)}. Give its own task.")
     return model, tokenizer

@@ -60,6 +60,7 @@ _POSITIVE: Rule = (lambda value: value > 0, "a number greater than 0")
 _NOT_NEGATIVE: Rule = (lambda value: value >= 0, "a number of at least 0")
 _BELOW_ONE: Rule = (lambda value: 0 <= value < 1, "a number from 0 to less than 1")
 _SEED: Rule = (lambda value: 0 <= value <= MAX_SEED, f"a whole number from 0 to {MAX_SEED}")
+_FILE: Rule = (lambda name: Path(name).expanduser().is_file(), "a file that exists")
 _FOLDER: Rule = (lambda name: Path(name).expanduser().is_dir(), "a folder that exists")
 _JSON: Rule = (_is_json, "a JSON object")
 _JSON_OR_FILE: Rule = (lambda text: _is_json(text) or Path(text).is_file(), "a JSON object or a JSON file")
@@ -71,6 +72,8 @@ _SOURCE: Rule = (_exists_if_a_path, "a folder or file that exists, or a name on 
 RULES: dict[str, tuple[Rule, str]] = {
     # Data
     "data": (_SOURCE, "Correct the path"),
+    "validation_file": (_FILE, "Correct the path"),
+    "test_file": (_FILE, "Correct the path"),
     "data_dir": (_FOLDER, "It holds a folder per task; leave it out to load the data from the Hub"),
     "max_train_samples": (_COUNT, "Leave it out to train on all examples"),
     "max_eval_samples": (_COUNT, "Leave it out for the default"),
@@ -97,10 +100,10 @@ RULES: dict[str, tuple[Rule, str]] = {
     # Training
     "output_dir": ((_can_be_written, "a folder that can be written"), "Give another one"),
     "learning_rate": (_POSITIVE, "The papers use 3e-5 to 3e-3"),
-    "num_train_epochs": (_POSITIVE, "To score a saved adapter without training, use --evaluate of glue.py"),
+    "num_train_epochs": (_POSITIVE, "To score a saved adapter without training, use --evaluate"),
     "max_steps": (
         (lambda steps: steps == -1 or steps >= 1, "a whole number of at least 1, or -1 for --num_train_epochs"),
-        "To score a saved adapter without training, use --evaluate of glue.py",
+        "To score a saved adapter without training, use --evaluate",
     ),
     "per_device_train_batch_size": (_COUNT, "The default is 32"),
     "per_device_eval_batch_size": (_COUNT, "The default is 64"),
@@ -160,9 +163,6 @@ RULES: dict[str, tuple[Rule, str]] = {
 
 # Flags of transformers' TrainingArguments that are not flags of the recipes, with what to do instead.
 NOT_FLAGS = {
-    "do_train": "a recipe always trains; to score a saved adapter, use --evaluate of glue.py",
-    "do_eval": "a recipe evaluates after every epoch; see --eval_strategy, and --evaluate of glue.py",
-    "do_predict": "a recipe scores a test split with labels by itself; for GLUE's test sets, use --predict of glue.py",
     "greater_is_better": "it follows from --metric_for_best_model",
     "remove_unused_columns": "a recipe prepares the columns itself",
     "label_names": "a recipe prepares the columns itself; see --label_columns of text_classification.py",
@@ -171,6 +171,36 @@ NOT_FLAGS = {
     "include_for_metrics": "a recipe computes the scores of its task",
     "batch_eval_metrics": "a recipe computes its scores of all predictions at once",
     "eval_do_concat_batches": "a recipe computes its scores of all predictions at once",
+}
+
+# Flags of transformers' example scripts, such as run_glue.py, that are not flags of the recipes, with what to do
+# instead. Others of their flags are second names of ours.
+FLAGS_OF_EXAMPLES = {
+    "config_name": "the model brings its configuration",
+    "tokenizer_name": "the model brings its tokenizer",
+    "use_fast_tokenizer": "the model brings its tokenizer",
+    "cache_dir": "set the environment variable HF_HOME",
+    "model_revision": "download that revision, and give its folder to --model_name",
+    "token": "log in with hf auth login, or set the environment variable HF_TOKEN",
+    "trust_remote_code": "no code from the Hub is run",
+    "ignore_mismatched_sizes": "a new head is always made for the task",
+    "overwrite_cache": "nothing is cached; --overwrite_output_dir starts over",
+    "preprocessing_num_workers": "texts are tokenized in the training process",
+    "pad_to_max_length": "batches are padded to their longest text",
+    "max_eval_samples": "give a smaller validation split, with --validation_file",
+    "max_predict_samples": "give a smaller test split, with --test_file",
+    "train_split_name": "the splits are called train, validation and test",
+    "validation_split_name": "the splits are called train, validation and test",
+    "test_split_name": "the splits are called train, validation and test",
+    "text_column_delimiter": "two --text_columns are a pair of texts",
+    "do_regression": "use --problem_type regression of text_classification.py",
+    "metric_name": "use --metric_for_best_model",
+    "shuffle_train_dataset": "training examples are always shuffled; see --train_sampling_strategy",
+    "label_all_tokens": "a word's tag is on its first word piece",
+    "return_entity_level_metrics": "entities are always scored",
+    "version_2_with_negative": "questions without an answer are found in the data",
+    "line_by_line": "each text is an example",
+    "mlm_probability": "the recipe masks 15% of the tokens",
 }
 
 
@@ -253,8 +283,9 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
         )
     if "eval_strategy" in values:
         _check_strategies(*(values[name] for name in ("eval_strategy", "save_strategy", "load_best_model_at_end")))
-        if values["eval_strategy"] == "no" and given("early_stopping_patience") is not None:
-            raise RecipeError("--early_stopping_patience needs evaluations, got --eval_strategy no. Leave out one.")
+        only_trains = given("do_train") and not given("do_eval")
+        if (only_trains or values["eval_strategy"] == "no") and given("early_stopping_patience") is not None:
+            raise RecipeError("--early_stopping_patience needs evaluations, which are off. Leave it out.")
     if given("dataloader_prefetch_factor") is not None and not given("dataloader_num_workers"):
         raise RecipeError(
             "--dataloader_prefetch_factor needs --dataloader_num_workers of at least 1, got 0. Leave it out."

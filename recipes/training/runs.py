@@ -32,7 +32,7 @@ LAST = "last"
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
     *("report_to", "run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "torch_compile"),
-    "keep_prefix_gb",
+    *("keep_prefix_gb", "do_train", "do_eval", "do_predict"),
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
 _LISTED = 3

@@ -19,8 +19,8 @@ import squad
 import text_classification
 import token_classification
 from tasks.labels import find_labels
-from training.data import read_file
 from training.errors import RecipeError, end_with_one_line
+from training.tables import WHERE, read_file
 
 
 GOOD = "text,label\n" + "good,yes\nbad,no\n" * 5
@@ -53,22 +53,23 @@ FILES = [
     (text_classification, "a.jsonl", "\n", "it has no rows"),
     (text_classification, "a.parquet", b"", "a.parquet cannot be read as parquet"),
     (text_classification, "a.parquet", b"PAR1", "a.parquet cannot be read as parquet"),
-    (text_classification, "a.csv", "text;label\na;1\nb;2\n", "must be separated by ',', and the header has ';'"),
-    (text_classification, "a.csv", 'text;label\na;1\n"b, c";2\nd, e;1\n', "separated by ',', and the header has ';'"),
-    (text_classification, "a.csv", "text\tlabel\na\t1\n", "separated by ',', and the header has '\\t'"),
-    (text_classification, "a.tsv", "text,label\na,1\n", "separated by '\\t', and the header has ','"),
     (text_classification, "a.csv", "text,label\na,1\nb, c,2\n", "line 3 must have 2 fields like the header, got 3"),
     (text_classification, "a.csv", "text,label\nb, c,2\nd, e,1\n", "line 2 must have 2 fields like the header, got 3"),
     (text_classification, "a.csv", "text,label\na,1\nb\n", "line 3 must have 2 fields like the header, got 1"),
     (text_classification, "a.tsv", "text\tlabel\na\t1\nb\n", "line 3 must have 2 fields like the header, got 1"),
     (text_classification, "a.csv", 'text,label\na,1\n"b,2\nc,1\n', "close each quotation mark"),
     (text_classification, "a.csv", 'text,label\n"a"b,1\n', "line 2: "),
-    (text_classification, "a.csv", "text,label,label\na,1,2\n", "'label' is there more than once"),
-    (text_classification, "a.csv", "text,text,label\na,b,2\n", "'text' is there more than once"),
+    (text_classification, "a.csv", "text,label,label\na,1,2\n", "'label' is there twice"),
+    (text_classification, "a.csv", "text,text,label\na,b,2\n", "'text' is there twice"),
     (text_classification, "a.csv", "text,label\na,1\nb\0,2\n", "line 3 holds the character NUL"),
-    (text_classification, "a.csv", GOOD.encode("utf-16"), "must be UTF-8 text"),
+    (text_classification, "a.csv", GOOD.encode("utf-16")[:-1], "must be UTF-8 text"),
     (text_classification, "a.csv", GOOD.encode("utf-16-le"), "line 1 holds the character NUL"),
-    (text_classification, "a.csv", "text,label\ncaf\u00e9,1\n".encode("latin-1"), "must be UTF-8 text"),
+    (
+        text_classification,
+        "a.csv",
+        "text,label\n\u00e9\u00e8,1\n".encode() + b"\xe9,2\n",
+        "line 3 is not UTF-8 like the rest",
+    ),
     (text_classification, "a.jsonl", lines({"text": "caf\u00e9", "label": 1}).encode("utf-16"), "must be UTF-8 text"),
     (text_classification, "a.jsonl", "{", "line 1 must be a JSON object"),
     (text_classification, "a.jsonl", lines([1, 2]), "line 1 must be a JSON object, got [1, 2]"),
@@ -88,32 +89,32 @@ FILES = [
     (text_classification, "a.xlsx", b"PK", "must end in one of .parquet"),
     # Texts
     (text_classification, "a.csv", "one,label\na,1\nb,2\n", "No column has one of the usual names for text"),
-    (text_classification, "a.jsonl", lines({"text": 5, "label": "a"}, {"text": 6, "label": "b"}), "row 0 has 5"),
-    (text_classification, "a.jsonl", lines({"text": "x", "label": "a"}, {"label": "b"}), "row 1 has None"),
+    (text_classification, "a.jsonl", lines({"text": 5, "label": "a"}, {"text": 6, "label": "b"}), "line 1 has 5"),
+    (text_classification, "a.jsonl", lines({"text": "x", "label": "a"}, {"label": "b"}), "line 2 has None"),
     (text_classification, "a.csv", "text,label\n,yes\n  ,no\n", "all its 2 rows are empty"),
     # Labels
     (text_classification, "a.csv", "text\na\nb\n", "There is no column with one of the names label"),
     (text_classification, "a.csv", "text,label\n" + "a,yes\n" * 9, "examples of two classes; .* has only yes"),
-    (text_classification, "a.csv", "text,label\na,yes\nb,\nc,no\nd, \n", "2 of 4 have none in 'label', .* row 1"),
-    (text_classification, "a.csv", "text,label\n,yes\nb,yes\nc,\nd,no\n", "1 of 3 have none in 'label', .* row 2"),
-    (text_classification, "a.jsonl", labelled("a", None, "b", "a"), "1 of 4 have none in 'label', .* row 1"),
-    (text_classification, "a.jsonl", labelled(1.5, float("nan"), 2.5), "1 of 3 have none in 'label', .* row 1"),
-    (text_classification, "a.jsonl", labelled(["a"], ["b", ""], []), "1 of 3 have none in 'label', .* row 1"),
+    (text_classification, "a.csv", "text,label\na,\nb, \n", "must have labels; 'label' is empty in all its 2 rows"),
     (text_classification, "a.csv", "text,label\na,1\nb,inf\nc,2\nd,1\n", "finite numbers, or words, got 'inf'"),
     (text_classification, "a.csv", "text,label\na,1\nb,nan\nc,2\nd,1\n", "finite numbers, or words, got 'nan'"),
     (text_classification, "a.jsonl", labelled(1.5, float("inf"), 2.5), "finite numbers, or words, got 'inf'"),
-    (text_classification, "a.csv", "text,label\na,yes\nb,yes \nc,no\nd,no\n", "'yes' and 'yes ' .* more than blanks"),
     (text_classification, "a.csv", "text,label\na,1\nb,1.0\nc,0\nd,0\n", "'1' and '1.0' .* way to write a number"),
-    (text_classification, "a.csv", "text,label\n" + "".join(f"t,c{n}\n" for n in range(9)), "in each of its 9 rows"),
+    (
+        text_classification,
+        "a.csv",
+        "text,label\n" + "".join(f"t,c{n}\n" for n in range(9)),
+        "9 of the 9 rows have a label in 'label' that no other row has",
+    ),
     (text_classification, "a.csv", "text,label\na,yes\nb,no\n", "No validation split can be made of 2"),
     (token_classification, "a.conll", "", "it has no rows"),
     (token_classification, "a.conll", "Ada X\nvisits\n", "line 2 must have a word and a tag"),
     (token_classification, "a.conll", "Ada\0 X\n", "line 1 holds the character NUL"),
     (token_classification, "a.csv", GOOD, "There is no column named tokens or words"),
-    (token_classification, "a.jsonl", words(tags=["X"]), "row 0 must have a list of words and one of as many tags"),
-    (token_classification, "a.jsonl", words(tokens=["a", None]), "row 0 must have texts as words, got None"),
-    (token_classification, "a.jsonl", words(tags=["X", None]), "1 of 2 have none in 'tags', .* row 0"),
-    (token_classification, "a.jsonl", words(tags=["X", ""]), "1 of 2 have none in 'tags', .* row 0"),
+    (token_classification, "a.jsonl", words(tags=["X"]), "line 1 must have a list of words and one of as many tags"),
+    (token_classification, "a.jsonl", words(tokens=["a", None]), "line 1 must have texts as words, got None"),
+    (token_classification, "a.jsonl", words(tags=["X", None]), "1 of 2 have none in 'tags', .* line 1"),
+    (token_classification, "a.jsonl", words(tags=["X", ""]), "1 of 2 have none in 'tags', .* line 1"),
     (token_classification, "a.jsonl", lines({"tokens": ["a"], "tags": ["X"]}), "two classes; .* has only X"),
     (token_classification, "a.jsonl", lines({"tokens": "a b", "tags": "X Y"}), "list of words|two classes"),
     (squad, "a.csv", GOOD, "must have a split 'validation'"),
@@ -125,23 +126,21 @@ FILES = [
 ]
 # Files beside a good training file: what validation or test must not have.
 OTHERS = [
-    (text_classification, "validation.csv", "text,label\na,maybe\n", "validation: row 0 has the label 'maybe'"),
-    (text_classification, "test.csv", "text,label\na,yes\nb,maybe\n", "test: row 1 has the label 'maybe'"),
-    (text_classification, "test.csv", "text,label\na,yes\nb,\n", "test: .*1 of 2 have none in 'label', .* row 1"),
+    (text_classification, "validation.csv", "text,label\na,maybe\n", "validation: line 2 has the label 'maybe'"),
+    (text_classification, "test.csv", "text,label\na,yes\nb,maybe\n", "test: line 3 has the label 'maybe'"),
     (text_classification, "validation.csv", "text\na\n", "validation lacks the column 'label'"),
     (text_classification, "validation.csv", "label\nyes\n", "validation lacks the column 'text'"),
     (text_classification, "validation.csv", "", "it has no rows"),
-    (text_classification, "test.tsv", "text,label\na,yes\n", "separated by '\\t', and the header has ','"),
 ]
 QUESTIONS = [
-    (question(id=None), "row 1 must have texts as id"),
-    (question(id="p"), "each question must have its own id, row 1 has 'p' again"),
-    (question(context=None), "row 1 must have texts as id, question and context"),
-    (question(answers=None), "row 1 must have .* answers with lists"),
-    (question(answers={"text": ["ada"], "answer_start": []}), "row 1 must have .* of equal length"),
-    (question(answers={"text": ["ada"], "answer_start": [4]}), "row 1 has the answer 'ada' at character 4"),
-    (question(answers={"text": ["ada"], "answer_start": [-9]}), "row 1 has the answer 'ada' at character -9"),
-    (question(answers={"text": [""], "answer_start": [0]}), "row 1 must have"),
+    (question(id=None), "line 2 must have texts as id"),
+    (question(id="p"), "each question must have its own id, line 2 has 'p' again"),
+    (question(context=None), "line 2 must have texts as id, question and context"),
+    (question(answers=None), "line 2 must have .* answers with lists"),
+    (question(answers={"text": ["ada"], "answer_start": []}), "line 2 must have .* of equal length"),
+    (question(answers={"text": ["ada"], "answer_start": [4]}), "line 2 has the answer 'ada' at character 4"),
+    (question(answers={"text": ["ada"], "answer_start": [-9]}), "line 2 has the answer 'ada' at character -9"),
+    (question(answers={"text": [""], "answer_start": [0]}), "line 2 must have"),
     (lines({"id": "q", "question": "who", "context": "ada"}), "lacks the column 'answers'"),
 ]
 
@@ -211,8 +210,8 @@ def test_bad_questions(tmp_path, content, expected):
 
 @pytest.mark.parametrize(
     ("label", "expected"),
-    [("2", "row 1 has '2'"), ("", "row 1 has ''"), ("yes", "row 1 has 'yes'"), ("inf", "row 1 has 'inf'"),
-     ("0.5", "row 1 has '0.5'"), ("-1", "row 1 has '-1'")],
+    [("2", "line 3 has '2'"), ("", "line 3 has ''"), ("yes", "line 3 has 'yes'"), ("inf", "line 3 has 'inf'"),
+     ("0.5", "line 3 has '0.5'"), ("-1", "line 3 has '-1'")],
 )  # fmt: skip
 def test_bad_labels_of_glue(tmp_path, label, expected):
     for split in ("train", "validation"):
@@ -226,7 +225,7 @@ def test_bad_columns_of_classes(tmp_path, value):
     data = write(tmp_path / "a.csv", f"text,sad,glad\na,0,1\nb,1,0\nc,{value},1\n")
     flags = ("--data", data, "--label_columns", "sad", "glad", "--output_dir", tmp_path / "run")
     message = refusal(text_classification, *flags)
-    assert f"each must hold 0 or 1, row 2 has {value!r} as 'sad'" in message
+    assert f"each must hold 0 or 1, line 4 has {value!r} as 'sad'" in message
 
 
 def test_a_parquet_file_with_two_columns_of_one_name(tmp_path):
@@ -259,14 +258,18 @@ class TestGoodData:
     def test_line_ends_and_a_byte_order_mark(self, tmp_path, end, mark):
         write(tmp_path / "a.csv", mark + f'text,label{end}"a, ""b""",1{end}{end}c,2{end}'.encode())
         rows = read_file(tmp_path / "a.csv")
-        assert rows.to_dict() == {"text": ['a, "b"', "c"], "label": ["1", "2"]}
+        assert rows.to_dict() == {"text": ['a, "b"', "c"], "label": ["1", "2"], WHERE: ["line 2", "line 4"]}
 
     def test_words_that_pandas_takes_for_missing_values(self, tmp_path):
         write(tmp_path / "a.tsv", 'text\tlabel\nNA\tnan\n"quoted\tnull\n')
-        assert read_file(tmp_path / "a.tsv").to_dict() == {"text": ["NA", '"quoted'], "label": ["nan", "null"]}
+        assert read_file(tmp_path / "a.tsv").to_dict() == {
+            "text": ["NA", '"quoted'],
+            "label": ["nan", "null"],
+            WHERE: ["line 2", "line 3"],
+        }
 
     def test_numbers_whole_and_not_and_what_is_missing(self, tmp_path):
         write(tmp_path / "a.jsonl", lines({"a": 1, "b": "x"}, {"a": 2.5}, {"a": None, "b": None}))
         rows = read_file(tmp_path / "a.jsonl")
-        assert rows.to_dict() == {"a": [1.0, 2.5, None], "b": ["x", None, None]}
-        assert rows.features == Features({"a": Value("float64"), "b": Value("string")})
+        assert rows.remove_columns(WHERE).to_dict() == {"a": [1.0, 2.5, None], "b": ["x", None, None]}
+        assert rows.features == Features({"a": Value("float64"), "b": Value("string"), WHERE: Value("large_string")})

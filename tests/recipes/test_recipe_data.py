@@ -10,8 +10,9 @@ import pytest
 from datasets import Dataset
 
 from tasks.glue import TASKS, find_tasks, load_splits, numeric_labels
-from training.data import check_columns, read_split
+from training.data import check_columns
 from training.errors import RecipeError
+from training.tables import read_split
 
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data" / "glue"

@@ -17,7 +17,7 @@ from transformers import TrainingArguments
 
 from study.presets import parse_arguments
 from training.errors import RecipeError, end_with_one_line
-from training.rules import NOT_FLAGS, RULES
+from training.rules import FLAGS_OF_EXAMPLES, NOT_FLAGS, RULES
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -52,7 +52,7 @@ NONSENSE = [
     *("--lr_scheduler_type lineal", "--optim adamw_bnb_8bit", "--optim adam", "--fp16 --use_cpu", "--bf16 --fp16"),
     *("--deepspeed absent.json", "--resume_from_checkpoint absent/checkpoint-5", "--output_dir {csv}/run"),
     *("--resume_from_checkpoint last --overwrite_output_dir", "--init_adapter ./absent", "--eval_on_start maybe"),
-    *(f"--{name}" for name in NOT_FLAGS),
+    *(f"--{name}" for name in (*NOT_FLAGS, *FLAGS_OF_EXAMPLES)),
     *("--no_such_flag 3", "--metric_for_best_model", "--model_name"),
 ]
 BLANK = ("output_dir", "model_name", "metric_for_best_model", "resume_from_checkpoint", "init_adapter", "activation")
@@ -84,17 +84,29 @@ OWN = [
     ("text_classification", "--data {csv} --problem_type classes"),
     ("text_classification", "--data {csv} --problem_type regression"),
     ("text_classification", "--data {csv} --metric_for_best_model f1"),
+    ("text_classification", "--data {csv} --class_weights inverse"),
+    ("text_classification", "--data {scores} --class_weights balanced"),
+    ("text_classification", "--data {csv} --do_eval"),
+    ("text_classification", "--data {csv} --validation_file no.csv"),
+    ("text_classification", "--data {csv} --do_train --early_stopping_patience 2"),
+    ("text_classification", "--data {csv} --evaluate {glue} --push_to_hub"),
+    ("text_classification", "absent.json"), ("text_classification", "{csv} --r 8"),
+    ("text_classification", "{flags}"), ("text_classification", "{flags} --data {csv}"),
     ("token_classification", "--data absent.conll"), ("token_classification", "--data {csv} --word_column absent"),
     ("token_classification", "--data {csv} --tag_column absent"),
     ("squad", "--data {csv} --stride -1"), ("squad", "--data {csv} --n_best 0"), ("squad", "--data absent/x/y"),
     ("squad", "--data {csv} --max_answer_length 0"), ("squad", "--data {csv} --null_threshold nan"),
     ("squad", "--data {csv} --max_eval_samples 0"), ("squad", "--data {csv} --stride 380"),
-    ("squad", "--data {csv} --max_length 100"), ("squad", "--data {csv} --label_smoothing_factor 0.1"),
-    ("mlm", "--data {csv} --label_smoothing_factor 0.1"), ("mlm", "--data {csv} --metric_for_best_model accuracy"),
+    ("squad", "--data {csv} --max_length 100"), ("squad", "--data {csv} --do_eval"),
+    ("squad", "--data {csv} --label_smoothing_factor 0.1"),
+    ("mlm", "--data {csv} --label_smoothing_factor 0.1"), ("mlm", "--data {csv} --do_eval"),
+    ("mlm", "--data {csv} --metric_for_best_model accuracy"),
     ("mlm", "--data {csv} --text_columns absent"), ("stream", "--data {csv} {csv}"),
     ("stream", "--data {csv} absent.csv"), ("stream", "--data {csv} --save_strategy epoch"),
-    ("stream", "--data {csv} --resume_from_checkpoint last"), ("paper_tasks", "--data {glue} --tasks spam"),
-    ("paper_tasks", "--data {glue}"), ("paper_tasks", "--data {glue} --tasks sms_spam sms_spam"),
+    ("stream", "--data {csv} --resume_from_checkpoint last"), ("stream", "--data {csv} --do_train"),
+    ("paper_tasks", "--data {glue} --tasks spam"),
+    ("paper_tasks", "--data {glue}"), ("paper_tasks", "--data {glue} --tasks sms_spam --do_train --do_eval"),
+    ("paper_tasks", "--data {glue} --tasks sms_spam sms_spam"),
     ("paper_tasks", "--data {glue} --tasks sms_spam"),
     ("submission", "absent.zip"), ("submission", "{csv}"), ("submission", "a.zip absent.tsv"),
     ("submission", "a.zip {csv}"), ("submission", "absent/a.zip"), ("submission", ""),
@@ -138,12 +150,15 @@ def loaded(*_: object, **__: object) -> None:
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     (folder / "data.csv").write_text("text,label\n" + "a good one,yes\na bad one,no\n" * 20)
+    (folder / "scores.csv").write_text("text,label\n" + "a good one,1.5\na bad one,2\n" * 20)
+    (folder / "flags.json").write_text('{"r": 8, "no_such_flag": 3}')
     for name in ("cola", "stsb", "sms_spam"):
         (folder / "glue" / name).mkdir(parents=True)
     for name, results in (("run", {"task": "cola"}), ("broken", None)):
         (folder / name).mkdir()
         (folder / name / "results.json").write_text("{" if results is None else json.dumps(results))
-    return {"csv": folder / "data.csv", **{name: folder / name for name in ("glue", "run", "broken")}}
+    csvs = {"csv": folder / "data.csv", "scores": folder / "scores.csv", "flags": folder / "flags.json"}
+    return {**csvs, **{name: folder / name for name in ("glue", "run", "broken")}}
 
 
 def launch(script, flags, folder):
@@ -182,7 +197,7 @@ def test_nonsense_is_refused(command, files, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
     message = check_refused("glue", f"--task cola --data_dir {{glue}} {command}", files, tmp_path, capsys)
     flag = command.replace("=", " ").split()[0]
-    if flag.removeprefix("--") in (*RULES, *NOT_FLAGS):
+    if flag.removeprefix("--") in (*RULES, *NOT_FLAGS, *FLAGS_OF_EXAMPLES):
         assert flag in message
 
 
@@ -201,7 +216,14 @@ def test_mistakes_of_single_scripts_are_refused(script, command, files, tmp_path
 
 @pytest.mark.parametrize("script", TRAINING)
 def test_every_recipe_obeys_the_same_rules(script, files, tmp_path, capsys):
-    for command in ("--max_length 0", "--learning_rate nan", "--seed -1", "--do_train", "--r 0", "--report_to mine"):
+    for command in (
+        "--max_length 0",
+        "--learning_rate nan",
+        "--seed -1",
+        "--label_names x",
+        "--r 0",
+        "--report_to mine",
+    ):
         check_refused(script, " ".join([*TRAINING[script], command]), files, tmp_path, capsys)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -19,9 +20,10 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
 from training.arguments import RecipeTrainingArguments
-from training.data import find_text_columns, load_splits, read_file, rows_with_text, sample, tokenize, with_validation
+from training.data import find_text_columns, load_splits, rows_with_text, sample, tokenize, with_validation
 from training.errors import RecipeError
 from training.model import add_adapter, load_model
+from training.tables import read_file
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,18 @@ class TestPretraining:
         resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
         assert all(torch.equal(resumed[name], saved[name]) for name in saved)
 
+    def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
+        flags = ["--data", data, "--evaluate", pretrained, "--output_dir", tmp_path, "--use_cpu"]
+        with patch("mlm.make_trainer", wraps=mlm.make_trainer) as spy:
+            run(mlm, *flags)
+        weights = dict(mlm.base_model(spy.call_args.args[1]).named_parameters())
+        head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        assert all(torch.equal(weights[name], saved) for name, saved in head.items())
+        scores = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
+        results = json.loads((pretrained / "results.json").read_text())
+        assert scores["loss"] == pytest.approx(results["best_score"], rel=0.1), "other words are masked"
+        assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+
     def test_a_text_file_is_enough(self, encoder, tmp_path):
         lines = minimal_pairs()["train"][:40]["sentence"]
         (tmp_path / "texts.txt").write_text("\n\n".join(lines) + "\n  \n")
@@ -176,8 +190,8 @@ class TestData:
         assert find_text_columns(data, ["hypothesis"]) == ("hypothesis",)
 
     def test_unusual_names(self):
-        with pytest.raises(RecipeError, match=r"there are tweet, class\. Name one, or two for pairs, with --text_col"):
-            find_text_columns(Dataset.from_dict({"tweet": ["a"], "class": [0]}), None)
+        with pytest.raises(RecipeError, match=r"there are words, class\. Name one, .*: --text_columns words if"):
+            find_text_columns(Dataset.from_dict({"words": ["a b"], "class": [0]}), None)
 
     def test_three_texts(self):
         with pytest.raises(RecipeError, match="a text or a pair of texts, got a, b, c"):
@@ -185,13 +199,13 @@ class TestData:
 
     def test_empty_texts_are_left_out_and_counted(self, capsys):
         data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
-        assert rows_with_text(data, "train", ["a", "b"]) == [0, 1]
-        assert "train: 2 rows without text are left out" in capsys.readouterr().out
+        assert rows_with_text(data, "train", ["a", "b"])["a"][:] == ["x", " "]
+        assert "train: 2 rows without text left out (row 2, row 3)" in capsys.readouterr().out
         with pytest.raises(RecipeError, match="all its 2 rows are empty"):
             rows_with_text(data.select([2, 3]), "train", ["a", "b"])
 
     def test_a_file_of_another_encoding(self, tmp_path):
-        for name in ("train.csv", "train.tsv", "train.jsonl", "train.txt"):
+        for name in ("train.jsonl", "train.txt"):
             (tmp_path / name).write_bytes("text,label\ncaf\u00e9,1\n".encode("latin-1"))
             with pytest.raises(RecipeError, match=rf"{name} must be UTF-8 text: .*0xe9"):
                 read_file(tmp_path / name)

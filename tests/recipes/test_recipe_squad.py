@@ -147,7 +147,7 @@ class TestScores:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("encoder")
-    return save_tiny_encoder(folder, words=[*WORDS, "?"], max_position_embeddings=128)
+    return save_tiny_encoder(folder, words=[*WORDS, "?"], max_position_embeddings=128, num_labels=2)
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +288,11 @@ class TestRuns:
         validation = load_splits(str(folder))["validation"]
         _, f1 = Official(version_2=True).scores(answers, {row["id"]: row["answers"]["text"] for row in validation})
         assert epoch["f1"] == percent(f1.values())
+        run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
+            tmp_path / "again")  # fmt: skip
+        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
+        assert found == pytest.approx(results["best_scores"])
+        assert json.loads((tmp_path / "again" / "predictions.json").read_text()) == answers
 
     def test_the_saved_adapter_gives_the_answers(self, encoder, folder, tmp_path, tokenizer):
         """In plain PyTorch, window by window."""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -17,6 +18,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import stream
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
+from training.data import with_validation
 from training.errors import RecipeError
 
 
@@ -71,6 +73,16 @@ def test_the_model_grows_by_what_a_task_trains(output):
     assert np.diff([row["total"] for row in rows]).tolist() == [row["trained"] for row in rows[1:]]
 
 
+def test_saved_adapters_are_scored_again(data, output, tmp_path):
+    files = [data / f"{name}.jsonl" for name in LABELS]
+    run(stream, "--data", *files, "--evaluate", output, "--output_dir", tmp_path, "--use_cpu")
+    last = json.loads((output / "stream.json").read_text())[-1]["scores"]
+    for name, scores in last.items():
+        found = json.loads((tmp_path / name / "evaluation.json").read_text())
+        assert found["scores"] == pytest.approx({**found["scores"], **scores}, rel=1e-4)
+        assert found["labels"] == json.loads((output / name / "results.json").read_text())["labels"]
+
+
 def test_poolers_of_their_own(encoder, data, tmp_path):
     names = ["two_classes", "three"]
     run(stream, "--data", data / "two.classes.jsonl", data / "three.jsonl", "--model_name", encoder, "--output_dir",
@@ -89,12 +101,8 @@ def test_a_saved_adapter_alone_gives_the_score(encoder, output):
     """On base weights that never saw another task, in plain PyTorch."""
     model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=3)
     model = PeftModel.from_pretrained(model, output / "three").eval()
-    order = np.random.default_rng(0).permutation(96)
-    seen, free = set(), []
-    for row in order:  # as the recipe makes its validation split: one row of each label stays in training
-        free += [row] if LABELS["three"][row] in seen else []
-        seen.add(LABELS["three"][row])
-    rows = sorted(free[:10])
+    splits = with_validation({"train": Dataset.from_dict({"row": range(96)})}, LABELS["three"])
+    rows = splits["validation"]["row"]
     batch = AutoTokenizer.from_pretrained(encoder)([SENTENCES[row] for row in rows], padding=True, return_tensors="pt")
     with torch.no_grad():
         classes = model(**batch).logits.argmax(-1)

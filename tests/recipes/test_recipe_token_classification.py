@@ -16,8 +16,9 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 import token_classification
 from recipe_runs import run, save_tiny_encoder
 from tasks.tagging import IGNORED, Tags, entities, entity_scores, find_tags, tokenize_words
-from training.data import load_splits, read_file
+from training.data import load_splits
 from training.errors import RecipeError
+from training.tables import read_file
 
 
 NAMES = ["Ada", "Grace", "Alan", "Mary Ann", "Kurt"]
@@ -70,7 +71,7 @@ def tag(encoder, data, output, *flags):
 class TestRuns:
     def test_entities(self, encoder, data, tmp_path):
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
-        assert results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
+        assert results["labels"] == results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
         assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.max_length == 128
         model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
@@ -84,6 +85,11 @@ class TestRuns:
             first = [tokens.word_ids().index(word) for word in range(len(words))]
             right += [results["tags"][predicted[token]] == tag for token, tag in zip(first, tags, strict=True)]
         assert results["test"]["accuracy"] == pytest.approx(np.mean(right))
+        for files, name in ((data, "best_scores"), (data / "test.conll", "test")):
+            flags = ["--data", files, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "again", "--use_cpu"]
+            run(token_classification, *flags)
+            found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+            assert found["scores"] == pytest.approx({**found["scores"], **results[name]}, rel=1e-4)
 
     def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path):
         rows = [
@@ -97,7 +103,7 @@ class TestRuns:
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")
-        with pytest.raises(RecipeError, match=r"validation: row 1 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
+        with pytest.raises(RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
             tag(encoder, data, tmp_path / "run")
 
 

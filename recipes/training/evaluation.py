@@ -1,0 +1,64 @@
+"""Scoring what a run has saved, without training: --evaluate, or --do_eval and --do_predict without --do_train."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.arguments import AdapterArguments, EncoderArguments, RecipeTrainingArguments
+from training.errors import RecipeError
+from training.files import write_atomically
+
+
+def find_evaluated(
+    arguments: EncoderArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
+) -> str | None:
+    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub; None to train.
+
+    The folder of a run stands for what it has saved.
+
+    Raises:
+        RecipeError: If there is nothing to score, or a flag is about training.
+    """
+    name = arguments.evaluate
+    if name is None and training.do_train:
+        return None
+    wrong = {
+        "--max_train_samples": arguments.max_train_samples,
+        "--init_adapter": adapter.init_adapter,
+        "--push_to_hub": training.push_to_hub,
+        "--resume_from_checkpoint": training.resume_from_checkpoint,
+        "--overwrite_output_dir": training.overwrite_output_dir,
+    }
+    given = next((flag for flag, value in wrong.items() if value), None)
+    if given is not None:
+        raise RecipeError(f"--evaluate trains nothing, got {given} as well. Leave out one of them.")
+    folder = Path(name or training.output_dir).expanduser()
+    saved = next((path for kind in ("adapter", "model") if (path := folder / kind).is_dir()), None)
+    if saved is None and name is None:
+        raise RecipeError(
+            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
+            f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
+        )
+    return str(saved or name)
+
+
+def write_evaluation(
+    training: RecipeTrainingArguments, task: str, saved: str, scores: Mapping[str, Any], **entries: Any
+) -> dict[str, Any]:
+    """Print the scores of a saved adapter or model in the main process, and write them to evaluation.json.
+
+    Args:
+        training: The training arguments, with the final `output_dir`.
+        task: The task's name.
+        saved: What was scored.
+        scores: The scores of the validation split.
+        entries: Further entries of the file, such as the scores of the test split.
+    """
+    content = {"task": task, "evaluated": saved, "scores": dict(scores), **entries}
+    if training.process_index == 0:
+        path = Path(training.output_dir, "evaluation.json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(content, indent=2) + "\n")
+        print(f"{task}, {saved}: {', '.join(f'{name} {score:.4f}' for name, score in scores.items())}")
+    return content
