@@ -188,7 +188,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 def http_options(host: str, port: int) -> dict[str, Any]:
     """Return the options of Ray Serve's HTTP proxy."""
-    return {"host": host, "port": port, "request_timeout_s": 60}
+    return {"host": host, "port": port, "request_timeout_s": 120}
 
 
 def deployment_file(options: ServiceOptions, host: str, port: int) -> str:
