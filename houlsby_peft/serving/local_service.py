@@ -56,10 +56,10 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
 def run(args: dict[str, Any], host: str, port: int) -> None:
     """Run the service on this machine until the process is interrupted or terminated; see `start`."""
-    stopped = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopped.set())
     start(args, host, port)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which handles them as well
+        signal.signal(number, lambda *_: stopped.set())
     tasks = len(read_adapters(args["adapters"]))
     print(f"{tasks} tasks on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
     stopped.wait()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +27,7 @@ from .watched_bank import Query, Refusal, WatchedBank
 
 
 NAME = "houlsby"
+_LOG = logging.getLogger(__name__)
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 # Of requests whose replica was lost, before and after the first pause.
 _ATTEMPTS = 4
@@ -106,7 +108,10 @@ class BankReplica:
     def _watch(self, seconds: float) -> None:
         pause = threading.Event()
         while not pause.wait(seconds):
-            self._bank.refresh()
+            try:
+                self._bank.refresh()
+            except Exception:  # a folder may change while it is read; it is read again after the pause
+                _LOG.warning("The adapters could not be read.", exc_info=True)
 
 
 class Ingress:
@@ -188,7 +193,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
 def http_options(host: str, port: int) -> dict[str, Any]:
     """Return the options of Ray Serve's HTTP proxy."""
-    return {"host": host, "port": port, "request_timeout_s": 60}
+    return {"host": host, "port": port, "request_timeout_s": 120}
 
 
 def deployment_file(options: ServiceOptions, host: str, port: int) -> str:

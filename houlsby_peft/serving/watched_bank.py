@@ -81,8 +81,10 @@ class WatchedBank:
         )
         for number, task in enumerate(self._bank.tasks):
             if len(self._bank.held) + len(self._failed) < number:
-                return  # more would only drop what was loaded
+                break  # more would only drop what was loaded
             self._try(task, lambda task=task: self._bank.warm_up([task]))
+        for task in self._failed:  # else every request would try to load it again
+            self._bank.remove(task)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -173,7 +175,7 @@ class WatchedBank:
 
     def _refuse_unknown(self, task: str, row: int) -> Refusal:
         if task in self._failed:
-            return Refusal(500, f"The adapter of task {task!r} cannot be loaded. {self._failed[task]}", row)
+            return Refusal(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", row)
         return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", row)
 
     def _try(self, task: str, load: Any) -> None:
