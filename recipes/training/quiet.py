@@ -22,6 +22,8 @@ _WARNINGS = {
 _MESSAGES = {
     # accelerate imports DeepSpeed wherever it is installed.
     "DeepSpeed": "Setting accelerator to CPU",
+    # A recipe decides the number of labels; the checkpoint's labels are those of a head that is not used.
+    "transformers.configuration_utils": "You passed `num_labels=",
     # Two checkpoints within a second, of a tiny run. The numbers of their steps order them as well.
     "transformers.trainer_utils": "mtime may not be reliable",
 }
