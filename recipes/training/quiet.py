@@ -22,9 +22,13 @@ _WARNINGS = {
 _MESSAGES = {
     # accelerate imports DeepSpeed wherever it is installed.
     "DeepSpeed": "Setting accelerator to CPU",
+    # A recipe decides the number of labels; the checkpoint's labels are those of a head that is not used.
+    "transformers.configuration_utils": "You passed `num_labels=",
     # Two checkpoints within a second, of a tiny run. The numbers of their steps order them as well.
     "transformers.trainer_utils": "mtime may not be reliable",
 }
+# What transformers logs of a checkpoint without the head: the table of weights, and that two tied ones are absent.
+_ABOUT_WEIGHTS = ("LOAD REPORT", "specifies to tie")
 
 
 def leave_out_noise() -> None:
@@ -53,14 +57,14 @@ def _show_long_bars(bar: Callable[..., Any], arguments: tuple[Any, ...], options
 
 @contextmanager
 def hold_load_report() -> Iterator[list[logging.LogRecord]]:
-    """Hold back transformers' report of the weights that a checkpoint lacks or has besides, and log it at the end.
+    """Hold back what transformers logs of weights that a checkpoint lacks or has besides, and log it at the end.
 
-    Clear the list that is yielded to leave the report out.
+    Clear the list that is yielded to leave it out.
     """
     held: list[logging.LogRecord] = []
 
     def hold(record: logging.LogRecord) -> bool:
-        is_report = "LOAD REPORT" in record.getMessage()
+        is_report = any(words in record.getMessage() for words in _ABOUT_WEIGHTS)
         held.extend([record] * is_report)
         return not is_report
 

@@ -124,7 +124,10 @@ class RecipeTrainer(Trainer):
         return loss
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        """Evaluate or predict as Trainer.evaluation_loop does, and keep what the scores of the classes need."""
+        """Evaluate or predict as Trainer.evaluation_loop does, and keep what the scores of the classes need.
+
+        A split with labels that is predicted under the Trainer's default name, "test", is the test split.
+        """
         output = super().evaluation_loop(*args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
         if self._score_classes is None or output.predictions is None or output.label_ids is None:

@@ -220,7 +220,9 @@ class TestRuns:
         """On another encoder than the default, which takes longer."""
         output, results = launch(tmp_path, "--max_steps", 2, "--model_name", tiny_model)
         assert "trainable parameters: " in output
-        assert "100%" in output, "no progress bar"
+        assert "%|" not in output, "a progress bar in a file"
+        assert len(output.splitlines()) < 60
+        assert "By class, on the test split:" in output
         assert "A real task" in output
         assert results["task"] == "minimal_pairs"
         assert set(results["test"]["all"]) == {"adapter", "probe"}

@@ -86,7 +86,8 @@ def logged():
     records = []
     handler = logging.Handler()
     handler.emit = records.append
-    loggers = [logging.getLogger(name) for name in ("DeepSpeed", "transformers", "transformers.trainer_utils")]
+    names = ("DeepSpeed", "transformers", "transformers.trainer_utils", "transformers.configuration_utils")
+    loggers = [logging.getLogger(name) for name in names]
     before = [list(logger.filters) for logger in loggers]
     for logger in loggers[:2]:
         logger.addHandler(handler)

@@ -78,7 +78,7 @@ class WatchedTrainer(RecipeTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         output = super().train(*args, **kwargs)
         evaluation = self.eval_dataset["matched"] if isinstance(self.eval_dataset, dict) else self.eval_dataset
-        predictions = self.predict(evaluation).predictions
+        predictions = self.predict(evaluation, metric_key_prefix="again").predictions
         folder = Path(ORDERS["record"])
         if RANK == 0:
             np.save(folder / "predictions.npy", predictions)
