@@ -42,7 +42,7 @@ def find_packaged(name: str) -> str:
             folder = Path(import_module(_FOLDERS[name][0]).get_model_path())
     elif name == _MPNET:
         folder = Path(constants.HF_ASSETS_CACHE, *_FOLDERS[name])
-    return str(folder) if folder.is_dir() else name
+    return str(folder) if name in _FOLDERS and folder.is_dir() else name
 
 
 def describe_damage(folder: Path) -> str:
