@@ -27,7 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     Flags may be written with hyphens or, like those of the recipes, with underscores.
     """
-    options = _make_parser().parse_args(_with_hyphens(sys.argv[1:] if arguments is None else arguments))
+    words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
+    reads_file = any(word.partition("=")[0] == "--file" for word in words)
+    options = _make_parser(reads_file).parse_args(words)
     try:
         options.run(options)
     except BrokenPipeError:  # of `| head`
@@ -48,7 +50,13 @@ def _with_hyphens(arguments: Sequence[str]) -> list[str]:
     return [*map(convert, arguments[:end]), *arguments[end:]]
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    Args:
+        reads_file: Whether --file is given, with which `predict` needs no texts. Where it needs none, argparse
+            accepts them only right after the adapter, and not after flags.
+    """
     parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -92,7 +100,8 @@ def _make_parser() -> argparse.ArgumentParser:
     for command in (info, predict, export):
         command.add_argument("adapter", help="user/name on the Hub, or a folder")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
-    predict.add_argument("texts", nargs="*", help="texts, or - to read one text per line from standard input")
+    number = "*" if reads_file else "+"
+    predict.add_argument("texts", nargs=number, help="texts, - to read one per line from standard input, or --file")
     predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
     predict.add_argument("--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet")
     predict.add_argument(
@@ -177,8 +186,6 @@ def _predict(options: argparse.Namespace) -> None:
     if options.output is not None:
         raise ValueError(f"--output needs --file, the rows to predict for; got --output {options.output}.")
     texts = options.texts
-    if not texts:
-        raise ValueError("predict needs texts, - for standard input, or --file; there is none.")
     if texts == ["-"]:
         lines = [line.rstrip("\n") for line in sys.stdin]
         texts = [text for line in lines for text in line.split("\t")] if options.pairs else lines

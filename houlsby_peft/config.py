@@ -202,7 +202,7 @@ class HoulsbyConfig(PeftConfig):
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
         """Save the configuration and its record beside the adapter's weights, which PEFT has written, and the card.
 
-        The file names the task and, instead of a folder in the Hub's cache, the base model's repository.
+        The file names the task, and the base model's repository in place of its folder, if that is known.
 
         Raises:
             ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
@@ -214,7 +214,7 @@ class HoulsbyConfig(PeftConfig):
         super().save_pretrained(save_directory, **kwargs)
         fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         if repo := find_repo(fields["base_model_name_or_path"] or ""):
-            fields["base_model_name_or_path"], fields["revision"] = repo
+            fields["base_model_name_or_path"], fields["revision"] = repo[0], repo[1] or fields["revision"]
         if self.record is not None:
             fields["task_type"] = fields["task_type"] or self.record.task_type
             fields["recorded"] = self.record.to_dict()

@@ -374,7 +374,9 @@ def _connect_heads(model: nn.Module) -> None:
 
 
 def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
-    """Return a function that restores the modules of a model and what trains, if an adapter cannot be added."""
+    """Return a function that restores a model's modules, what trains and the names, if an adapter cannot be added."""
+    config = getattr(model, "config", None)
+    names = {key: getattr(config, key) for key in ("id2label", "label2id") if hasattr(config, key)}
     training = [(weight, weight.requires_grad) for weight in model.parameters()]
     modules = {key: module for key, module in model.named_modules() if key}
     containers = [
@@ -403,6 +405,8 @@ def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
             weight.requires_grad_(requires_grad)
         if is_new:
             model.__dict__.get("houlsby_records", {}).pop(adapter_name, None)
+        for key, value in names.items():
+            setattr(config, key, value)
         _connect_heads(model)
 
     return restore

@@ -45,7 +45,7 @@ from training.data import (
 from training.errors import RecipeError, end_with_one_line
 from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, apply_method
-from training.model import POOLER, find_model, load_model, load_saved, recorded_length
+from training.model import POOLER, load_model, load_saved, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -180,9 +180,7 @@ def keep_pooler(model: PreTrainedModel) -> None:
     """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays frozen."""
     encoder = model.base_model
     if getattr(encoder, POOLER, encoder) is None:
-        whole, loading = AutoModel.from_pretrained(
-            find_model(model.name_or_path), dtype=model.dtype, output_loading_info=True
-        )
+        whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
         if getattr(whole, POOLER, None) and not any(name.startswith(f"{POOLER}.") for name in loading["missing_keys"]):
             encoder.pooler = whole.pooler.requires_grad_(False)
 

