@@ -32,6 +32,8 @@ LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 # Of requests whose replica was lost, before and after the first pause.
 _ATTEMPTS = 4
 _PAUSE = 0.5
+# Requests that the ingress may be about to refuse.
+_MOST_REFUSED = 1000
 
 
 @dataclass(frozen=True)
@@ -182,9 +184,10 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     )
     ingress = serve.deployment(
         Ingress,
-        # Requests beyond those that replicas run and may queue are refused by the ingress itself, with the rule.
-        max_ongoing_requests=ongoing * options.max_replicas + 2 * options.max_queued,
-        max_queued_requests=options.max_queued,
+        # The ingress itself refuses requests beyond those that replicas run and may queue, with the rule. Only beyond
+        # these further ones does Ray's proxy refuse them, as plain text.
+        max_ongoing_requests=ongoing * options.max_replicas + options.max_queued + _MOST_REFUSED,
+        max_queued_requests=options.max_queued + _MOST_REFUSED,
         ray_actor_options={"num_cpus": 0},
         logging_config=LOGGING,
     )

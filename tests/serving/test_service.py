@@ -323,12 +323,12 @@ def test_the_deployment_file_builds_the_service(folder, capsys):
 def test_a_service_on_ray_loses_no_request_when_a_replica_is_killed(live, others, tmp_path):
     """End to end, in a process of its own: answers, refusals, a new adapter, an overload and a killed replica."""
     pytest.importorskip("ray.serve", reason="Ray Serve, the engine of the service, is not installed")
-    command = [sys.executable, str(tmp_path / "client.py"), str(live), str(others[0])]
+    command = [sys.executable, str(tmp_path / "client.py"), str(live), str(others[0]), str(tmp_path / "found.json")]
     (tmp_path / "client.py").write_text(CLIENT)
     path = os.pathsep.join(filter(None, [str(houlsby_peft.__path__[0] + "/.."), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, timeout=550)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["token"] == 64
     assert found["health"]["tasks"] == 3
     assert found["labels"] == [
@@ -342,12 +342,15 @@ def test_a_service_on_ray_loses_no_request_when_a_replica_is_killed(live, others
 
 
 CLIENT = """
-import asyncio, collections, json, os, shutil, signal, sys, time
+import asyncio, collections, json, os, shutil, signal, socket, sys, time
 import aiohttp, psutil
 from houlsby_peft.serving.local_service import start, stop
 
-adapters, other = sys.argv[1:]
-url = "http://127.0.0.1:8765"
+adapters, other, output = sys.argv[1:]
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+url = f"http://127.0.0.1:{port}"
 options = {"adapters": adapters, "watch": 0.5, "max_queued": 16, "batch_size": 4}
 
 
@@ -389,9 +392,10 @@ async def use():
     return found
 
 
-start(options, "127.0.0.1", 8765)
+start(options, "127.0.0.1", port)
 try:
-    print(json.dumps(asyncio.run(use())))
+    with open(output, "w") as file:
+        json.dump(asyncio.run(use()), file)
 finally:
     stop()
 """
