@@ -36,7 +36,7 @@ demo: $(INSTALLED)  ## train an adapter on generated sentences: offline, on the 
 	OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/glue.py --use_cpu
 
 # One thread for each of the two workers: more would only get in each other's way.
-test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data
+test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data or need heavy libraries
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-oldest:  ## run the library's tests under the oldest supported PEFT, transformers and torch

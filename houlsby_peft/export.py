@@ -124,13 +124,19 @@ def _check_can_be_exported(predictor: Predictor) -> None:
             f"The export is for models that read {', '.join(_INPUTS)}; {type(predictor.base_model).__name__} also "
             f"reads {', '.join(other)}. Serve it with houlsby_peft.load."
         )
+    for name, module in predictor.model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn"):  # whose weights are no parameters
+            raise AdapterError(_not_plain(name, "quantized"))
     for name, weight in predictor.model.named_parameters():
         if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor:
-            raise AdapterError(
-                "A model must be in memory and not quantized to be exported; "
-                f"{name} is {'offloaded' if weight.is_meta else 'quantized'}. Load the base model without device_map "
-                "and quantization."
-            )
+            raise AdapterError(_not_plain(name, "offloaded" if weight.is_meta else "quantized"))
+
+
+def _not_plain(name: str, state: str) -> str:
+    return (
+        f"A model must be in memory and not quantized to be exported; {name} is {state}. Load the base model without "
+        "device_map and quantization."
+    )
 
 
 def _parameters(model: PreTrainedModel) -> Collection[str]:

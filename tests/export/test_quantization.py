@@ -52,7 +52,7 @@ def model():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("quantize", [with_torch_ao, with_torchao])
+@pytest.mark.parametrize("quantize", [with_torch_ao, pytest.param(with_torchao, marks=pytest.mark.slow)])
 def test_every_linear_layer_is_quantized_and_the_outputs_stay_close(model, token_ids, quantize):
     quantized = quantize(model)
     for module in quantized.modules():
