@@ -93,7 +93,7 @@ def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
     """Return the number that the library gives each layer: the encoder's come first, then the decoder's."""
     layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
     ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
-    return {layer: number for number, layer in enumerate(ordered)}  # type: ignore[misc]
+    return {layer: number for number, layer in enumerate(ordered)}
 
 
 def library_keys(

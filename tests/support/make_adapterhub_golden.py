@@ -52,7 +52,8 @@ def head(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
 
 LABELS = {0: "a", 1: "b", 2: "c"}
 # Name: (configuration, further facts). `head`: a flex head; `static`: a class of transformers whose head is saved;
-# `class`: a language model whose head the outputs are from; `old`: the folder is rewritten as an earlier version wrote it.
+# `class`: a language model whose head the outputs are from; `old`: the folder is rewritten as an earlier version wrote
+# it.
 CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     **{f"{model}-houlsby": (houlsby(), {}) for model in MODELS},
     **{f"{model}-pfeiffer": (pfeiffer(), {}) for model in MODELS},
