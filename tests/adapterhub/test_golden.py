@@ -181,3 +181,25 @@ def test_a_shared_bottleneck_is_written_at_each_of_its_places(share_layers, base
     again = PeftModel.from_pretrained(tiny_base("bert", "BertForMaskedLM"), back).eval()
     with torch.no_grad():
         assert torch.equal(again(**inputs("bert")).logits, model(**inputs("bert")).logits)
+
+
+def convert_and_load():
+    """Client: convert adapters from the Hub; return the labels of predictions, and what an error says."""
+    houlsby_peft.convert("user/published", "converted", base_model="org/base", allow_pickle=True)
+    labels = [prediction["label"] for prediction in houlsby_peft.load("converted").predict(["Hello.", "He came."])]
+    try:
+        houlsby_peft.convert("user/published", "again")
+    except houlsby_peft.AdapterError as error:
+        return labels, str(error)
+
+
+def test_an_adapter_on_the_hub_is_converted_by_its_name(hub, tmp_path):
+    hub.add("org/base", make_base(tmp_path / "base", hidden_size=16, num_attention_heads=2))
+    files = {path.name: path.read_bytes() for path in (GOLDEN / "bert-pickled").iterdir()}
+    hub.add("user/published", files | {"config.py": b"raise SystemExit", "pytorch_model.bin": b"large"})
+    labels, message = hub.call(convert_and_load, home=tmp_path / "home", token=None)
+    assert set(labels) <= set("abc")
+    assert message.startswith("user/published has its weights in pytorch_adapter.bin, a pickled file")
+    fetched = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
+    assert fetched.isdisjoint({"config.py", "pytorch_model.bin"})
+    assert "pytorch_adapter.bin" in fetched
