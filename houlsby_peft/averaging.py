@@ -176,11 +176,11 @@ def _join(
         assert part is not None
         # What the joined bottleneck's own factor does not do. A factor per channel scales the rows.
         factor: Any = weight * part.scaling / (config.scaling if isinstance(config.scaling, (int, float)) else 1)
-        factor = factor.float() if isinstance(factor, torch.Tensor) else factor
-        downs.append(part.down_proj.weight)
-        biases.append(part.down_proj.bias)
-        ups.append(part.up_proj.weight.float() * (factor[:, None] if isinstance(factor, torch.Tensor) else factor))
-        shift = shift + part.up_proj.bias.float() * factor
+        factor = _widen(factor) if isinstance(factor, torch.Tensor) else factor
+        downs.append(part.down_proj.weight.data)
+        biases.append(part.down_proj.bias.data)
+        ups.append(_widen(part.up_proj.weight) * (factor[:, None] if isinstance(factor, torch.Tensor) else factor))
+        shift = shift + _widen(part.up_proj.bias) * factor
     joined = {
         "down_proj.weight": torch.cat(downs),
         "down_proj.bias": torch.cat(biases),
@@ -200,10 +200,14 @@ def _sum_tensors(
     sums = {}
     for key, first in sources[0].items():
         # In half precision, rounding errors of the sum can exceed the differences between the adapters.
-        terms = [weight * source[key].float() for weight, source in zip(weights, sources, strict=True)]
+        terms = [weight * _widen(source[key]) for weight, source in zip(weights, sources, strict=True)]
         # Integer buffers of a head are counts, not weights.
         sums[key] = sum(terms[1:], terms[0]) if first.is_floating_point() else first
     return sums
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _find_obstacle(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:

@@ -23,7 +23,7 @@ from torch import nn
 
 from .batching import select_rows
 from .errors import check_bytes, check_kind
-from .layer import HoulsbyTunerLayer, is_inside
+from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
 from .registration import PREFIX
 
 
@@ -69,7 +69,8 @@ class FrozenPrefix:
             trained = "the embeddings are" if _is_trained(embeddings) else f"{layers_name}.0 is"
             raise ValueError(
                 f"FrozenPrefix needs frozen embeddings and at least one frozen layer below the adapters; {trained} "
-                "trained. Adapt upper layers only with layers_to_transform, and do not set train_layer_norm='all'."
+                "trained. Adapt upper layers only with layers_to_transform, without train_layer_norm='all' and "
+                "invertible."
             )
         self._store: MemoryStore | FolderStore = MemoryStore(max_bytes)
         if folder is not None:
@@ -242,6 +243,8 @@ def _find_modules_before_adapter(layer: nn.Module, args: Any, kwargs: Any) -> tu
         layer: The lowest trained layer. It runs twice, without dropout.
         args, kwargs: Its arguments.
     """
+    if any(isinstance(module, HoulsbyLayer) and module.skip is not None for module in layer.modules()):
+        return [], []  # its bottlenecks read more than one output
     modes = {module: module.training for module in layer.modules()}
     undo: list[Callable[[], None]] = []
     for module in modes:

@@ -33,7 +33,7 @@ def folder_with_bert(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
-@pytest.mark.parametrize("page", ["README.md", "docs/coming_from.md", "docs/serving.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/coming_from.md", "docs/languages.md", "docs/serving.md"])
 def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monkeypatch):
     monkeypatch.chdir(folder_with_bert)
     names: dict[str, object] = {}

@@ -20,7 +20,8 @@ def read_base_config(name: str, token: str | None) -> PretrainedConfig:
         HubError: The repository does not exist, is private or cannot be reached.
     """
     with explain_errors("base model", name, None):
-        return AutoConfig.from_pretrained(name, token=token, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, token=token, trust_remote_code=False)
+        return config
 
 
 def make_empty(config: PretrainedConfig, auto_class: str) -> Any:

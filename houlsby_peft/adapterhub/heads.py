@@ -177,7 +177,7 @@ def find_target(part: Part, model_type: str) -> Head:
         else _count(path, config, part, _flexible_key(part, row.layers, row.layers - 1, bool(activation)))
     )
     has_classes = suffix.endswith("Classification")
-    problem = "multi_label_classification" if head_type.startswith("multilabel") else None
+    problem = "multi_label_classification" if head_type == "multilabel_classification" else None
     return Head(
         task=_task(suffix),
         outputs=outputs,
@@ -206,7 +206,7 @@ def head_keys(head: Head, model: nn.Module, names: Mapping[str, torch.Tensor]) -
         names: The names and shapes of the weights that the model's head has.
 
     Returns:
-        A key for each name; None for a bias that a head of the library lacks, which counts as zero.
+        A key for each name; None for the bias of the last layer if it has none, which counts as zero.
 
     Raises:
         AdapterError: The weights do not fit.
@@ -214,14 +214,16 @@ def head_keys(head: Head, model: nn.Module, names: Mapping[str, torch.Tensor]) -
     if head.row is None:
         keys: dict[str, str | None] = {name: name for name in names}
     else:
-        has_activation = bool(head.part.fields["config"].get("activation_function"))
+        config = head.part.fields["config"]
+        has_activation, last = bool(config.get("activation_function")), head.row.layers - 1
         keys = {}
         for number, module in enumerate(head.row.modules):
+            has_no_bias = number == last and config.get("bias") is False
             own = module.format(base=getattr(model, "base_model_prefix", ""))
             for kind in ("weight", "bias"):
                 key = _flexible_key(head.part, head.row.layers, number, has_activation, kind)
                 if f"{own}.{kind}" in names:
-                    keys[f"{own}.{kind}"] = key if kind == "weight" or key in head.part.tensors else None
+                    keys[f"{own}.{kind}"] = None if kind == "bias" and has_no_bias else key
     missing = [key for key in keys.values() if key is not None and key not in head.part.tensors]
     unknown = [key for key in head.part.tensors if key not in keys.values()]
     if missing or unknown:

@@ -93,7 +93,7 @@ def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
     """Return the number that the library gives each layer: the encoder's come first, then the decoder's."""
     layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
     ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
-    return {layer: number for number, layer in enumerate(ordered)}  # type: ignore[misc]
+    return {layer: number for number, layer in enumerate(ordered)}
 
 
 def library_keys(
@@ -219,9 +219,10 @@ def describe(
     by_layer: dict[int, set[int]] = {}
     for key, r in sizes.items():
         by_layer.setdefault(numbers[key], set()).add(r)
-    if several := next((number for number, found in by_layer.items() if len(found) > 1), None):
+    if several := {number: sorted(found) for number, found in by_layer.items() if len(found) > 1}:
+        number, found = next(iter(several.items()))
         raise AdapterError(
-            f"The library has one bottleneck size per layer; layer {several} has {sorted(by_layer[several])}. Only "
+            f"The library has one bottleneck size per layer; layer {number} has {found}. Only "
             "adapters whose rank_pattern names whole layers can be converted."
         )
     kept = {numbers[key] for key in sizes}
@@ -235,7 +236,7 @@ def describe(
             f"The library leaves out whole layers; {lacking[0]} has no bottleneck, but others of its layer have. Such "
             "an adapter cannot be converted."
         )
-    factors = {number: factor_of(width, next(iter(found))) for number, found in by_layer.items()}
+    factors = {number: factor_of(width, min(found)) for number, found in by_layer.items()}
     common = next(iter(factors.values()))
     is_same = all(factor == common for factor in factors.values())
     return {

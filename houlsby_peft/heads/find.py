@@ -40,8 +40,11 @@ def find_trained_modules(model: nn.Module, config: HoulsbyConfig, adapted: Colle
         return []
     suffixes = tuple(config.modules_to_save or ())
     names: Collection[str] = ()
-    if config.is_loaded and config.record and config.record.heads:
-        names = config.record.heads
+    record = config.record if config.is_loaded else None
+    # Without recorded places, a file of an earlier version, which recorded no heads. With them, an adapter without a
+    # head, such as that of a language, leaves the head of the model to other adapters.
+    if record is not None and (record.heads or record.places is not None):
+        names = record.heads
     else:
         heads = find_head(model, adapted)
         if heads and (weights := [name for name, _ in model.named_parameters(recurse=False)]):

@@ -392,7 +392,7 @@ def _check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
         whole = replace(config, layers_to_transform=None, layers_pattern=None)
         places = [key for key, place in find_places(model, whole).items() if place.is_bottleneck]
         unknown["rank_pattern"] = [
-            name for name in ranks if all(get_pattern_key([name], key) == key for key in places)
+            name for name in ranks if name not in places and all(get_pattern_key([name], key) == key for key in places)
         ]
     for field, ends_of_none in unknown.items():
         if ends_of_none:

@@ -282,7 +282,8 @@ def load_saved(
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
     try:
-        is_houlsby = is_adapter and json.loads(config_file.read_text()).get("peft_type") in (None, "HOULSBY")
+        fields = json.loads(config_file.read_text()) if is_adapter else {}
+        is_houlsby = is_adapter and fields.get("peft_type") in (None, "HOULSBY")
     except (ValueError, AttributeError):
         is_houlsby = True  # houlsby_peft.load says what is wrong with the file
     if (folder / "config.json").is_file() or (is_adapter and not is_houlsby):

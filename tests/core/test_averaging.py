@@ -12,7 +12,7 @@ from tiny_models import perturb, tiny_bert
 
 def two_adapters(one=None, two=None, dtype=torch.float32, autocast=True):
     model = get_peft_model(
-        tiny_bert().to(dtype), HoulsbyConfig(r=4, **(one or {})), "one", autocast_adapter_dtype=autocast
+        tiny_bert().to(dtype), HoulsbyConfig(**{"r": 4, **(one or {})}), "one", autocast_adapter_dtype=autocast
     )
     perturb(model, seed=1)
     model.add_adapter("two", HoulsbyConfig(**{"r": 4, **(two or {})}), autocast_adapter_dtype=autocast)
@@ -78,3 +78,75 @@ def test_an_average_of_loaded_adapters_saves_and_loads(tmp_path, token_ids):
     model.save_pretrained(tmp_path, selected_adapters=["mean"])
     again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "mean").eval()
     assert torch.equal(again(token_ids).logits, expected)
+
+
+def branch(model, key, name, hidden):
+    bottleneck = model.base_model.model.get_submodule(key).bottleneck(name)
+    return bottleneck(hidden) - hidden
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "r"),
+    [
+        ({"r": 3}, {"r": 5}, 8),
+        ({"r": 3, "share_layers": 1}, {"r": 5}, 8),
+        ({"r": 3, "share_layers": 2}, {"r": 5, "share_layers": 2}, 8),
+        ({"rank_pattern": {"layer.0.output.dropout": 2}}, {}, 8),
+        ({"kind": "pfeiffer", "scaling": "learned"}, {"kind": "pfeiffer", "scaling": "learned", "r": 2}, 6),
+        ({"kind": "parallel", "scaling": "channel"}, {"kind": "parallel", "scaling": "channel"}, 8),
+        ({"scaling": 4.0}, {"scaling": 0.5}, 8),
+    ],
+    ids=str,
+)
+def test_joined_bottlenecks_add_the_weighted_sum_of_branches(one, two, r, tmp_path, token_ids):
+    model = two_adapters(one, two).double()
+    model.add_weighted_adapter(["one", "two"], [0.3, -0.7], "both", combination_type="cat")
+    config, hidden = model.peft_config["both"], torch.randn(5, 32, dtype=torch.float64)
+    assert config.r == r
+    keys = [
+        f"bert.encoder.layer.{layer}.{name}.dropout" for layer in range(4) for name in ("attention.output", "output")
+    ]
+    for key in keys if config.kind == "houlsby" else keys[1::2]:
+        expected = 0.3 * branch(model, key, "one", hidden) - 0.7 * branch(model, key, "two", hidden)
+        torch.testing.assert_close(branch(model, key, "both", hidden), expected, atol=1e-12, rtol=1e-12)
+    norms = model.base_model.model.bert.encoder.layer[0].output.LayerNorm.houlsby_norm
+    mean = (0.3 * norms["one"].weight - 0.7 * norms["two"].weight) / (0.3 - 0.7)
+    torch.testing.assert_close(norms["both"].weight, mean, atol=1e-6, rtol=1e-6)
+    model.float().set_adapter("both")
+    model.save_pretrained(tmp_path, selected_adapters=["both"])
+    again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "both").eval()
+    torch.testing.assert_close(again(token_ids).logits, model(token_ids).logits, atol=1e-6, rtol=1e-6)
+
+
+def test_one_adapter_joined_with_itself_is_the_same_function(token_ids):
+    model = two_adapters()
+    model.add_weighted_adapter(["one", "one"], [0.25, 0.75], "both", "cat")
+    model.set_adapter("one")
+    expected = model(token_ids).logits
+    model.set_adapter("both")
+    torch.testing.assert_close(model(token_ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "weights", "message"),
+    [
+        ({}, {"activation": "relu"}, [1, 1], "activation is 'gelu' and 'relu'"),
+        ({}, {"positions": ["attention"]}, [1, 1], r"only one has a bottleneck at bert\..*output\.dropout"),
+        ({"positions": ["feed_forward"]}, {"kind": "pfeiffer"}, [1, 1], "kind is 'houlsby' and 'pfeiffer'"),
+        ({"scaling": "learned"}, {}, [1, 1], "scaling is 'learned' and 1.0"),
+        ({"invertible": "nice"}, {"invertible": "nice"}, [1, 1], "their invertible modules cannot"),
+        ({}, {"train_layer_norm": False}, [1, 1], "LayerNorm weight has the shapes .* and None"),
+        ({}, {}, [1, -1], r"the coefficients must not sum to 0; got \[1, -1\]"),
+        ({}, {}, [float("nan"), 1], "must be finite numbers"),
+    ],
+    ids=str,
+)
+def test_bottlenecks_that_cannot_be_joined_are_refused(one, two, weights, message):
+    model = two_adapters(one, two)
+    before = set(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        model.add_weighted_adapter(["one", "two"], weights, "both", combination_type="cat")
+    with pytest.raises(ValueError, match="combination_type must be 'linear' or 'cat'; got 'svd'"):
+        model.add_weighted_adapter(["one", "two"], [1, 1], "both", combination_type="svd")
+    assert set(model.state_dict()) == before
+    assert list(model.peft_config) == ["one", "two"]
