@@ -69,8 +69,8 @@ class FrozenPrefix:
             trained = "the embeddings are" if _is_trained(embeddings) else f"{layers_name}.0 is"
             raise ValueError(
                 f"FrozenPrefix needs frozen embeddings and at least one frozen layer below the adapters; {trained} "
-                "trained. Adapt upper layers only with layers_to_transform, without train_layer_norm='all' and "
-                "invertible."
+                "trained. Adapt upper layers only with layers_to_transform, and set neither train_layer_norm='all' "
+                "nor invertible."
             )
         self._store: MemoryStore | FolderStore = MemoryStore(max_bytes)
         if folder is not None:

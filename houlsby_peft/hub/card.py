@@ -236,9 +236,14 @@ def count_parameters(sizes: Mapping[str, int]) -> dict[str, int]:
     Args:
         sizes: The number of parameters of each tensor in the file, by name.
     """
-    counts = {"bottlenecks": 0, "layer norms": 0, "head": 0}
+    parts = {
+        "invertible module": (".houlsby_adapter.F.", ".houlsby_adapter.G."),
+        "bottlenecks": (".houlsby_adapter.",),
+        "layer norms": (".houlsby_norm.",),
+    }
+    counts = {"bottlenecks": 0, "invertible module": 0, "layer norms": 0, "head": 0}
     for key, size in sizes.items():
-        kind = "bottlenecks" if ".houlsby_adapter." in key else "layer norms" if ".houlsby_norm." in key else "head"
+        kind = next((kind for kind, names in parts.items() if any(name in key for name in names)), "head")
         counts[kind] += size
     return {kind: size for kind, size in counts.items() if size}
 
@@ -263,6 +268,9 @@ def adapter_rows(config: HoulsbyConfig, sizes: Mapping[str, int], file_bytes: in
             (Markdown("bottleneck size `r`", "bottleneck size r"), f"{config.r}{exceptions}"),
             ("non-linearity", config.activation),
             ("bottlenecks", f"{bottlenecks}: {shared}"),
+            ("kind", "" if config.kind == "houlsby" else config.kind),
+            ("scaling", "" if config.scaling == 1 else str(config.scaling)),
+            ("invertible module", config.invertible or ""),
             ("positions", _enumerate(config.target_modules or [name.replace("_", "-") for name in config.positions])),
             ("layers", "all" if config.layers_to_transform is None else _enumerate(config.layers_to_transform)),
             ("layer norms", norms[config.train_layer_norm]),

@@ -424,10 +424,11 @@ def _check_recorded(places: Iterable[Place], modules: Mapping[str, nn.Module], c
                 f"The recorded places of an adapter of kind {config.kind!r} must name the modules that it reads; "
                 f"{place} does not. Save or convert the adapter again."
             )
-    if (config.invertible is not None) != any(place.position == "embeddings" for place in places):
+    ends = [place.position for place in places if place.is_end]
+    if ends != ["embeddings"] * (config.invertible is not None):
         raise ValueError(
-            f"The recorded places of an adapter with invertible={config.invertible!r} must "
-            f"{'name' if config.invertible else 'not name'} the embeddings. Save or convert the adapter again."
+            f"The recorded places of an adapter with invertible={config.invertible!r} must have the end of the "
+            f"embeddings {'once' if config.invertible else 'not at all'}; got {ends}. Save the adapter again."
         )
 
 

@@ -447,9 +447,8 @@ def _check_kind(module: nn.Module, place: Place, config: HoulsbyConfig) -> None:
     """Refuse a module that another adapter uses in another way, such as a trained norm that is to get a bottleneck."""
     if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
         raise ValueError(
-            "A module can hold either a bottleneck or a trained norm, or an invertible module; "
-            f"{place.key!r} already is a {type(module).__name__} for another adapter. Give both adapters the same "
-            "target_modules there."
+            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
+            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
         )
     if place.is_end and (
         isinstance(module, AuxiliaryTrainingWrapper) or place.key.endswith(tuple(config.modules_to_save or ()))

@@ -104,6 +104,9 @@ class AdapterArguments:
     layers: list[int] | None = HfArg(  # noqa: RUF009
         default=None, help="Layers to adapt, counted from 0; default: all."
     )
+    kind: Literal["houlsby", "pfeiffer", "parallel"] = HfArg(
+        default="houlsby", help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input."
+    )
     dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
     init_adapter: str | None = HfArg(
@@ -127,6 +130,7 @@ class AdapterArguments:
                 train_layer_norm=train_layer_norm,
                 layers_to_transform=self.layers,
                 activation=self.activation,
+                kind=self.kind,
                 dropout=self.dropout,
                 init_std=self.init_std,
                 **kwargs,

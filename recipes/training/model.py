@@ -38,6 +38,7 @@ _SAME_OPTIONS = {
     "train_layer_norm": "--train_layer_norm",
     "layers_to_transform": "--layers",
     "activation": "--activation",
+    "kind": "--kind",
 }
 
 

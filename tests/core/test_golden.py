@@ -42,6 +42,8 @@ ADAPTERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     ),
     "regression": (lambda: tiny_bert(num_labels=1, id2label={0: "similarity"}), {"share_layers": 1}),
     "classes": (lambda: tiny_bert(id2label=NAMES), {"share_layers": 1, "task_type": "SEQ_CLS"}),
+    "pfeiffer": (tiny_bert, {"kind": "pfeiffer", "scaling": "learned", "train_layer_norm": False}),
+    "language": (tiny_bert, {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ("attention",)}),
     # No row of the table of architectures describes this model.
     "inferred": (HomeMade, {"modules_to_save": ["classifier"]}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -460,6 +461,39 @@ def test_a_failed_load_leaves_nothing_that_is_told(tmp_path):
         model.load_adapter(tmp_path / "beside", "new")
     assert [name for name, _ in model.named_modules()] == names
     assert not any(getattr(module, "readers", None) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("position", "change", "said"),
+    [
+        ("feed_forward", {"entry": "attention"}, "must name the modules that it reads"),
+        ("feed_forward", {"entry": None}, "must name the modules that it reads"),
+        ("feed_forward", {"norm": "intermediate.dense"}, "must name the modules that it reads"),
+        ("embeddings", {"module": "bert.encoder"}, "must name the modules that it reads"),
+        ("embeddings", {"position": "output_embedding"}, "must have the end of the embeddings once"),
+        ("embeddings", None, "must have the end of the embeddings once"),
+    ],
+)
+def test_a_record_that_names_other_modules_is_refused(position, change, said, tmp_path):
+    config = HoulsbyConfig(r=4, kind="pfeiffer", invertible="nice")
+    get_peft_model(tiny_bert(), config).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    fields = json.loads(file.read_text())
+    places = fields["recorded"]["places"]
+    place = next(each for each in places if each["position"] == position)
+    if change is None:
+        places.append(place | {"module": "bert.pooler.activation"})
+    else:
+        place.update(change)
+    fields["recorded"]["places"] = [{key: value for key, value in each.items() if value} for each in places]
+    for each in fields["recorded"]["places"]:
+        each.update(stack=each.get("stack", ""), layers=each.get("layers", ""))
+    file.write_text(json.dumps(fields))
+    base = tiny_bert()
+    names = [name for name, _ in base.named_modules()]
+    with pytest.raises(ValueError, match=said):
+        PeftModel.from_pretrained(base, tmp_path)
+    assert [name for name, _ in base.named_modules()] == names
 
 
 def test_only_the_end_of_a_sub_layer_cannot_run():

@@ -69,6 +69,17 @@ def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
     check_all(run(inputs, tmp_path, name, *SHARED), one, name, inputs)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero3", "fsdp2"])
+def test_two_processes_do_what_one_does_inside_the_norm(name, inputs, tmp_path):
+    """The bottlenecks read the norm of the sum, which the strategy has sharded."""
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed', which is not installed")
+    shared = (*SHARED, "--kind", "pfeiffer")
+    one = run(inputs, tmp_path / "one", None, *shared)
+    check_all(run(inputs, tmp_path / name, name, *shared), one, name, inputs)
+
+
 def test_two_processes_under_ddp_do_what_one_does(inputs, one, ddp):
     check_all(ddp, one, "ddp", inputs)
 

@@ -27,6 +27,7 @@ VARIANTS = {
     "not shared": ("--share_layers", "0"),
     "shared in each layer": ("--share_layers", "1"),
     "3-shared": ("--share_layers", "3"),
+    "inside the norm": ("--kind", "pfeiffer"),
 }
 Outcome = dict[str, str]
 
