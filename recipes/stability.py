@@ -122,8 +122,9 @@ def make_all(arguments: argparse.Namespace, flags: Sequence[str]) -> Iterator[Pl
         for method, given in (("houlsby", arguments.learning_rate), ("full", arguments.full_learning_rate))
         for rates in [given or ([] if preset else [RATES[method]])]
     }
+    pooler = ["--train_pooler", "true"] if model == MINILM else []
     encoder = ["--model_name", model] if model else []
-    passed = [*data, *flags]
+    passed = [*pooler, *data, *flags]
     yield from make_grids(arguments.output_dir, arguments.task, axes.values(), [*encoder, *passed], RECIPE)
     if not arguments.pretraining_steps:
         return

@@ -236,8 +236,10 @@ class TestRuns:
             write(tmp_path / "data" / "cola", split, frame)
         flags = ["--task", "cola", "--data_dir", tmp_path / "data", "--model_name", "minilm", "--max_steps", 2]
         _, results = launch(tmp_path, *flags)
-        # Six layers of width 384: two bottlenecks and two norms each, and a head of two classes.
-        assert results["trainable_parameters"] == 6 * 2 * (2 * 64 * 384 + 384 + 64 + 2 * 384) + 2 * 384 + 2
+        # Six layers of width 384: two bottlenecks and two norms each, the pooler, and a head of two classes.
+        pooler, head = 384 * 384 + 384, 2 * 384 + 2
+        assert results["trainable_parameters"] == 6 * 2 * (2 * 64 * 384 + 384 + 64 + 2 * 384) + pooler + head
+        assert results["arguments"]["learning_rate"] == 1e-3
 
     def test_the_saved_adapter_has_the_best_epochs_score(self, tmp_path, tiny_model):
         for split in ("train", "validation"):
