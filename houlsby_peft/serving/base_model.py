@@ -55,7 +55,10 @@ def load_base(
         HubError: The base model's repository does not exist, is private or cannot be reached.
     """
     found, revision = name or _recorded_base(folder, config), None if name else config.revision
-    auto_class = getattr(transformers, task_of_config(config).auto_class)
+    task = task_of_config(config)
+    auto_class = getattr(transformers, task.auto_class)
+    # Answers have a start and an end, whatever the base model's configuration says.
+    labels = {"num_labels": 2} if task.pipeline == "question-answering" else label_arguments(config)
     # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
     # server to convert pickled weights, which would get the user's token.
     with (
@@ -71,7 +74,7 @@ def load_base(
             use_safetensors=True,
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # of another task's head, which the adapter's replaces
-            **label_arguments(config),
+            **labels,
         )
 
 
