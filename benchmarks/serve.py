@@ -106,12 +106,14 @@ def same(found: Any, expected: dict[str, Any]) -> bool:
 
 def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
     """Predict the same rows in turns, by the bank itself and through the service."""
-    ratios, direct_rates, service_rates, seconds, wrong = [], [], [], [], 0
+    ratios, direct_rates, service_rates, seconds, works, wrong = [], [], [], [], [], 0
     for number in range(options.rounds + 1):
         rows = make_rows(bank.tasks, options.rows, options.length, number)
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         expected = bank.predict(rows, batch_size=options.batch_size)
         direct = len(rows) / (time.perf_counter() - begin)
+        direct_work = (time.process_time() - used) / len(rows)
+        used = service_seconds()
         size = options.rows_per_request
         taken, found = asyncio.run(
             send([body(rows[start : start + size]) for start in range(0, len(rows), size)], options.clients)
@@ -119,10 +121,12 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
         assert all(status == 200 for status, _, _ in found), Counter(status for status, _, _ in found)
         answers = [answer for _, _, content in found for answer in content["predictions"]]
         wrong += sum(not same(answer, other) for answer, other in zip(answers, expected, strict=True))
+        work = {"TaskBank": direct_work, "service": (service_seconds() - used) / len(rows)}
         if number:  # the first round warms both up
             ratios.append(len(rows) / taken / direct)
             direct_rates.append(direct)
             service_rates.append(len(rows) / taken)
+            works.append(work)
             seconds += [each for _, each, _ in found]
     seconds.sort()
     return {
@@ -133,22 +137,35 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
             "p50": round(statistics.median(seconds), 3),
             "p99": round(seconds[min(len(seconds) - 1, int(len(seconds) * 0.99))], 3),
         },
+        # Of all processes of the service but not of the client. Unlike the rates, it depends little on other programs.
+        "cpu_ms_per_row": {
+            name: round(1000 * statistics.median(work[name] for work in works), 2) for name in ("TaskBank", "service")
+        },
         "other_answers": wrong,
     }
 
 
+def service_processes() -> dict[str, list[psutil.Process]]:
+    """Return the service's processes by kind."""
+    found: dict[str, list[psutil.Process]] = {"Proxy": [], "Ingress": [], "BankReplica": []}
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        for kind, several in found.items():
+            if title.startswith("ray::") and kind in title:
+                several.append(process)
+    return found
+
+
+def service_seconds() -> float:
+    """Return the seconds that the service's processes have computed."""
+    return sum(sum(each.cpu_times()[:2]) for several in service_processes().values() for each in several)
+
+
 def resident() -> dict[str, int]:
     """Return the memory of the service's processes, in MB."""
-    found: dict[str, int] = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            title = " ".join(process.cmdline())
-            if title.startswith("ray::") and any(name in title for name in ("BankReplica", "Ingress", "Proxy")):
-                name = next(name for name in ("BankReplica", "Ingress", "Proxy") if name in title)
-                found[name] = found.get(name, 0) + process.memory_info().rss // 2**20
-        except psutil.Error:
-            continue
-    return found
+    return {
+        kind: sum(each.memory_info().rss for each in several) // 2**20 for kind, several in service_processes().items()
+    }
 
 
 def endure(options: argparse.Namespace, tasks: Sequence[str]) -> dict[str, Any]:
