@@ -53,7 +53,7 @@ def main() -> None:
 
 def start(checkout: Path, calls: list[str]) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--worker"]
+    command = [sys.executable, __file__, "--worker", *calls]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     for call in calls:  # which warms the caches up
         ask(worker, call)
@@ -72,7 +72,7 @@ def ask(worker: subprocess.Popen[str], call: str) -> float:
 def work() -> None:
     """Run each call that is read, and print its time."""
     import transformers
-    from peft import PeftModel, get_peft_model
+    from peft import get_peft_model
     from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
     import houlsby_peft
@@ -82,27 +82,23 @@ def work() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        base, adapter = Path(folder, "base"), Path(folder, "adapter")
-        BertForSequenceClassification(BertConfig()).save_pretrained(base)
-        BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(base)
-        model = BertForSequenceClassification.from_pretrained(base)
-        get_peft_model(model, houlsby_peft.HoulsbyConfig(r=64, task_type="SEQ_CLS")).save_pretrained(adapter)
-        first = houlsby_peft.load(adapter)
+        calls: dict[str, Callable[[], object]] = {}
+        if set(LOADS) & set(sys.argv):
+            base, adapter = Path(folder, "base"), Path(folder, "adapter")
+            BertForSequenceClassification(BertConfig()).save_pretrained(base)
+            BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(base)
+            model = BertForSequenceClassification.from_pretrained(base)
+            get_peft_model(model, houlsby_peft.HoulsbyConfig(r=64, task_type="SEQ_CLS")).save_pretrained(adapter)
+            first = houlsby_peft.load(adapter)
 
-        def beside() -> None:
-            second = houlsby_peft.load(adapter, beside=first)
-            second.model.delete_adapter(second.name)
+            def beside() -> None:
+                second = houlsby_peft.load(adapter, beside=first)
+                second.model.delete_adapter(second.name)
 
-        def small() -> PeftModel:
-            return get_peft_model(
-                BertForSequenceClassification(BertConfig(**SHAPES["minilm"])), houlsby_peft.HoulsbyConfig(r=64)
-            )
-
-        calls: dict[str, Callable[[], object]] = {
-            "beside": beside,
-            "alone": lambda: houlsby_peft.load(adapter),
-            **{phase: step(small(), inputs(8, 32)) for phase, step in PHASES.items()},
-        }
+            calls |= {"beside": beside, "alone": lambda: houlsby_peft.load(adapter)}
+        for phase in set(PHASES) & set(sys.argv):
+            small = BertForSequenceClassification(BertConfig(**SHAPES["minilm"]))
+            calls[phase] = PHASES[phase](get_peft_model(small, houlsby_peft.HoulsbyConfig(r=64)), inputs(8, 32))
         for line in sys.stdin:
             begin = time.process_time()
             calls[line.strip()]()
