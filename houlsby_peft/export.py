@@ -34,6 +34,7 @@ _TASKS = ("text-classification", "token-classification", "question-answering", "
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so many tokens.
 _COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
+_MESSAGES = ("torchvision is not installed", "Please consider to run pre-processing")
 # protobuf cannot hold more in one file.
 _LARGEST_FILE = 2**31 - 2**24
 
@@ -273,12 +274,18 @@ def _existing_parent(folder: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings about their own internals."""
-    disabled = logging.root.manager.disable
+    """Hide the exporters' messages about their own internals, and about steps that the export takes itself."""
+
+    def is_of_use(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(_MESSAGES)
+
+    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter._registration", "root")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
+        for logger in loggers:
+            logger.addFilter(is_of_use)
         try:
             yield
         finally:
-            logging.disable(disabled)
+            for logger in loggers:
+                logger.removeFilter(is_of_use)

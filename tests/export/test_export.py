@@ -66,7 +66,7 @@ def outputs(folder, texts, file="model.onnx"):
     return [torch.from_numpy(value) for value in session.run(None, dict(batch))], batch
 
 
-def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_path, capsys):
+def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_path, caplog):
     make_adapter(tmp_path / "adapter", base, str(base), share_layers=3)
     make_adapter(tmp_path / "other", base, str(base), seed=2)
     adapter = houlsby_peft.load(tmp_path / "adapter")
@@ -76,7 +76,9 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     state = {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()}
     expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
 
+    caplog.clear()
     differences = export_onnx(adapter, tmp_path / "out", int8=True)
+    assert not [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
 
     # The model in memory is as it was, with the other adapter active.
     assert {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()} == state
