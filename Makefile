@@ -46,8 +46,8 @@ test-oldest:  ## run the library's tests under the oldest supported PEFT, transf
 bench: $(INSTALLED)  ## measure speed and memory beside other methods: hours, minutes with benchmarks/run.py --quick
 	$(BIN)/python benchmarks/run.py
 
-docs: $(INSTALLED)  ## build the site into docs/_build; warnings are errors
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
+docs: $(INSTALLED)  ## build the site into docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 style: $(INSTALLED)  ## repair what ruff can repair
 	$(BIN)/ruff check --fix

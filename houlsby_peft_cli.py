@@ -226,7 +226,7 @@ def _predict_file(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from houlsby_peft import export_onnx
+    from houlsby_peft.export import export_onnx
 
     adapter = _load(options)
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
@@ -259,7 +259,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    from houlsby_peft import convert
+    from houlsby_peft.adapterhub.converting import convert
 
     chosen = {name: value for name, value in vars(options).items() if name not in ("run", "source", "target")}
     print(convert(options.source, options.target, **chosen))

@@ -303,9 +303,10 @@ def _can_be_stacked(bottleneck: Bottleneck) -> bool:
 
     An activation with its own weights cannot be part of a stack either.
     """
+    if type(bottleneck) is not Bottleneck or any(True for _ in bottleneck.activation.parameters()):
+        return False
     weights = (getattr(layer.weight, "data", None) for layer in (bottleneck.down_proj, bottleneck.up_proj))
-    is_plain = type(bottleneck) is Bottleneck and all(type(weight) is torch.Tensor for weight in weights)
-    return is_plain and not any(True for _ in bottleneck.activation.parameters())
+    return all(type(weight) is torch.Tensor for weight in weights)
 
 
 def _stack_linear(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -342,7 +342,7 @@ def train(
     test = predict_test(task, trainer)
     return run.finish(
         trainer,
-        example=[task.splits["validation"][0][column] for column in task.text_columns],
+        example=[task.splits.get("validation", task.splits["train"])[0][column] for column in task.text_columns],
         method=method.method,
         task=task.name,
         model=arguments.model_name,

@@ -9,6 +9,7 @@ import numpy as np
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
+from houlsby_peft.tables import TEXT_COLUMNS  # as `houlsby-peft predict` finds them
 from training.errors import RecipeError
 from training.rules import looks_like_a_path
 from training.tables import READERS, columns_of, locate, log, number_rows, read_file, read_split
@@ -21,17 +22,6 @@ LABEL_NAMES = ("label", "labels", "label_ids")
 # Far more than a token has on average, so that text cut before tokenizing would also be cut after it.
 CHARACTERS_PER_TOKEN = 100
 _LISTED = 5  # lines of a file in a message
-# Usual names of text columns; the first entry of which a data set has all columns is used.
-TEXT_COLUMNS = (
-    ("text",),
-    ("sentence1", "sentence2"),
-    ("premise", "hypothesis"),
-    ("question1", "question2"),
-    ("question", "context"),
-    ("question", "sentence"),
-    *((name,) for name in ("message", "body", "sentence", "content", "review", "comment", "description")),
-    *((name,) for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")),
-)
 
 
 def load_splits(data: str, config: str | None = None, **files: str | None) -> dict[str, Dataset]:

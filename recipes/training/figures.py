@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from sklearn.metrics import ConfusionMatrixDisplay
 
 
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
@@ -64,6 +63,8 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
         names: The names of the classes.
         title: What the examples are.
     """
+    from sklearn.metrics import ConfusionMatrixDisplay  # only here, as the import takes a second
+
     totals = matrix.sum(axis=1)
     shares = matrix / np.maximum(totals, 1)[:, None]
     short, few = [_plain(name) for name in names], len(names) <= 10

@@ -89,6 +89,8 @@ def logged():
     names = ("DeepSpeed", "transformers", "transformers.trainer_utils", "transformers.configuration_utils")
     loggers = [logging.getLogger(name) for name in names]
     before = [list(logger.filters) for logger in loggers]
+    for logger in loggers:
+        logger.filters.clear()  # those of recipes that other tests have run in this process
     for logger in loggers[:2]:
         logger.addHandler(handler)
     yield lambda: [record.getMessage() for record in records]

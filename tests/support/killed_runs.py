@@ -141,6 +141,7 @@ def outcome(output: Path) -> dict[str, object]:
         del results[name]
     saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
     del saved["adapter/training_args.bin"]
+    del saved["adapter/README.md"]  # the card, with the same results, the time and the name of the folder
     return saved | results
 
 
