@@ -110,8 +110,12 @@ def read_json(path: Path) -> dict[str, Any]:
         AdapterError: The file does not exist, is too large or holds anything else.
     """
     if not path.is_file():
-        is_model = (path.parent / "config.json").exists()
-        remedy = "It looks like a whole model: load it with transformers." if is_model else "Check the name."
+        remedy = "Check the name."
+        if (path.parent / "config.json").exists():
+            remedy = "It looks like a whole model: load it with transformers."
+        # PEFT saves an adapter that is not called "default" in a folder of its name.
+        elif inside := sorted(path.parent.glob(f"*/{CONFIG_NAME}")):
+            remedy = f"Give the folder of an adapter in it, such as {inside[0].parent}."
         raise AdapterError(f"{path.parent} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}")
     size = path.stat().st_size
     if size > _MAX_CONFIG_BYTES:

@@ -102,6 +102,7 @@ MISTAKES: list[tuple[Callable[[SimpleNamespace], Any], str]] = [
     (lambda w: h.load("./nothing"), r"An adapter must be a folder, .*; \./nothing is neither"),
     (lambda w: h.load("a/b/c"), "An adapter must be a folder, .*; a/b/c is neither"),
     (lambda w: h.load(w.empty), "holds no adapter_config.json"),
+    (lambda w: h.load(w.folder.parent), "Give the folder of an adapter in it, such as "),
     (lambda w: h.load(None), "An adapter must be a folder|expected str"),
     (lambda w: h.load(w.folder, base_model=w.empty), "base model"),
     (
