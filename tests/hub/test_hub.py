@@ -12,14 +12,15 @@ import torch
 import yaml
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from safetensors.torch import load
-from test_docs import ROOT, SNIPPET
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, plan_push
 from hub_models import BASE, LABELS, TEXTS, make_base
+from snippets import SNIPPET
 
 
+ROOT = Path(__file__).parents[2]
 NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]
 RESULTS = {
     "seed": 1,

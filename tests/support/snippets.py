@@ -7,7 +7,7 @@ import io
 import re
 
 
-_SNIPPET = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```)?", re.DOTALL)
+SNIPPET = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```)?", re.DOTALL)
 
 
 def run_snippets(text: str) -> dict[str, object]:
@@ -16,7 +16,7 @@ def run_snippets(text: str) -> dict[str, object]:
     Trainers print their figures too, so only the end of what a snippet prints is compared.
     """
     names: dict[str, object] = {}
-    for snippet in _SNIPPET.finditer(text):
+    for snippet in SNIPPET.finditer(text):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(snippet["code"], "snippet", "exec"), names)
