@@ -61,7 +61,7 @@ def main() -> None:
         if evaluated is not None:
             scores[task.name] = evaluate(task, evaluated, of_task, method, own)
         else:
-            scores[task.name] = train(task, of_task, method, adapter, own)["best_scores"]
+            scores[task.name] = train(task, of_task, replace(method), adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
         glue_reports.write_all(folder, scores, arguments.predict)
 

@@ -1,4 +1,4 @@
-"""Draw the validation score of any runs by epoch, or by step: a panel per task, a line per method.
+"""Draw the validation score of any runs by epoch, step or seconds of training: a panel per task, a line per method.
 
     python recipes/learning_curves.py runs/study
     python recipes/learning_curves.py runs/long --score loss --x step
@@ -21,6 +21,7 @@ from study.results import Results, Row, arrange, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN
 from training.errors import RecipeError, end_with_one_line
 from training.figures import COLORS, COLUMN, PAGE, plt, save
+from training.scores import MOMENT
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(usage="python recipes/learning_curves.py FOLDER [flags]", allow_abbrev=False)
     parser.add_argument("folder", type=Path, help="Folder of a run, a sweep, or several.")
     parser.add_argument("--score", help="A validation score; default: the one that has chosen the epoch.")
-    parser.add_argument("--x", choices=("epoch", "step"), default="epoch")
+    parser.add_argument("--x", choices=MOMENT, default="epoch")
     parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
     arguments = parser.parse_args()
     rows = arrange(finished(arguments.folder), arguments.choose)
@@ -74,7 +75,7 @@ def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float
         name = score or results["chosen_by"]
         for epoch in results["epochs"]:
             if name not in epoch:
-                have = ", ".join(key for key in epoch if key not in ("epoch", "step"))
+                have = ", ".join(key for key in epoch if key not in MOMENT)
                 raise RecipeError(f"--score must be a score of all runs; a run on {results['task']} has {have}.")
             values.setdefault(epoch[x], []).append(in_percent(results, name, epoch[name]))
     return {at: mean_and_error(own) for at, own in sorted(values.items()) if len(own) == len(seeds)}

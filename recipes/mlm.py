@@ -15,6 +15,7 @@ need, so that a classifier starts with it.
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
@@ -44,8 +46,8 @@ from training.data import (
 )
 from training.errors import RecipeError, end_with_one_line
 from training.evaluation import find_evaluated, write_evaluation
-from training.methods import MethodArguments, apply_method
-from training.model import POOLER, load_model, load_saved, recorded_length
+from training.methods import AUTO, OFF, MethodArguments, apply_method
+from training.model import POOLER, find_model, load_model, load_saved, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -59,9 +61,12 @@ def main() -> None:
     groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
     arguments, method, adapter, training = parser.parse()
-    method.check(adapter, training)
-    if method.keep_prefix:
+    if method.base_dtype == AUTO and not has_head(arguments.model_name):
+        method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
+    method = method.settled(adapter, training)
+    if method.keep_prefix not in (AUTO, OFF):
         raise RecipeError("--keep_prefix has no use here, as each epoch masks other words. Leave it out.")
+    method.keep_prefix = OFF
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on masked words. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "mlm")
@@ -133,6 +138,16 @@ def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, trai
     max_length = arguments.max_length or recorded_length(saved, model)
     scores = without_times(make_trainer({}, model, tokenizer, data, max_length, training).evaluate())
     write_evaluation(training, "mlm", saved, scores | {"perplexity": math.exp(scores["loss"])})
+
+
+def has_head(name: str | None) -> bool:
+    """Return whether a checkpoint has a head for masked words, by the class that its configuration names."""
+    if name is None:
+        return False
+    with suppress(OSError, ValueError):  # reported when the model is loaded
+        architectures = AutoConfig.from_pretrained(find_model(name)).architectures or ()
+        return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) for kind in architectures)
+    return False
 
 
 def make_trainer(

@@ -75,7 +75,7 @@ def main() -> None:
     groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
     arguments, method, adapter, training = parser.parse()
-    method.check(adapter, training)
+    method = method.settled(adapter, training)
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "squad")

@@ -30,7 +30,7 @@ from tasks.classification import ClassificationArguments, ClassificationTask, lo
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
 from training.files import write_atomically
-from training.methods import MethodArguments
+from training.methods import OFF, MethodArguments
 from training.model import add_adapter, load_classifier, record_preprocessing
 from training.results import RESULTS_FILE, write_results
 from training.runs import in_main_process, lock_folder, plan_push, unlock_folder, write_adapter_card
@@ -129,7 +129,8 @@ def evaluate(arguments: StreamArguments, adapter: ClassifierArguments, training:
     for source in arguments.data:
         one = of_source(arguments, source)
         saved = f"{folder}/{adapter_name(one)}"
-        run_task(replace(one, evaluate=saved), MethodArguments(), adapter, of_task(training, adapter_name(one)))
+        method = MethodArguments(base_dtype="float32", keep_prefix=OFF)
+        run_task(replace(one, evaluate=saved), method, adapter, of_task(training, adapter_name(one)))
 
 
 def of_source(arguments: StreamArguments, source: str) -> ClassificationArguments:

@@ -56,7 +56,7 @@ def main() -> None:
     groups = (TaggingArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
     arguments, method, adapter, training = parser.parse()
-    method.check(adapter, training)
+    method = method.settled(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", "tagging")
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:

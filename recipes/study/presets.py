@@ -36,6 +36,7 @@ BATCH = 32
 # Common to all four, which also keep BERT's own dropout, as the recipe does by default.
 _ALL = {
     "r": 64, "dropout": 0.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "train_sampling_strategy": "random",
+    "base_dtype": "float32", "keep_prefix": "off",
 }  # fmt: skip
 _HOULSBY_CODE = {
     "activation": "gelu", "train_layer_norm": "all", "head": "linear", "max_length": 128, "warmup_steps": 0.1,
@@ -120,14 +121,14 @@ def parse_arguments(
         parser.set_defaults(**_batch(training))
     elif arguments.task == MINIMAL_PAIRS:
         parser.set_defaults(**demo.DEFAULTS)
-    parsed = arguments, method, adapter, training = parser.parse(args)
+    arguments, method, adapter, training = parser.parse(args)
     if training.per_device_train_batch_size is None:
         raise RecipeError(
             f"--preset has a batch of {BATCH}, which cannot be split evenly over {_devices(training)} devices times "
             f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
             "--per_device_train_batch_size for another batch."
         )
-    method.check(adapter, training)
+    method = method.settled(adapter, training)
     if arguments.evaluate is not None:
         find_evaluated(arguments, adapter, training)
     _check_data(arguments, [task.name for task in tasks])
@@ -135,7 +136,7 @@ def parse_arguments(
         copy.copy(training).choose_by(task.scores)
         if len(task.labels) == 1 and training.label_smoothing_factor:
             raise RecipeError(f"--label_smoothing_factor is for classes, {task.name} has scores. Leave it out.")
-    return parsed
+    return arguments, method, adapter, training
 
 
 def _check_data(arguments: GlueArguments, tasks: Sequence[str]) -> None:

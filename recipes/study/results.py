@@ -23,7 +23,7 @@ ADDING = ("houlsby", "lora")
 # Arguments that do not change what is learned.
 IGNORED = {
     *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
-    *("report_to", "disable_tqdm", "use_cpu"),
+    *("report_to", "disable_tqdm", "use_cpu", "keep_prefix_gb"),
 }
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
 

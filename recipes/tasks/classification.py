@@ -304,7 +304,7 @@ def run_task(
 ) -> dict[str, Any]:
     """Load the data, train, push if asked to, and return the content of results.json; or evaluate what is saved, and
     return the content of evaluation.json."""
-    method.check(adapter, training)
+    method = method.settled(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", arguments.name)
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:

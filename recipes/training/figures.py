@@ -10,6 +10,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from training.scores import MOMENT
+
 
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
 
@@ -121,7 +123,7 @@ def draw_learning_curves(
         kept: The epoch whose weights are kept.
     """
     epochs = [evaluation["epoch"] for evaluation in evaluations]
-    names = [name for name in evaluations[0] if name not in ("epoch", "step")]
+    names = [name for name in evaluations[0] if name not in MOMENT]
     losses = [name for name in names if name.endswith("loss")]
     scores = sorted((name for name in names if name not in losses), key=lambda name: name != chosen_by)[: len(COLORS)]
     figure, panels = plt.subplots(

@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import psutil
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
@@ -20,7 +21,9 @@ from training.errors import RecipeError
 from training.model import POOLER, add_adapter, find_pooler, record_preprocessing
 
 
-IN_MEMORY = "memory"
+AUTO, IN_MEMORY, OFF = "auto", "memory", "off"
+# Instructions of processors, x86 and ARM, that multiply matrices in bfloat16; others emulate them, slowly.
+_BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16")
 
 
 @dataclass
@@ -35,15 +38,22 @@ class MethodArguments:
         help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA, or only the head. Every "
         "method trains the head.",
     )
-    base_dtype: Literal["float32", "bfloat16"] = HfArg(
-        default="float32", help="Data type of the frozen weights; adapters and LoRA are trained in float32."
+    base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
+        default=AUTO,
+        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 where the "
+        "processor or GPU multiplies in it.",
     )
-    keep_prefix: str | None = HfArg(
-        default=None,
+    keep_prefix: str = HfArg(
+        default=AUTO,
         help="Compute the frozen layers below the adapted --layers once for each text, without dropout, and keep the "
-        "result: in 'memory', or in a folder, where later runs find it.",
+        "result: in 'memory', or in a folder, where later runs find it, or 'off'. 'auto' is 'memory' if there are "
+        "such layers.",
     )
-    keep_prefix_gb: float = HfArg(default=4.0, help="Maximum size of what --keep_prefix keeps per process, in GB.")
+    keep_prefix_gb: float = HfArg(
+        default=4.0,
+        help="Maximum size of what --keep_prefix keeps per process, in GB; 'auto': at most half of the "
+        "memory that is free.",
+    )
     top_k: int | None = HfArg(
         default=None,
         help="Number of layers that --method top_k trains, from the top. The embeddings stay frozen, even if this is "
@@ -60,8 +70,12 @@ class MethodArguments:
         """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
         return self.method in ("houlsby", "lora")
 
-    def check(self, adapter: AdapterArguments, training: TrainingArguments) -> None:
-        """Raise RecipeError if an option does not fit the method, or the result could not be pushed to the Hub."""
+    def settled(self, adapter: AdapterArguments, training: TrainingArguments) -> "MethodArguments":
+        """Return a copy in which what is left to 'auto' is chosen, as far as it does not depend on the model.
+
+        Raises:
+            RecipeError: If an option does not fit the method, or the result could not be pushed to the Hub.
+        """
         if (self.head != "linear" or training.push_to_hub) and self.method != "houlsby":
             wanted = "--push_to_hub" if training.push_to_hub else f"--head {self.head}"
             raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
@@ -70,13 +84,14 @@ class MethodArguments:
                 f"--init_adapter needs --method houlsby, got {self.method}. To start from a whole model, give its "
                 "folder as --model_name."
             )
-        if self.base_dtype != "float32" and not self.adds_weights:
+        if self.base_dtype == "bfloat16" and not self.adds_weights:
             raise RecipeError(
                 f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
                 "trains some of them, which needs float32. For speed, give --bf16."
             )
         layers = adapter.layers
-        if self.keep_prefix and (self.method != "houlsby" or not layers or 0 in layers):
+        can_keep = self.method == "houlsby" and layers and 0 not in layers
+        if self.keep_prefix not in (AUTO, OFF) and not can_keep:
             got = f"{self.method} and {'no' if layers is None else ' '.join(map(str, layers))}"
             raise RecipeError(
                 f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave "
@@ -87,6 +102,14 @@ class MethodArguments:
                 f"--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
                 f"{self.method} {'without it' if self.top_k is None else 'and it'}. Add or leave out --top_k."
             )
+        chosen = replace(self)
+        shards = _launched_with(training, "deepspeed", "fsdp")
+        if self.base_dtype == AUTO:
+            fits = self.adds_weights and not training.fp16 and not shards
+            chosen.base_dtype = "bfloat16" if fits and _multiplies_in_bfloat16(training.device.type) else "float32"
+        if self.keep_prefix == AUTO and (not can_keep or shards):
+            chosen.keep_prefix = OFF
+        return chosen
 
 
 @dataclass
@@ -112,7 +135,7 @@ def prepare_model(
 
     Args:
         model: The model with its new head; changed in place.
-        method: What to train.
+        method: What to train. Its `keep_prefix`, if it is 'auto', becomes what is done.
         adapter: The adapter's options.
         training: The training arguments.
         max_length, null_threshold: As for record_preprocessing.
@@ -124,7 +147,14 @@ def prepare_model(
     config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
     adapted = apply_method(model, method, config, adapter.init_adapter)
     record_preprocessing(adapted, max_length, null_threshold)
-    if method.keep_prefix:
+    if method.keep_prefix == AUTO:
+        method.keep_prefix_gb = min(method.keep_prefix_gb, psutil.virtual_memory().available / 2e9)
+        try:
+            keep_prefix(adapted, IN_MEMORY, method.keep_prefix_gb, training)
+            method.keep_prefix = IN_MEMORY
+        except RecipeError:  # the adapted layers are not in a single list, for example
+            method.keep_prefix = OFF
+    elif method.keep_prefix != OFF:
         keep_prefix(adapted, method.keep_prefix, method.keep_prefix_gb, training)
     return adapted
 
@@ -156,7 +186,7 @@ def apply_method(
     heads = find_new_modules(model)
     if POOLER in (config.modules_to_save or ()):
         heads = list(dict.fromkeys([*heads, find_pooler(model)]))
-    if method.base_dtype != "float32":
+    if method.base_dtype == "bfloat16":
         for name in heads:
             keep_in_float32(model.get_submodule(name))
 
@@ -243,9 +273,7 @@ def keep_prefix(model: PeftModel, where: str, gigabytes: float, training: Traini
     Raises:
         RecipeError: If nothing is below the first adapter, or the model is sharded.
     """
-    # A flag or accelerate may ask for FSDP; transformers' own is_fsdp_enabled is about loading only.
-    fsdp = training.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if is_deepspeed_zero3_enabled() or fsdp:
+    if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
         raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
     folder = None if where == IN_MEMORY else Path(where)
     try:
@@ -255,3 +283,24 @@ def keep_prefix(model: PeftModel, where: str, gigabytes: float, training: Traini
     if PartialState().is_main_process:
         below = "the layer" if prefix.index == 1 else f"the {prefix.index} layers"
         print(f"kept in {where}: the outputs of the embeddings and {below} below the first adapter, without dropout")
+
+
+def _multiplies_in_bfloat16(device: str) -> bool:
+    """Return whether this device multiplies matrices in bfloat16 without emulating it in float32."""
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+        return False
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in _BFLOAT16)
+
+
+def _launched_with(training: TrainingArguments, *plugins: str) -> bool:
+    """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp".
+
+    transformers' own is_fsdp_enabled is about loading only.
+    """
+    return any(
+        getattr(training, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
+        for name in plugins
+    )

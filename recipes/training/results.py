@@ -18,8 +18,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from accelerate import Accelerator, DistributedType
 from training.files import list_files, write_atomically
-from training.scores import without_times
-from training.trainer import RecipeTrainer
+from training.scores import MOMENT, without_times
+from training.trainer import TRAIN_SECONDS, RecipeTrainer
 
 
 RESULTS_FILE = "results.json"
@@ -32,10 +32,10 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     Call it after everything that a run must leave behind: the file appears complete or not at all, so a folder with it
     holds a finished run.
 
-    Besides `results` it holds the seed, the strategy, the scores per epoch, the best epoch if its weights were kept,
-    the scores of the weights that were kept, the numbers of parameters, the seconds since the trainer was made, the
-    arguments and their defaults, the command, the hardware, the emissions that CodeCarbon measured, the versions of
-    Python and the libraries, and the sizes and checksums of the saved files.
+    Besides `results` it holds the seed, the strategy, the scores and the time of training per epoch, the best epoch if
+    its weights were kept, the scores of the weights that were kept, the numbers of parameters, the seconds since the
+    trainer was made, the arguments and their defaults, the command, the hardware, the emissions that CodeCarbon
+    measured, the versions of Python and the libraries, and the sizes and checksums of the saved files.
 
     Args:
         trainer: The trainer of the run.
@@ -46,7 +46,7 @@ def write_results(trainer: RecipeTrainer, arguments: Iterable[Any], **results: A
     output = Path(training.output_dir)
     epochs = scores_per_epoch(trainer.state.log_history)
     kept = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
-    scores = {name: score for name, score in kept.items() if name not in ("epoch", "step")}
+    scores = {name: score for name, score in kept.items() if name not in MOMENT}
     score = scores.get(training.metric_for_best_model.removeprefix("eval_"))
     content = {
         **results,
@@ -94,12 +94,15 @@ def _is_plain(field: Field[Any]) -> bool:
 
 
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
-    """Return an entry per evaluation: epoch, step and the scores of all validation splits, without "eval_"."""
+    """Return an entry per evaluation: epoch, step, seconds of training, and the scores of all validation splits,
+    without "eval_"."""
     evaluations: dict[float, dict[str, float]] = {}
     for entry in log_history:
         scores = without_times({key: value for key, value in entry.items() if key.startswith("eval_")})
         if scores:
             moment = {"epoch": entry["epoch"], "step": entry["step"]}
+            if TRAIN_SECONDS in entry:  # earlier versions had none in their checkpoints
+                moment["seconds"] = entry[TRAIN_SECONDS]
             evaluations.setdefault(entry["step"], moment).update(scores)
     return list(evaluations.values())
 

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
 from torch.utils.data import Dataset, Sampler
-from transformers import EarlyStoppingCallback, PrinterCallback, ProgressCallback, Trainer
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import (
     PREFIX_CHECKPOINT_DIR,
@@ -26,6 +34,9 @@ from training.checkpoints import find_checkpoint_damage, get_step, seal
 from training.errors import RecipeError
 from training.progress import Progress
 from training.scores import ClassScores
+
+
+TRAIN_SECONDS = "train_seconds"
 
 
 def check_finite(outputs: NDArray[np.float32]) -> None:
@@ -43,7 +54,7 @@ class RecipeTrainer(Trainer):
     - A complete checkpoint can be told from an incomplete or damaged one, and resuming gives the same weights as no
       interruption.
     - It is known which step's weights the model ends with, and there are scores of that step.
-    - It prints a line per evaluation.
+    - It prints a line per evaluation, and logs the time of the training steps until then.
 
     Args:
         args, kwargs: As for a Trainer.
@@ -80,6 +91,8 @@ class RecipeTrainer(Trainer):
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
         # items in the batch. It does not, so the loss would be multiplied by the processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
+        self._clock = _Clock()
+        self.add_callback(self._clock)
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
@@ -122,6 +135,12 @@ class RecipeTrainer(Trainer):
                 "Lower --learning_rate."
             )
         return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as Trainer.log does; with the scores of an evaluation, also the time of the training until then."""
+        if any(name.startswith("eval_") for name in logs):
+            logs = {**logs, TRAIN_SECONDS: round(self._clock.seconds, 3)}
+        super().log(logs, *args, **kwargs)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Evaluate or predict as Trainer.evaluation_loop does, and keep what the scores of the classes need.
@@ -220,6 +239,24 @@ class RecipeTrainer(Trainer):
             return super().predict(*args, **kwargs)
         finally:
             self.args.train_sampling_strategy = strategy
+
+
+class _Clock(TrainerCallback):
+    """Adds up the time of all training steps, without that of evaluations and checkpoints: on a CPU the time of the
+    processor, which other work on the machine does not change much, elsewhere the time that has passed."""
+
+    seconds = 0.0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._now = time.process_time if args.device.type == "cpu" else time.perf_counter
+        known = (entry[TRAIN_SECONDS] for entry in reversed(state.log_history) if TRAIN_SECONDS in entry)
+        self.seconds = next(known, 0.0)  # of a run that resumes
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._start = self._now()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.seconds += self._now() - self._start
 
 
 class _OrderOfEpoch(Sampler[int]):

@@ -100,16 +100,17 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, places.Place], left_out
             ),
         ]
         assert any(positions[name]["feed_forward"] for name in own), f"{layer} has no adapted feed-forward"
-    # A layer without attention has its feed-forward where the others of its list have theirs.
+    # A layer without attention has its feed-forward where the others of its list have theirs. In Nemotron-H, a module
+    # of the same name may be a Mamba block instead, which has another class.
     ends = defaultdict(set)
+    modules = dict(model.named_modules())
     for place in bottlenecks.values():
         if place.position == "feed_forward" and not place.stack.endswith("*"):
-            ends[place.stack].add(place.relative(place.key))
-    modules = dict(model.named_modules())
-    for stack, names in ends.items():
+            ends[place.stack].add((place.relative(place.key), type(modules[place.key])))
+    for stack, adapted in ends.items():
         for index in range(len(modules[stack])):
             layer = f"{stack}.{index}"
-            has_one = any(f"{layer}.{name}" in modules for name in names)
+            has_one = any(type(modules.get(f"{layer}.{name}")) is kind for name, kind in adapted)
             assert has_one == (positions[layer]["feed_forward"] > 0), f"{layer} is not adapted as its neighbors are"
 
 

@@ -65,7 +65,7 @@ def test_a_command_of_the_papers(command, tmp_path, monkeypatch, capsys):
         assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--"))
     elif recipe in ("glue.py", "mlm.py"):
         check_flags(recipe, flags)
-    elif recipe in ("study_table.py", "learning_curves.py") or "--draw_only" in flags:
+    elif recipe in ("study_table.py", "learning_curves.py", "time_to_score.py") or "--draw_only" in flags:
         with pytest.raises(RecipeError, match="run"):  # there is none
             run(importlib.import_module(recipe.removesuffix(".py")), *flags)
     elif recipe in ("ablation.py", "robustness.py"):

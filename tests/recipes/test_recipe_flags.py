@@ -136,6 +136,7 @@ OWN = [
     ("stability", "--full_pretraining_learning_rate nan"), ("stability", "--pretraining_seed -1"),
     ("stability", "--pretraining_precision double"), ("stability", "--num_train_epochs 0"),
     ("init_scale", "--num_train_epochs 3 3"), ("learning_curves", "absent"), ("no_bert", "--data {glue}/absent"),
+    ("time_to_score", "absent"), ("time_to_score", "{glue} --share 0"),
     ("variants", "--variant none"), ("variants", ""),
     ("variants", "--variant layer_norm --max_length 0"), ("gradient_norms", "absent.py"),
     ("gradient_norms", "--learning_rate 0"),

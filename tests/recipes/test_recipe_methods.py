@@ -53,6 +53,33 @@ def test_trained_parameters_of_bert_base(method, expected):
     assert trained(apply_method(model, MethodArguments(**method), HoulsbyConfig(task_type="SEQ_CLS"))) == expected
 
 
+class TestAuto:
+    """What --base_dtype auto and --keep_prefix auto become before anything is loaded."""
+
+    @pytest.fixture
+    def settled(self, tmp_path, monkeypatch):
+        def settle(method="houlsby", multiplies=True, fp16=False, fsdp=False, **adapter):
+            monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": multiplies}, raising=False)
+            monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
+            training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+            training.fp16 = fp16
+            chosen = MethodArguments(method).settled(AdapterArguments(**adapter), training)
+            return chosen.base_dtype, chosen.keep_prefix
+
+        return settle
+
+    def test_frozen_weights_are_in_bfloat16_where_the_processor_multiplies_in_it(self, settled):
+        assert settled()[0] == settled("lora")[0] == "bfloat16"
+        for other in (settled(multiplies=False), settled("full"), settled("linear"), settled(fsdp=True)):
+            assert other[0] == "float32"
+        assert settled(fp16=True)[0] == "float32"
+
+    def test_a_prefix_is_kept_only_below_the_adapted_layers(self, settled):
+        assert settled(layers=[2, 3])[1] == "auto", "the model says whether it can"
+        for other in (settled(), settled(layers=[0, 3]), settled("lora", layers=[2]), settled(layers=[2], fsdp=True)):
+            assert other[1] == "off"
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -65,7 +92,7 @@ def test_trained_parameters_of_bert_base(method, expected):
 )
 def test_what_cannot_be_trained(method, message, tmp_path):
     def train(arguments):
-        arguments.check(AdapterArguments(), RecipeTrainingArguments(str(tmp_path), use_cpu=True))
+        arguments.settled(AdapterArguments(), RecipeTrainingArguments(str(tmp_path), use_cpu=True))
         apply_method(tiny_bert(), arguments, HoulsbyConfig())
 
     with pytest.raises(RecipeError, match=message):
@@ -104,7 +131,7 @@ METHODS = {
 def test_a_run(encoder, data, tmp_path, method):
     """Scores of the kept epoch, computed from what was saved, loaded as anybody would."""
     flags = ["--task", "cola", "--data_dir", data, "--model_name", encoder, "--learning_rate", 3e-3, "--use_cpu"]
-    schedule = ["--num_train_epochs", 3, "--per_device_train_batch_size", 16]
+    schedule = ["--num_train_epochs", 3, "--per_device_train_batch_size", 16, "--base_dtype", "float32"]
     run(glue, *flags, *schedule, "--method", method, *METHODS[method], "--output_dir", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["method"] == method

@@ -49,13 +49,13 @@ def train(encoder, output, *flags):
 
 
 def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_path, rows, capsys):
-    scores, weights = train(encoder, tmp_path / "plain", "--layers", 2, 3)
+    scores, weights = train(encoder, tmp_path / "plain", "--layers", 2, 3, "--keep_prefix", "off")
     plain = sum(rows)
     assert HoulsbyConfig.from_pretrained(str(tmp_path / "plain" / "adapter")).layers_to_transform == [2, 3]
     assert not [name for name in weights if ".layer.0." in name or ".layer.1." in name]
     kept = []
     # The second run with the folder finds what the first one has left there.
-    for name, where in [("memory", "memory"), ("first", tmp_path / "kept"), ("second", tmp_path / "kept")]:
+    for name, where in [("memory", "auto"), ("first", tmp_path / "kept"), ("second", tmp_path / "kept")]:
         rows.clear()
         found = train(encoder, tmp_path / name, "--layers", 2, 3, "--keep_prefix", where)
         kept.append(sum(rows))
@@ -65,6 +65,7 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
             torch.testing.assert_close(found[1][key], weight, atol=1e-4, rtol=1e-3)
     said = f"kept in {tmp_path / 'kept'}: the outputs of the embeddings and the 2 layers below the first adapter"
     assert said in capsys.readouterr().out
+    assert json.loads((tmp_path / "memory" / "results.json").read_text())["arguments"]["keep_prefix"] == "memory"
     # Half of the layers' rows are the prefix's; the second run has none of them. Each run tries the first adapted
     # layer on its first batch twice, to see what can be kept of it.
     assert kept[2] == plain / 2 + 2 * BATCH
