@@ -13,7 +13,8 @@ from .heads.find import find_new_modules
 from .heads.new import TwoLayerHead, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
-from .placement.places import Place, find_places
+from .placement.place import Place
+from .placement.places import find_places
 from .pretraining import init_from
 from .registration import register, replace_template
 

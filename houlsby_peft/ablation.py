@@ -14,7 +14,8 @@ from .config import HoulsbyConfig
 from .errors import check_kind, shortened
 from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
 from .model import HoulsbyModel
-from .placement.places import Place, find_places
+from .placement.place import Place
+from .placement.places import find_places
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from .heads.tasks import label_facts, name_classes
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
-from .placement.places import Place, is_norm
+from .placement.place import Place
+from .placement.places import is_norm
 from .placement.plan import Plan, check_name
 from .registration import PREFIX
 from .skip import SkipConnection

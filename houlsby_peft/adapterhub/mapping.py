@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..placement.places import Place
+from ..placement.place import Place
 
 
 # The library's options for the sub-layers.

@@ -24,7 +24,7 @@ import inspect
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from torch import nn
 
 from ..layer import is_inside
 from .architectures import SubLayer
+from .place import fold_indices
 
 
 logger = logging.getLogger(__name__)
@@ -121,17 +122,6 @@ def find_attentions(modules: Mapping[str, nn.Module]) -> dict[str, str]:
             if lists:
                 found[name] = lists[-1]
     return dict(reversed(found.items()))
-
-
-def fold_indices(indices: Iterable[int]) -> str:
-    """Return ascending indices with consecutive ones folded: `0-3,5`."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1] = [runs[-1][0], index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def log_inferred(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> None:

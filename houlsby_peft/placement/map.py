@@ -19,7 +19,8 @@ from ..bottleneck import KINDS
 from ..config import POSITIONS, HoulsbyConfig
 from ..errors import check_kind
 from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
-from .places import Place, fold_places, output_width
+from .place import Place, fold_places
+from .places import output_width
 from .plan import Plan
 
 

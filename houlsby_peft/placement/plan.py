@@ -26,7 +26,8 @@ from ..heads.tasks import find_task_type, label_facts
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
 from ..offloading import check_base_is_loaded, device_of, dtype_of
-from .places import Place, find_places, fold_places, may_be_left_out, output_width
+from .place import Place, fold_places
+from .places import find_places, may_be_left_out, output_width
 
 
 # Convolutions have their channels before this many spatial dimensions.

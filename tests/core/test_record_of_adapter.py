@@ -16,7 +16,8 @@ from transformers import BartConfig, BartForSequenceClassification
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.placement import places
 from houlsby_peft.placement.architectures import ARCHITECTURES, Architecture, Stack, SubLayer
-from houlsby_peft.placement.places import find_places, fold_places, unfold_places
+from houlsby_peft.placement.place import fold_places, unfold_places
+from houlsby_peft.placement.places import find_places
 from tiny_models import perturb, tiny_bert
 
 

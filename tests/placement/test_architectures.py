@@ -16,7 +16,8 @@ from houlsby_peft import AdapterError, HoulsbyConfig, HoulsbyLayer, HoulsbyLayer
 from houlsby_peft.invertible import HoulsbyEmbedding
 from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.architectures import ARCHITECTURES
-from houlsby_peft.placement.places import find_layers, full_name
+from houlsby_peft.placement.place import full_name
+from houlsby_peft.placement.places import find_layers
 from houlsby_peft.placement.skips import EMBEDDINGS, SKIPS
 from tiny_models import perturb
 

@@ -15,7 +15,8 @@ from architecture_rows import ROWS
 from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.layer import base_modules
-from houlsby_peft.placement.inference import fold_indices, infer_layers
+from houlsby_peft.placement.inference import infer_layers
+from houlsby_peft.placement.place import fold_indices
 from houlsby_peft.placement.places import find_places
 from tiny_models import perturb
 

@@ -13,7 +13,8 @@ from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.layer import base_modules
 from houlsby_peft.placement import inference
-from houlsby_peft.placement.places import find_places, fold_places, unfold_places
+from houlsby_peft.placement.place import fold_places, unfold_places
+from houlsby_peft.placement.places import find_places
 
 
 TEXT = ROWS["llama"].config
