@@ -23,9 +23,11 @@ from ..checkpoints.record import AdapterRecord
 from ..checkpoints.weights import FILE_PREFIX, check_shapes, first_of
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..hub.card import CARD_FILE, is_repo_id, make_card
+from ..hub.card import CARD_FILE, make_card
 from ..hub.markdown import code
-from ..placement.places import Place, find_places
+from ..hub.metadata import is_repo_id
+from ..placement.place import Place
+from ..placement.places import find_places
 from ..placement.plan import Plan
 from ..serving.load import find_files
 from .base import make_empty, read_base_config

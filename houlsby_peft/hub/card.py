@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import re
-import statistics
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import metadata as read_metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
-from huggingface_hub import CardData, EvalResult, ModelCard, ModelCardData, constants
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub import CardData, ModelCard, ModelCardData, constants
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..checkpoints.untrusted import check_weights, read_config
@@ -24,6 +20,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import Task, task_of_config
 from .markdown import Markdown, block, cell, code, escape, link
+from .metadata import as_list, is_of_weights, is_repo_id, make_metadata, make_widget
 from .results import (
     Results,
     Rows,
@@ -52,9 +49,6 @@ if TYPE_CHECKING:
 
 CARD_FILE = constants.REPOCARD_NAME
 _TEMPLATE = "adapter_card.md.jinja"
-_TAGS = ("adapter", "houlsby", "peft")
-# The Hub's names for what evaluate computes; other scores keep their own names.
-_METRICS = ("accuracy", "exact_match", "f1", "matthews_correlation", "pearson", "precision", "recall", "spearmanr")
 _MOST_ITEMS = 20
 _UNKNOWN_BASE = "not on record, as the base model was loaded from a folder"
 
@@ -130,8 +124,8 @@ def make_card(
     runs = read_runs(results or found)
     own = select_method(runs, "houlsby")
     run: TrainingRun = own[0] if own else {}
-    widget = _make_widget(task, example, answer)
-    data = _make_metadata(name, base, task, own, {"widget": widget, **(metadata or {})})
+    widget = make_widget(task, example, answer)
+    data = make_metadata(name, base, task, own, {"widget": widget, **(metadata or {})})
     changed, unchanged = hyperparameter_tables(run)
     file_bytes = (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size
     body = _load_template().render(
@@ -190,18 +184,11 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         body = update(body, found.text)
         merged = data.to_dict()
         for key, value in found.data.to_dict().items():
-            if not _is_of_weights(key, value):
+            if not is_of_weights(key, value):
                 merged.setdefault(key, value)
-        merged["tags"] = sorted({*merged["tags"], *_as_list(found.data.get("tags"))})
+        merged["tags"] = sorted({*merged["tags"], *as_list(found.data.get("tags"))})
         data = ModelCardData(**merged)
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
-
-
-def _is_of_weights(key: str, value: Any) -> bool:
-    """Return whether metadata were generated from an adapter's old weights, such as its scores and predictions."""
-    if key == "widget":
-        return any(isinstance(example, Mapping) and "output" in example for example in _as_list(value))
-    return key in ("model-index", "metrics", "co2_eq_emissions")
 
 
 def _find_task(config: HoulsbyConfig) -> Task | None:
@@ -311,118 +298,6 @@ def find_source() -> str | None:
     return next((address for name, _, address in (url.partition(", ") for url in urls) if name == "Source"), None)
 
 
-def check_metadata(data: Mapping[str, Any]) -> None:
-    """Check metadata for the mistakes that people make, without asking the Hub.
-
-    Raises:
-        ValueError: `base_model` or a dataset is not a name on the Hub (but a local path, for example), a language is
-            not a code, a license is not an identifier, or a tag or metric is not text.
-    """
-    language = re.compile(r"[a-z]{2,3}(-[A-Za-z]+)*|code|multilingual")
-    rules: dict[str, tuple[Callable[[str], object], str]] = {
-        "base_model": (is_repo_id, "a name on the Hub: user/name"),
-        "datasets": (is_repo_id, "a name on the Hub: user/name"),
-        "language": (language.fullmatch, "an ISO 639 code such as en"),
-        "license": (re.compile(r"[a-z0-9][a-z0-9.+-]*").fullmatch, "an identifier such as apache-2.0"),
-        "tags": (bool, "a list of words"),
-        "metrics": (bool, "a list of words"),
-    }
-    for key, (is_valid, rule) in rules.items():
-        for value in _as_list(data.get(key)):
-            if not (isinstance(value, str) and is_valid(value)):
-                raise ValueError(f"The card's {key} must be {rule}; got {value!r}.")
-
-
-def is_repo_id(name: str) -> bool:
-    """Return whether a repository on the Hub could have this name: "user/name" or "name"."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return name == name.strip()  # validate_repo_id accepts a newline at the end
-
-
-def _make_widget(
-    task: Task | None, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
-) -> list[dict[str, Any]] | None:
-    """Return the examples of the widget on the Hub's page, with the adapter's predictions where it can show them.
-
-    The widget has no field for the second text of a pair, except for question answering.
-    """
-    if task is None:
-        return None
-    inputs = [example] if isinstance(example, (str, tuple)) else list(example or [])
-    is_question = task.pipeline == "question-answering"
-    widget: list[dict[str, Any]] = []
-    for number, item in enumerate(inputs):
-        if isinstance(item, str) is is_question:
-            continue
-        found = answer[number] if answer and number < len(answer) else None
-        shown: dict[str, Any] = (
-            {"text": item} if isinstance(item, str) else dict(zip(("text", "context"), item, strict=True))
-        )
-        if isinstance(found, Mapping) and task.pipeline == "text-classification":
-            shown["output"] = [{"label": str(found["label"]), "score": round(float(found["score"]), 4)}]
-        elif isinstance(found, Mapping) and is_question:
-            shown["output"] = {"answer": str(found["answer"]), "score": round(float(found["score"]), 4)}
-        widget.append(shown)
-    return widget or None
-
-
-def _make_metadata(
-    name: str, base_model: str | None, task: Task | None, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
-) -> ModelCardData:
-    """Return the metadata that follow from an adapter and its runs; those of the user take precedence.
-
-    Raises:
-        ValueError: The metadata break a rule of the Hub; see `check_metadata`.
-    """
-    dataset: Mapping[str, Any] = runs[0].get("dataset", {}) if runs else {}
-    data_name = dataset.get("name") or dataset.get("id")
-    scores = get_scores(runs[0]) if data_name and task else {}
-
-    def text(key: str) -> str | None:
-        return str(dataset[key]) if key in dataset else None  # the Hub accepts nothing but text
-
-    eval_results = [
-        EvalResult(
-            task_type=task.pipeline if task else "",
-            dataset_type=dataset.get("id") or re.sub(r"\W+", "-", str(data_name).lower()),
-            dataset_name=str(data_name),
-            dataset_config=text("config"),
-            dataset_split=text("split"),
-            dataset_revision=text("revision"),
-            metric_type=next(filter(score.endswith, _METRICS), score),
-            metric_name=readable_name(score),
-            metric_value=round(statistics.fmean(collect_scores(runs, score)), 4),  # the mean of the seeds
-        )
-        for score in scores
-    ]
-    emissions = next((run for run in runs if "emissions" in run), None)
-    data: dict[str, Any] = {
-        "eval_results": eval_results or None,
-        "model_name": name if eval_results else None,
-        "library_name": "peft",
-        "base_model": base_model,
-        "base_model_relation": "adapter" if base_model else None,
-        "pipeline_tag": task.pipeline if task else None,
-        "language": dataset.get("language"),
-        "datasets": [dataset["id"]] if dataset.get("id") else None,
-        "metrics": sorted({result.metric_type for result in eval_results}) or None,
-        "co2_eq_emissions": emissions
-        and {
-            "emissions": round(1000 * float(emissions["emissions"]), 3),  # grams
-            "source": "codecarbon",
-            "training_type": "fine-tuning",
-            **({"hardware_used": emissions["hardware"]} if emissions.get("hardware") else {}),
-        },
-        **metadata,
-        "tags": [*_TAGS, *_as_list(metadata.get("tags"))],
-    }
-    check_metadata(data)
-    return ModelCardData(**{**data, "tags": sorted(set(data["tags"]))})
-
-
 def _summarize(facts: Facts, sizes: Mapping[str, int], runs: Sequence[TrainingRun]) -> str:
     """Continue the sentence "an adapter for ...": the data, the classes, the size and the main score."""
     run: TrainingRun = runs[0] if runs else {}
@@ -487,10 +362,6 @@ def _format_example(example: Input | Sequence[Input]) -> str:
 
 
 def _enumerate(value: Any) -> str:
-    items = _as_list(value)
+    items = as_list(value)
     more = f" and {len(items) - _MOST_ITEMS} more" if len(items) > _MOST_ITEMS else ""
     return ", ".join(map(str, items[:_MOST_ITEMS])) + more
-
-
-def _as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple, set)) else [] if value is None else [value]

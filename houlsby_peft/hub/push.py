@@ -28,7 +28,8 @@ from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
 from ..serving.predictor import Input, Predictor
-from .card import CARD_FILE, is_repo_id, make_card, merge_cards
+from .card import CARD_FILE, make_card, merge_cards
+from .metadata import is_repo_id
 from .results import Results
 
 

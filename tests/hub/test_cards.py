@@ -16,8 +16,9 @@ from transformers import AutoModelForSequenceClassification
 
 from houlsby_peft import AdapterError
 from houlsby_peft.checkpoints.untrusted import check_weights, read_config
-from houlsby_peft.hub.card import check_metadata, count_parameters, make_card, merge_cards
+from houlsby_peft.hub.card import count_parameters, make_card, merge_cards
 from houlsby_peft.hub.markdown import escape, one_line
+from houlsby_peft.hub.metadata import check_metadata
 from houlsby_peft.hub.results import format_mean
 from houlsby_peft.hub.sections import mark, split, update
 from hub_models import LABELS, make_adapter, make_base
