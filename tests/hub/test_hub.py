@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from huggingface_hub import HfApi, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
-from safetensors.torch import load
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors.torch import load, load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig, plan_push
+from houlsby_peft import HoulsbyConfig, TaskBank, plan_push
 from hub_models import BASE, LABELS, TEXTS, make_base
 from snippets import SNIPPET
 
@@ -105,6 +108,26 @@ def load_offline(name):
     return houlsby_peft.load(name).predict(NEW_TEXTS)
 
 
+def serve_revisions(name, first):
+    """Client: a bank with tasks of the first and the latest commit; then the repository gets another commit."""
+    bank = TaskBank({"pinned": name, "latest": name}, revisions={"pinned": first})
+
+    def predict():
+        return [bank.predict([(task, text) for text in NEW_TEXTS]) for task in ("pinned", "latest")]
+
+    before, unchanged = predict(), bank.reload("latest")
+    own = Path("next")
+    shutil.copytree(snapshot_download(name), own)
+    weights = load_file(own / SAFETENSORS_WEIGHTS_NAME)
+    # Logits of the opposite sign.
+    heads = {key: -weight for key, weight in weights.items() if "classifier" in key}
+    save_file(weights | heads, own / SAFETENSORS_WEIGHTS_NAME)
+    HfApi().upload_folder(repo_id=name, folder_path=own)
+    kept = predict()
+    reloaded = [bank.reload(task) for task in ("pinned", "latest")]
+    return {"before": before, "unchanged": unchanged, "kept": kept, "reloaded": reloaded, "after": predict()}
+
+
 @pytest.fixture(scope="module")
 def pushed(hub, tmp_path_factory):
     hub.add(BASE, make_base(tmp_path_factory.mktemp("base")))
@@ -128,6 +151,19 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
 
     offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
     assert offline == pulled["predicted"]
+
+
+def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushed, tmp_path):
+    first = hub.add("user/served", hub.store.repos["user/messages"].head.files).head.oid
+    found = hub.call(serve_revisions, "user/served", first, home=tmp_path)
+    old = torch.tensor(pushed["logits"])
+    assert [[one["label"] for one in task] for task in found["before"]] == [[LABELS[i] for i in old.argmax(-1)]] * 2
+    assert found["unchanged"] is False
+    assert found["kept"] == found["before"]
+    assert found["reloaded"] == [False, True]
+    pinned, latest = found["after"]
+    assert pinned == found["before"][0]
+    assert [one["label"] for one in latest] == [LABELS[i] for i in old.argmin(-1)]
 
 
 def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):

@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.placement import places
+from houlsby_peft.placement.place import Place
 from houlsby_peft.placement.plan import Plan
 
 
@@ -74,7 +75,7 @@ def is_cross(key: str, module: nn.Module) -> bool:
     return bool(re.search(r"cross|enc_?dec|encoder_attn|multihead_attn", names, re.IGNORECASE))
 
 
-def check_whole(model: nn.Module, bottlenecks: dict[str, places.Place], left_out: str = "none") -> None:
+def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str = "none") -> None:
     """Compare the adapted places with the layers that have attention, but for the pattern of those left out."""
     positions = defaultdict(Counter)
     for place in bottlenecks.values():
