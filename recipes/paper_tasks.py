@@ -49,7 +49,7 @@ def main() -> None:
         RecipeTrainingArguments,
     )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
-    parser.set_defaults(output_dir="runs/paper_tasks", base_dtype="float32", keep_prefix="off")  # as in the papers
+    parser.set_defaults(output_dir="runs/paper_tasks")
     arguments, paper, method, adapter, training = parser.parse()
     if not training.do_predict:
         raise RecipeError("The table has test accuracies: also give --do_predict, or none of the three --do_ flags.")

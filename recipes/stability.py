@@ -53,7 +53,7 @@ from training.rules import number_of
 RECIPE = RECIPES / "gradient_norms.py"  # glue.py with recorded gradients
 RATES = {"houlsby": "1e-3", "full": "1e-4"}
 PRETRAINING_RATES = {"houlsby": None, "full": "5e-5"}  # the rate of mlm.py would ruin the encoder
-PRECISIONS = {"float32": ("--base_dtype", "float32"), "bf16": ("--bf16", "true"), "fp16": ("--fp16", "true")}
+PRECISIONS = {"float32": (), "bf16": ("--bf16", "true"), "fp16": ("--fp16", "true")}
 Start = tuple[str, int]  # method, steps of pretraining
 OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
 

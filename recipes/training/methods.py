@@ -39,7 +39,7 @@ class MethodArguments:
         "method trains the head.",
     )
     base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
-        default=AUTO,
+        default="float32",
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 where the "
         "processor or GPU multiplies in it.",
     )

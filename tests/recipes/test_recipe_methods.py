@@ -63,7 +63,7 @@ class TestAuto:
             monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
             training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
             training.fp16 = fp16
-            chosen = MethodArguments(method).settled(AdapterArguments(**adapter), training)
+            chosen = MethodArguments(method, base_dtype="auto").settled(AdapterArguments(**adapter), training)
             return chosen.base_dtype, chosen.keep_prefix
 
         return settle
@@ -131,7 +131,7 @@ METHODS = {
 def test_a_run(encoder, data, tmp_path, method):
     """Scores of the kept epoch, computed from what was saved, loaded as anybody would."""
     flags = ["--task", "cola", "--data_dir", data, "--model_name", encoder, "--learning_rate", 3e-3, "--use_cpu"]
-    schedule = ["--num_train_epochs", 3, "--per_device_train_batch_size", 16, "--base_dtype", "float32"]
+    schedule = ["--num_train_epochs", 3, "--per_device_train_batch_size", 16]
     run(glue, *flags, *schedule, "--method", method, *METHODS[method], "--output_dir", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["method"] == method

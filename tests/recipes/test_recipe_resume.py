@@ -62,7 +62,10 @@ def assert_equal(found, expected):
 
 
 def scores(folder):
-    return json.loads((folder / "results.json").read_text())["epochs"]
+    epochs = json.loads((folder / "results.json").read_text())["epochs"]
+    seconds = [epoch.pop("seconds") for epoch in epochs]
+    assert seconds == sorted(seconds), "the time of training goes on where the run does"
+    return epochs
 
 
 def in_a_checkpoint(folder):

@@ -139,6 +139,8 @@ def outcome(output: Path) -> dict[str, object]:
         return {}
     for name in ("seconds", "command", "arguments"):
         del results[name]
+    for epoch in results["epochs"]:
+        del epoch["seconds"]
     saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
     del saved["adapter/training_args.bin"]
     del saved["adapter/README.md"]  # the card, with the same results, the time and the name of the folder
