@@ -97,7 +97,7 @@ QUICK = Sizes(
     mixed=((4, 8, (1, 3, 4), "bf16 base"),),
     predicted=((1, 8),),
     compiled=((1, 8),),
-    compiler={"backend": "aot_eager"},
+    compiler={"backend": "eager"},
     memory=("tiny", ((2, 8),)),
     rounds=2,
 )
@@ -309,7 +309,7 @@ def predictions(
     built = models.get(shape, torch.bfloat16)
     chosen = {FLOOR: built[FULL], OURS: built[OURS]}
     ids = inputs(*cell, models.device)["input_ids"]
-    found = graphs.predictions(chosen, ids, rounds, 2, compiler)
+    found = graphs.predictions(chosen, ids, rounds, at_most=2, compiler=compiler)
     return [{"shape": shape, **row} for row in found]
 
 
@@ -320,7 +320,7 @@ def profiles(models: Models, shape: str, cell: tuple[int, int], phase: str, roun
     chosen = {FLOOR: built[FLOOR if phase == "train" else FULL], OURS: built[OURS]}
     calls = {name: PHASES[phase](model, given) for name, model in chosen.items()}
     facts = {"shape": shape, "rows": cell[0], "tokens": cell[1], "phase": phase}
-    found, extra = profiling.profiles(calls, models.device, rounds, 2)
+    found, extra = profiling.profiles(calls, models.device, rounds, at_most=2, steps=min(rounds, 5))
     yield from ({**facts, **row} for row in (*found, *extra))
 
 

@@ -16,9 +16,11 @@ python=${PYTHON:-$root/.venv/bin/python}
 command -v "$python" >/dev/null || python=python3
 
 export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-"$python" -c 'import houlsby_peft, pytest' || {
-    echo "Install what the project needs beside torch: $python -m pip install -e '$root[test]' matplotlib" >&2
-    exit 1
-}
+for package in torch transformers peft pytest; do
+    "$python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$package') is None)" || {
+        echo "$python has no $package. Install what is missing: $python -m pip install -e '$root[test]' matplotlib" >&2
+        exit 1
+    }
+done
 mkdir -p "$folder"
 "$python" "$root/benchmarks/gpu.py" "$folder" "$@" 2>&1 | tee "$folder/log.txt"

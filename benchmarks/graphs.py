@@ -63,6 +63,8 @@ def predictions(
         the largest logit; `prepare_s` is the time of the capture or of the compilation.
     """
     device = ids.device.type
+    # The compiler gives up on code that it has compiled for many models and shapes.
+    torch._dynamo.reset()
     calls: dict[tuple[str, str], Callable[[], torch.Tensor]] = {}
     facts: dict[tuple[str, str], dict[str, Any]] = {}
     for name, model in models.items():
@@ -98,10 +100,9 @@ def _logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _compiled(model: nn.Module, ids: torch.Tensor, compiler: dict[str, Any]) -> Callable[[], torch.Tensor]:
-    torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=False, **compiler)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def call() -> torch.Tensor:
         # With mode="reduce-overhead", the next call overwrites what the last one has returned.
         torch.compiler.cudagraph_mark_step_begin()

@@ -29,7 +29,7 @@ WORTH_A_KERNEL = 0.05
 
 
 def profiles(
-    calls: Mapping[str, Callable[[], object]], device: str, rounds: int, at_most: float, steps: int = 5
+    calls: Mapping[str, Callable[[], object]], device: str, rounds: int, at_most: float, steps: int
 ) -> tuple[Rows, Rows]:
     """Measure steps with and without an adapter, and count their kernels.
 

@@ -5,7 +5,7 @@
     python benchmarks/run.py --device cuda
     python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
     python benchmarks/run.py --parts export --rounds 30
-    python benchmarks/run.py --parts mixed --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
+    python benchmarks/run.py --parts mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
 All methods run interleaved in one process. The machine should be idle. The table shows the ratio of the minima, and
 the median and the range of the ratios of all rounds. Two figures have no noise: floating-point operations (of matrix

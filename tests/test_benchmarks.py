@@ -190,7 +190,7 @@ def test_grouped_products_compute_what_batched_products_do(order, device):
     names = [f"task_{task}" for task in order]
     expected = mixed.evaluate(model, ids, names)
     other = mixed.evaluate(model, ids, names[::-1])
-    with mixed.WAYS["grouped_mm"](model, ids, names) as call:
+    with mixed.WAYS[mixed.GROUPED](model, ids, names) as call:
         found = call()
     error, other_error = (found - expected).float().norm(), (other - expected).float().norm()
     assert error <= (0.01 if device == "cuda" else 1e-6) * expected.float().norm()
