@@ -76,7 +76,10 @@ class Report:
 
     def text(self) -> str:
         """Return all tables in Markdown."""
-        parts = ["# Measured on a GPU", _table([{"": key, "value": value} for key, value in self.machine.items()])]
+        parts = [
+            f"# Measurements on {self.machine.get('gpu') or 'a CPU'}",
+            _table([{"": key, "value": value} for key, value in self.machine.items()]),
+        ]
         for section, title in TITLES.items():
             tables = self._tables(section)
             notes = [f"- {name}: {reason}" for own, name, reason in self.notes if own == section]
