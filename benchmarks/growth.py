@@ -1,32 +1,25 @@
-"""Measure how cost grows with the size and number of adapters, the adapted layers, and the tasks of a batch."""
+"""Measure how cost grows with the size and number of adapters, and with the adapted layers."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model
-from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
+from peft import get_peft_model
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
-from methods import FLOOR, LINEAR, houlsby, lora
+from methods import FLOOR, houlsby
 from models import SHAPES, Method, floor
 from steps import measure
-from timing import compared, interleaved, resident
+from timing import resident
 
 
 Rows = list[dict[str, Any]]
-MIXED: dict[str, Method] = {
-    "Houlsby r=64": houlsby(r=64),
-    "Houlsby r=64, 3-shared": houlsby(r=64, share_layers=3),
-    "LoRA r=8, all linear layers": lora(8, LINEAR),
-}
 TEXT = "the adapter of this task reads these words and those of all other tasks go another way " * 2
 
 
@@ -57,28 +50,11 @@ def _with_cache(method: Method, folder: Path | None) -> Method:
     return build
 
 
-def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Rows:
-    """Measure an evaluation whose rows use 1 to `rows` adapters, in the same or a changed order each time."""
-    numbers = [2**power for power in range(rows.bit_length())]
-    ids = torch.randint(0, 30522, (rows, length), device=device)
-    result = []
-    for method, make in MIXED.items():
-        model = _with_adapters(shape, make, max(numbers)).to(device).eval()
-        # Not interleaved, because the stacked weights of a batch are cached until the next batch.
-        times = {}
-        for tasks in numbers:
-            names = [f"task_{row * tasks // rows}" for row in range(rows)]
-            turned = [names[turn:] + names[:turn] for turn in range(1, 4)]
-            for order, lists in (("same", [names]), ("changed", turned)):
-                call = partial(_evaluate, model, ids, itertools.cycle(lists))
-                times[tasks, order] = interleaved({"": call}, rounds, device)[""]
-        found = compared(times, (1, "same"))
-        result += [{"method": method, "tasks": key[0], "rows": key[1], **row} for key, row in found.items()]
-    return result
-
-
 def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) -> Rows:
-    """Measure the time to load one more adapter and to predict texts of 32 tasks, and the memory of all adapters."""
+    """Measure the time to load one more adapter and to predict texts of 32 tasks, and the memory of all adapters.
+
+    `predict_s` is for the same 32 tasks as before, and `predict_others_s` for others, whose weights are stacked first.
+    """
     with tempfile.TemporaryDirectory() as folder:
         base, adapter = _saved(Path(folder), shape, share_layers)
         tasks = [str(number) for number in range(max(numbers))]
@@ -89,26 +65,16 @@ def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) 
             if number == 1:
                 before = resident()
             if number in numbers:
-                requests = [(tasks[row * number // 32], TEXT) for row in range(32)]
-                bank.predict(requests)
-                predict = min(_processed(bank.predict, requests) for _ in range(3))
-                row = {"adapters": number, "load_s": load, "predict_s": predict}
+                choices = [
+                    [(tasks[(row * number // 32 + shift) % number], TEXT) for row in range(32)] for shift in range(4)
+                ]
+                predict_others = min(_processed(bank.predict, requests) for requests in choices)
+                predict = min(_processed(bank.predict, choices[-1]) for _ in range(3))
+                row = {
+                    "adapters": number, "load_s": load, "predict_s": predict, "predict_others_s": predict_others
+                }  # fmt: skip
                 result.append({"shape": shape, **row, "held_bytes": resident() - before})
         return result
-
-
-def _with_adapters(shape: str, method: Method, number: int) -> PeftModel:
-    torch.manual_seed(0)
-    model = method(BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False))
-    assert isinstance(model, PeftModel)
-    for name in range(number):
-        model.add_adapter(f"task_{name}", model.peft_config["default"])
-    return model
-
-
-@torch.inference_mode()
-def _evaluate(model: PeftModel, ids: torch.Tensor, names: Any) -> None:
-    model(input_ids=ids, adapter_names=next(names))
 
 
 def _saved(folder: Path, shape: str, share_layers: int) -> tuple[Path, Path]:

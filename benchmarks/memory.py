@@ -11,7 +11,9 @@ the fragmentation of the allocator.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import gc
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
-from models import SHAPES, saved_bytes
+from models import SHAPES, inputs, saved_bytes
+from steps import Precision, training_step
 
 
 FLOAT = 4
@@ -122,6 +125,55 @@ def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: in
         ids, labels = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, dtype=torch.long)
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             return saved_bytes(model, {"input_ids": ids, "labels": labels})
+
+
+def peak(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
+    """Return the bytes that training allocates at most on a GPU, with the model itself.
+
+    The workspaces of the CUDA libraries are not counted if they have been used before.
+    """
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.device("cuda"):
+        model = build(shape, config)
+    step = training_step(model, inputs(batch, length, "cuda"), Precision(autocast=bf16))
+    # The optimizer allocates its moments in the first step.
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def beside_computed(
+    shape: str, cells: Iterable[tuple[int, int]], device: str, r: int = 64
+) -> Iterator[dict[str, object]]:
+    """Yield the computed memory of training on one device, in MB, and on a GPU what PyTorch has allocated.
+
+    Args:
+        shape: A key of `SHAPES`.
+        cells: Batch sizes and lengths.
+        device: "cpu" or "cuda".
+        r: Bottleneck size.
+    """
+    for (batch, length), bf16 in itertools.product(cells, (False, True)):
+        for trained, config in (("all", None), ("adapters", HoulsbyConfig(r=r))):
+            with torch.device("meta"):
+                found = sizes(build(shape, config))
+            m = STRATEGIES["one device"](found, 1)
+            computed = m.weights + m.gradients + m.optimizer + activations(shape, config, batch, length, bf16)
+            row = {"shape": shape, "rows": batch, "tokens": length, "trained": trained}
+            row |= {"precision": "bf16 autocast" if bf16 else "float32", "computed_mb": computed / 1e6}
+            if device == "cpu":
+                yield {**row, "note": "needs CUDA"}
+                continue
+            try:
+                measured = peak(shape, config, batch, length, bf16)
+            except torch.OutOfMemoryError:
+                yield {**row, "note": "out of memory"}
+            else:
+                yield {**row, "measured_mb": measured / 1e6, "ratio": measured / computed}
 
 
 def _count(module: nn.Module) -> int:

@@ -5,7 +5,7 @@
     python benchmarks/run.py --device cuda
     python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
     python benchmarks/run.py --parts export --rounds 30
-    python benchmarks/run.py --parts mixed --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
+    python benchmarks/run.py --parts mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
 All methods run interleaved in one process. The machine should be idle. The table shows the ratio of the minima, and
 the median and the range of the ratios of all rounds. Two figures have no noise: floating-point operations (of matrix
@@ -18,12 +18,14 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import growth
+import mixed
 import starting
 from methods import EVALUATED, FLOOR, METHODS, QUICK
 from steps import measure, peak_memory
@@ -43,7 +45,7 @@ CELLS = {
         f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
     ],
 }
-PARTS = ("steps", "mixed", "growth", "start", "export")
+PARTS = ("steps", "mixed", "changes", "growth", "start", "export")
 
 
 def main() -> None:
@@ -58,7 +60,9 @@ def main() -> None:
             result["steps"] += steps(cell, args)
         draw(result["steps"], args.output.with_suffix(".png"))
     if "mixed" in args.parts:
-        result["tasks"] = mixed(args)
+        result["tasks"] = in_each_cell(mixed.by_tasks, args)
+    if "changes" in args.parts:
+        result["changes"] = in_each_cell(mixed.after_a_change, args)
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:
@@ -120,11 +124,11 @@ def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Ro
     return [row for row in found["rows"] if row["method"] != FLOOR]
 
 
-def mixed(args: argparse.Namespace) -> Rows:
-    """Measure batches whose rows use one adapter, different adapters, and anything in between."""
+def in_each_cell(measured: Callable[..., Rows], args: argparse.Namespace) -> Rows:
+    """Measure batches of different adapters in each of their cells."""
     rows: Rows = []
     for cell in args.mixed_cells:
-        found = growth.by_tasks(*parse(cell), args.rounds, args.device)
+        found = measured(*parse(cell), args.rounds, args.device)
         rows += table([{"cell": cell, **row} for row in found])
     return rows
 

@@ -11,7 +11,7 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,31 +21,60 @@ from models import Method, build, flops, inputs, saved_bytes
 from timing import compared, interleaved, resident
 
 
-def training_step(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], None]:
+@dataclass(frozen=True)
+class Precision:
+    """The dtype of the base model, and whether autocast computes in bfloat16. Adapters are always float32."""
+
+    base: torch.dtype = torch.float32
+    autocast: bool = False
+
+
+PRECISIONS = {
+    "float32": Precision(),
+    "bf16 autocast": Precision(autocast=True),
+    "bf16 base": Precision(torch.bfloat16),
+    "bf16 base, autocast": Precision(torch.bfloat16, autocast=True),
+}
+
+
+def training_step(
+    model: nn.Module, given: dict[str, torch.Tensor], precision: Precision = PRECISIONS["float32"]
+) -> Callable[[], None]:
     """Return a full training step: zero the gradients, forward, backward, update."""
+    model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # The Trainer's default optimizer.
     optimizer = torch.optim.AdamW(trained, fused=True) if trained else None
+    device = given["input_ids"].device.type
 
     def step() -> None:
         if optimizer:
             optimizer.zero_grad()
-        model(**given).loss.backward()
+        with torch.autocast(device, torch.bfloat16, enabled=precision.autocast):
+            loss = model(**given).loss
+        loss.backward()
         if optimizer:
             optimizer.step()
 
     return step
 
 
-def evaluation(model: nn.Module, given: dict[str, torch.Tensor]) -> Callable[[], object]:
+def evaluation(
+    model: nn.Module, given: dict[str, torch.Tensor], precision: Precision = PRECISIONS["float32"]
+) -> Callable[[], object]:
     """Return a forward pass in evaluation mode."""
-    return torch.inference_mode()(partial(model.eval(), **given))
+    model.eval()
+    device = given["input_ids"].device.type
+
+    @torch.inference_mode()
+    def evaluate() -> object:
+        with torch.autocast(device, torch.bfloat16, enabled=precision.autocast):
+            return model(**given)
+
+    return evaluate
 
 
-PHASES: dict[str, Callable[[nn.Module, dict[str, torch.Tensor]], Callable[[], object]]] = {
-    "train": training_step,
-    "eval": evaluation,
-}
+PHASES: dict[str, Callable[..., Callable[[], object]]] = {"train": training_step, "eval": evaluation}
 
 
 def measure(

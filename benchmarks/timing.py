@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import statistics
@@ -17,6 +18,8 @@ import torch
 Key = TypeVar("Key", bound=Hashable)
 
 WARM_UP = 3
+# Rounds that are timed at least, whatever they take.
+FEWEST = 3
 # Options of glibc's mallopt: allocate large blocks on the heap, and do not return its end to the system.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -48,14 +51,28 @@ def seconds(call: Callable[[], object], device: str) -> float:
     return first.elapsed_time(last) / 1e3
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Return the times of each call in each round, after warming up caches, allocators and the GPU's clock."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(WARM_UP + rounds):
+def interleaved(
+    calls: Mapping[Key, Callable[[], object]], rounds: int, device: str = "cpu", at_most: float = math.inf
+) -> dict[Key, list[float]]:
+    """Return the times of each call in each round, after warming up caches, allocators and the GPU's clock.
+
+    Args:
+        calls: The calls by name.
+        rounds: Number of rounds.
+        device: "cpu" or "cuda".
+        at_most: Seconds after which no further round starts, once three have been timed. If the first round takes more
+            than a quarter of them, it is the only one to warm up.
+    """
+    times: dict[Key, list[float]] = {name: [] for name in calls}
+    start, warm_up, done = time.monotonic(), WARM_UP, 0
+    while done < warm_up + min(rounds, FEWEST) or (done < warm_up + rounds and time.monotonic() - start < at_most):
         for name, call in calls.items():
             duration = seconds(call, device)
-            if round_ >= WARM_UP:
+            if done >= warm_up:
                 times[name].append(duration)
+        done += 1
+        if done == 1 and time.monotonic() - start > at_most / 4:
+            warm_up = 1
     return times
 
 

@@ -16,6 +16,11 @@ from local_hub import LocalHub
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+
+
 @pytest.fixture
 def token_ids() -> torch.Tensor:
     """A batch of 5 sentences of 7 tokens."""

@@ -11,10 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from methods import FLOOR, METHODS, OURS
+import gpu
+import mixed
+import profiling
+from graphs import graphed
+from methods import FLOOR, FULL, LORA_ALL, METHODS, OURS
 from models import SHAPES, build, flops, inputs, saved_bytes
 from padding import padding
-from timing import compared
+from report import Report, bars
+from timing import FEWEST, compared, interleaved
+from tiny_models import perturb
 
 
 RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
@@ -54,6 +60,153 @@ def test_the_share_of_padding_by_hand():
     assert padding([5, 5, 5], [2, 0, 1], batch=2) == 0
 
 
+def test_a_time_limit_ends_the_rounds_but_leaves_enough_of_them():
+    calls = []
+    assert len(interleaved({"a": lambda: calls.append(1)}, rounds=50, at_most=0)["a"]) == FEWEST
+    assert len(calls) == 1 + FEWEST
+    assert len(interleaved({"a": lambda: None}, rounds=5, at_most=60)["a"]) == 5
+
+
+def failing(error):
+    def rows():
+        yield {"figure": 1}
+        raise error
+
+    return rows
+
+
+def test_what_is_not_measured_is_named_and_the_rest_goes_on(tmp_path):
+    jobs = [
+        gpu.Job("memory", "too large", failing(torch.OutOfMemoryError("Tried to allocate 1 GiB"))),
+        gpu.Job("memory", "broken", failing(ValueError("a mistake"))),
+        gpu.Job("tests", "graphs", failing(AssertionError), needs_cuda=True),
+        gpu.Job("memory", "small", lambda: [{"figure": 2}]),
+    ]
+    report = Report(tmp_path, {"gpu": None}, first=(2, 8))
+    gpu.work(jobs, report, "cpu", deadline=float("inf"))
+    gpu.work([gpu.Job("mixed", "late", failing(AssertionError))], report, "cpu", deadline=0)
+    result = json.loads((tmp_path / "results.json").read_text())
+    assert result["memory"] == [{"figure": 1}, {"figure": 1}, {"figure": 2}]
+    reasons = {name: reason.partition(":")[0] for _, name, reason in result["not_measured"]}
+    assert reasons == {
+        "too large": "out of memory",
+        "broken": "failed",
+        "graphs": "needs CUDA",
+        "late": "no time left",
+    }
+    assert report.failures == 1
+    page = (tmp_path / "tables.md").read_text()
+    assert all(f"- {name}: {reason}" in page for name, reason in reasons.items())
+
+
+def test_a_method_without_enough_memory_is_noted_and_the_others_are_measured(monkeypatch):
+    def too_large(base):
+        def forward(**given):
+            raise torch.OutOfMemoryError("Tried to allocate 1 GiB")
+
+        base.forward = forward
+        return base
+
+    monkeypatch.setitem(METHODS, "too large", too_large)
+    models = gpu.Models((FLOOR, FULL, "too large"), "cpu")
+    rows = list(gpu.steps(models, "tiny", (1, 4), "float32", rounds=1, at_most=60))
+    assert [(row["phase"], row["method"]) for row in rows if "median_ratio" in row] == [
+        ("train", FLOOR), ("train", FULL), ("eval", FLOOR)
+    ]  # fmt: skip
+    assert [row["note"] for row in rows if row["method"] == "too large"] == ["out of memory"] * 2
+
+
+def test_the_targets_by_hand():
+    cell = {"shape": "base", "batch": 32, "length": 128, "phase": "train", "precision": "bf16 base"}
+    steps = [{**cell, "method": OURS, "median_ratio": 1.2}, {**cell, "method": LORA_ALL, "median_ratio": 1.3}]
+    row = {"shape": "base", "rows": 64, "tokens": 128, "adapters": 64, "spread": "even", "way": "baddbmm"}
+    found = bars({"steps": steps, "mixed": [{**row, "precision": "float32", "median_ratio": 1.15}]})
+    assert [row[""] for row in found] == [
+        *["not measured"] * 2, "missed", "met", *["not measured"] * 4, "met"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x64_tn>", "products"),
+        ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", "products"),
+        ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "products"),
+        ("aten::addmm", "products"),
+        ("aten::baddbmm", "products"),
+        ("aten::mm", "products"),
+        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
+        ("void pytorch_flash::flash_fwd_kernel", "attention"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl>", "memory"),
+        ("void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>", "memory"),
+        ("aten::copy_", "memory"),
+    ],
+)
+def test_kinds_of_kernels(kernel, kind):
+    assert profiling.kind_of(kernel) == kind
+
+
+def test_shares_of_a_step_by_hand(monkeypatch):
+    # Two steps, in the first of which the device waits half of the time.
+    recorded = {
+        "floor": [("gemm", 0.2), ("gemm", 0.2), ("gelu", 0.1), ("gelu", 0.1)],
+        "ours": [("gemm", 0.3), ("gemm", 0.3), ("gelu", 0.2), ("gelu", 0.2), ("add", 0.1), ("add", 0.1)],
+    }
+    monkeypatch.setattr(profiling, "kernels", lambda call, device, steps: recorded[call])
+    monkeypatch.setattr(profiling, "interleaved", lambda *args: {"floor": [0.6], "ours": [1.0]})
+    rows, extra = profiling.profiles({"floor": "floor", "ours": "ours"}, "cuda", 1, 1, steps=2)
+    assert [row["kernels"] for row in rows[:3]] == [2, 3, 1]
+    parts = {name: rows[3][f"{name}_s"] for name in profiling.PARTS}
+    assert parts == pytest.approx({"optimizer": 0, "attention": 0, "products": 0.1, "memory": 0.2, "waiting": 0.1})
+    assert sum(parts.values()) == pytest.approx(rows[3]["median_s"]) == pytest.approx(0.4)
+    assert {row["kernel"]: (row["number"], pytest.approx(row["extra_s"])) for row in extra} == {
+        "gemm": (0, 0.1), "gelu": (0, 0.1), "add": (1, 0.1)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "number"), [(256, 64), (64, 16), (5, 5), (7, 1)])
+def test_rows_are_spread_evenly_and_unevenly(rows, number):
+    even, uneven = mixed.spread(rows, number), mixed.spread_unevenly(rows, number)
+    for names in (even, uneven):
+        assert len(names) == rows
+        assert list(dict.fromkeys(names)) == [f"task_{task}" for task in range(number)]
+    assert len({even.count(name) for name in even}) == 1 or rows % number
+    if rows > number > 1:
+        assert uneven.count("task_0") > 3 * uneven.count(f"task_{number - 1}")
+
+
+@pytest.mark.skipif(not hasattr(nn.functional, "grouped_mm"), reason="needs PyTorch 2.10")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("order", [[0, 0, 1, 2, 2], [2, 0, 2, 1, 2]], ids=["together", "mixed up"])
+def test_grouped_products_compute_what_batched_products_do(order, device):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32  # what its kernels are for
+    model = mixed.with_adapters("tiny", 3, dtype, device="cpu")
+    for task in range(3):
+        model.set_adapter(f"task_{task}")
+        perturb(model, seed=task, scale=0.02)
+    model.to(device)
+    ids = torch.randint(0, 30522, (5, 7), generator=torch.Generator().manual_seed(0)).to(device)
+    names = [f"task_{task}" for task in order]
+    expected = mixed.evaluate(model, ids, names)
+    other = mixed.evaluate(model, ids, names[::-1])
+    with mixed.WAYS[mixed.GROUPED](model, ids, names) as call:
+        found = call()
+    error, other_error = (found - expected).float().norm(), (other - expected).float().norm()
+    assert error <= (0.01 if device == "cuda" else 1e-6) * expected.float().norm()
+    assert error < 0.1 * other_error, "the adapters must differ by more than rounding"
+
+
+@pytest.mark.cuda
+def test_a_graph_computes_what_a_mixed_batch_does():
+    model = mixed.with_adapters("tiny", 3, torch.float32, device="cuda")
+    ids = torch.randint(0, 30522, (3, 7), device="cuda")
+    names = ["task_2", "task_0", "task_1"]
+    replay = graphed(lambda ids: model(input_ids=ids, adapter_names=names).last_hidden_state, ids)
+    ids.copy_(ids.flip(0))
+    torch.testing.assert_close(replay(), mixed.evaluate(model, ids, names))
+
+
 @pytest.mark.slow
 def test_the_quick_benchmark_writes_its_tables_and_a_chart(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib, which draws the chart, is not installed")
@@ -61,7 +214,7 @@ def test_the_quick_benchmark_writes_its_tables_and_a_chart(tmp_path):
     command = [sys.executable, str(RUN), "--quick", "--rounds", "1", "--output", str(output)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result = json.loads(output.read_text())
-    assert result.keys() == {"machine", "steps", "sizes", "tasks", "held", "imports", "actions", "export"}
+    assert result.keys() == {"machine", "steps", "sizes", "tasks", "changes", "held", "imports", "actions", "export"}
     assert result["machine"]["torch"] == torch.__version__
     peaks = {row["method"]: row["peak_bytes"] for row in result["steps"] if row["phase"] == "train"}
     assert peaks["full fine-tuning"] > peaks[OURS]

@@ -125,7 +125,7 @@ def test_the_device_of_weights_that_are_quantized_or_elsewhere():
     assert device_of(nn.Linear(2, 2, device="meta")) is None
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a second device")
+@pytest.mark.cuda
 def test_a_shared_bottleneck_serves_a_layer_on_another_device():
     bottleneck = Bottleneck(8, 2, init_weights=False)
     hidden = torch.randn(3, 8)

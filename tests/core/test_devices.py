@@ -1,0 +1,76 @@
+"""Adapters on the CPU and on a GPU compute what they compute in float64, in training and in mixed batches."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+
+from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+NAMES = ("first", "second", "third")
+LABELS = torch.tensor([0, 1, 2, 0, 1])
+
+
+def adapted(dtype: torch.dtype = torch.float32, adapters: int = 1) -> PeftModel:
+    model = get_peft_model(tiny_bert().to(dtype), HoulsbyConfig(r=4, task_type="SEQ_CLS"), adapter_name=NAMES[0])
+    for name in NAMES[1:adapters]:
+        model.add_adapter(name, HoulsbyConfig(r=4, task_type="SEQ_CLS"))
+    for seed, name in enumerate(NAMES[:adapters]):
+        model.set_adapter(name)
+        perturb(model, seed=seed)
+    return model.eval()
+
+
+def gradients(model: PeftModel, ids: torch.Tensor, autocast: bool = False) -> torch.Tensor:
+    """Return all gradients as one vector in float64 on the CPU."""
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=autocast):
+        loss = model(ids, labels=LABELS.to(ids.device)).loss
+    loss.backward()
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    assert all(weight.grad is not None for weight in trained)
+    return torch.cat([weight.grad.flatten().cpu().double() for weight in trained])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "autocast", "tolerance"),
+    [(torch.float32, False, 1e-5), (torch.float32, True, 0.05), (torch.bfloat16, False, 0.05)],
+    ids=["float32", "autocast", "base in bfloat16"],
+)
+def test_gradients(device, dtype, autocast, tolerance, token_ids):
+    model = adapted(dtype)
+    expected = gradients(copy.deepcopy(model).double(), token_ids)
+    found = gradients(model.to(device), token_ids.to(device), autocast)
+    assert (found - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adapters_are_created_and_loaded_where_the_base_model_is(device, token_ids, tmp_path):
+    model = get_peft_model(tiny_bert().to(device), HoulsbyConfig(r=4, task_type="SEQ_CLS"))
+    assert {weight.device.type for weight in model.parameters()} == {device}
+    saved = adapted()
+    saved.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(tiny_bert().to(device), tmp_path / NAMES[0])
+    assert {weight.device.type for weight in loaded.parameters()} == {device}
+    expected = saved.double()(token_ids).logits
+    torch.testing.assert_close(loaded(token_ids.to(device)).logits.cpu().double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)], ids=["float32", "base in bfloat16"]
+)
+@torch.no_grad()
+def test_rows_of_several_adapters(device, dtype, tolerance, token_ids):
+    model = adapted(dtype, adapters=3)
+    names = ["third", "first", "__base__", "third", "second"]
+    alone = copy.deepcopy(model).double()
+    expected = [alone(row[None], adapter_names=[name]).logits for row, name in zip(token_ids, names, strict=True)]
+    found = model.to(device)(token_ids.to(device), adapter_names=names).logits
+    torch.testing.assert_close(found.cpu().double(), torch.cat(expected), atol=tolerance, rtol=tolerance)
