@@ -64,12 +64,14 @@ def questions(split: str, count: int) -> list[Example]:
         answer, start = row.answers["text"][0], int(row.answers["answer_start"][0])
         sentence = row.context[:start].rpartition(". ")[2] + re.split(r"(?<=\.) ", row.context[start:])[0]
         text = f"{sentence} {row.question.strip()}"
-        if len(text.split()) <= 28 and answer in sentence:
+        if len(text.split()) <= 28 and len(answer.split()) <= 3 and answer in sentence:
             found.append(("Answer with words of the text.", text, answer))
     return found[:count]
 
 
 TASKS = {"reviews": reviews, "questions": questions}
+# Shares of right answers. Half of the reviews are positive; an answer is one of many strings.
+LEAST = {"reviews": 0.7, "questions": 0.35}
 
 
 def write_prompt(tokenizer, example: Example) -> str:
@@ -131,10 +133,9 @@ def loaded(trained):
 
 
 def score(model, tokenizer, examples: list[Example], **options) -> float:
-    """Return the share of answers that are right to the letter, but for case and a full stop."""
-    texts = tokenizer.batch_decode(generate(model, tokenizer, examples, **options))
-    wanted = [answer for *_, answer in examples]
-    right = [text.strip().rstrip(".").lower() == answer.lower() for text, answer in zip(texts, wanted, strict=True)]
+    """Return the share of texts with the right answer in them, as the base model answers in sentences."""
+    texts = tokenizer.batch_decode(generate(model, tokenizer, examples, max_new_tokens=12, **options))
+    right = [answer.lower() in text.lower() for text, (*_, answer) in zip(texts, examples, strict=True)]
     return sum(right) / len(right)
 
 
@@ -149,7 +150,7 @@ class TestSmolLM2:
                 for name in (*(one.name for one in loaded), "__base__")
             }
             own = shares.pop(adapter.name)
-            assert own > 0.5, (task, own, shares)
+            assert own >= LEAST[task], (task, own, shares)
             assert own > max(shares.values()) + 0.1, (task, own, shares)
 
     @pytest.mark.parametrize(
