@@ -1,7 +1,7 @@
 """Compare text generation with adapters to the base model and to LoRA, on a decoder of SmolLM2-135M's shape.
 
-    python benchmarks/generation.py                # an hour on one busy core, minutes on an idle one
-    python benchmarks/generation.py --layers 2 --rounds 1
+    python benchmarks/generation.py                # some minutes on an idle machine
+    python benchmarks/generation.py --layers 2 --rounds 1 --new_tokens 2
     python benchmarks/generation.py --device cuda --dtype bfloat16
 
 The weights are random, which costs the same. All calls run interleaved in one process. Each continues prompts of 32
@@ -37,7 +37,6 @@ LORA = "LoRA r=16, all linear layers, not merged"
 METHODS: dict[str, Callable[[], PeftConfig]] = {
     "Houlsby r=64": partial(HoulsbyConfig, r=64),
     "Houlsby r=64, no norms": partial(HoulsbyConfig, r=64, train_layer_norm=False),
-    "Houlsby r=64, 3-shared": partial(HoulsbyConfig, r=64, share_layers=3),
     LORA: partial(LoraConfig, r=16, target_modules="all-linear"),
 }
 BASE = "base model"
@@ -59,7 +58,7 @@ def main() -> None:
     for rows in args.rows:
         found = measure(rows, args)
         base = found[BASE]["median_s"] / args.new_tokens
-        print(f"\n{rows} rows, {1e3 * base:.1f} ms per token with the base model")
+        print(f"\n{rows} rows, {1e3 * base:.1f} ms per token with the base model", flush=True)
         for name, figures in found.items():
             low, high = figures["ratio_range"]
             print(f"  {name:<50} {figures['median_ratio']:.2f}  ({low:.2f} to {high:.2f})")

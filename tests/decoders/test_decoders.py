@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -64,14 +65,14 @@ def questions(split: str, count: int) -> list[Example]:
         answer, start = row.answers["text"][0], int(row.answers["answer_start"][0])
         sentence = row.context[:start].rpartition(". ")[2] + re.split(r"(?<=\.) ", row.context[start:])[0]
         text = f"{sentence} {row.question.strip()}"
-        if len(text.split()) <= 28 and len(answer.split()) <= 3 and answer in sentence:
+        if len(text.split()) <= 28 and answer in sentence:
             found.append(("Answer with words of the text.", text, answer))
     return found[:count]
 
 
 TASKS = {"reviews": reviews, "questions": questions}
-# Shares of right answers. Half of the reviews are positive; an answer is one of many strings.
-LEAST = {"reviews": 0.7, "questions": 0.35}
+# The F1 of each adapter's answers is at least this. Half of the reviews are positive.
+LEAST = {"reviews": 0.7, "questions": 0.4}
 
 
 def write_prompt(tokenizer, example: Example) -> str:
@@ -133,10 +134,13 @@ def loaded(trained):
 
 
 def score(model, tokenizer, examples: list[Example], **options) -> float:
-    """Return the share of texts with the right answer in them, as the base model answers in sentences."""
-    texts = tokenizer.batch_decode(generate(model, tokenizer, examples, max_new_tokens=12, **options))
-    right = [answer.lower() in text.lower() for text, (*_, answer) in zip(texts, examples, strict=True)]
-    return sum(right) / len(right)
+    """Return SQuAD's F1 of the words, which gives something to the right word in a long sentence."""
+    texts = tokenizer.batch_decode(generate(model, tokenizer, examples, **options))
+    total = 0.0
+    for text, (*_, answer) in zip(texts, examples, strict=True):
+        found, wanted = (Counter(re.findall(r"\w+", one.lower())) for one in (text, answer))
+        total += 2 * (found & wanted).total() / max(1, found.total() + wanted.total())
+    return total / len(examples)
 
 
 @pytest.mark.slow
@@ -145,13 +149,13 @@ class TestSmolLM2:
         names = dict(zip(TASKS, loaded, strict=True))
         for task, adapter in names.items():
             examples = TASKS[task]("validation", 32)
-            shares = {
+            scores = {
                 name: score(adapter.model, loaded[0].tokenizer, examples, adapter_names=[name] * 32)
                 for name in (*(one.name for one in loaded), "__base__")
             }
-            own = shares.pop(adapter.name)
-            assert own >= LEAST[task], (task, own, shares)
-            assert own > max(shares.values()) + 0.1, (task, own, shares)
+            own = scores.pop(adapter.name)
+            assert own >= LEAST[task], (task, own, scores)
+            assert own > max(scores.values()) + 0.2, (task, own, scores)
 
     @pytest.mark.parametrize(
         "options",
