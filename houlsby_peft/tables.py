@@ -1,7 +1,7 @@
 """Tables in files: CSV, TSV, JSON lines and Parquet, read and written in parts, and the usual names of text columns.
 
 A table may have more rows than fit into memory. It is read twice: once to check it and to count its rows, which takes
-seconds for a million, and once for its content.
+seconds for a million, and once for its content. The recipes read their data with it as well.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -35,6 +36,13 @@ FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _SEPARATORS = (",", ";", "\t", "|")
 _LOOKED_AT = 1000  # lines, to find the separator
 _PART_BYTES = 1 << 16
+_NOT_IN_CP1252 = b"\x81\x8d\x8f\x90\x9d"
+
+
+def match_column(columns: Sequence[str], name: str) -> str | None:
+    """Return the column of that name, or else the first whose name differs only in case and outer blanks, or None."""
+    alike = (column for column in columns if column.strip().lower() == name.strip().lower())
+    return name if name in columns else next(alike, None)
 
 
 def find_text_columns(
@@ -50,17 +58,16 @@ def find_text_columns(
     Raises:
         AdapterError: A named column does not exist, or no column has a usual name.
     """
-    by_name: dict[str, str] = {}
-    for column in columns:
-        by_name.setdefault(column.strip().lower(), column)
-    for name in named or ():
-        if name not in columns and name.strip().lower() not in by_name:
+    matched = [(name, match_column(columns, name)) for name in named or ()]
+    for name, column in matched:
+        if column is None:
             raise AdapterError(f"The column {name!r} must be in the file; it has {', '.join(columns)}.")
     if named:
-        return [name if name in columns else by_name[name.strip().lower()] for name in named]
+        return [column for _, column in matched if column is not None]
     for usual in TEXT_COLUMNS:
-        if count in (None, len(usual)) and by_name.keys() >= set(usual):
-            return [by_name[name] for name in usual]
+        found = [column for name in usual if (column := match_column(columns, name)) is not None]
+        if count in (None, len(usual)) and len(found) == len(usual):
+            return found
     raise AdapterError(
         "A column must have one of the usual names for text, such as text or message, or be named with --text-column; "
         f"the file has {', '.join(columns)}."
@@ -70,15 +77,17 @@ def find_text_columns(
 class TableReader:
     """A table in a file, checked from the first row to the last.
 
+    Values of .csv and .tsv files are text, so that "NA" is not a missing value, and "007" keeps its zeros.
+
     Args:
         path: The file. Its extension gives the format: .csv, .tsv, .jsonl or .parquet.
 
     Attributes:
-        columns: The names of the columns.
+        columns: The names of the columns, without outer blanks. Several columns without a name are left out.
         kinds: The type of each column's values: text, numbers or truth values; object for others.
         count: The number of rows.
-        separator: Of separated values; in .csv files one of , ; tab |.
-        encoding: UTF-8, UTF-16 with a byte order mark, or else that of Western Windows.
+        separator: Of separated values: the one of , ; tab | that divides most lines into as many fields as the header.
+        encoding: As `find_encoding` returns it.
 
     Raises:
         AdapterError: The file does not exist, is of another format, has no rows, or a row cannot be read; the message
@@ -92,20 +101,18 @@ class TableReader:
             raise AdapterError(f"{path} must be a file with a table; there is none.")
         self.separator, self.encoding = ",", "utf-8"
         self._quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+        self._skips_blanks = False
         self.columns: list[str] = []
         self.kinds: dict[str, type] = {}
         self.count = 0
         if self.format == ".parquet":
-            self._parquet = open_parquet(path)
+            self._parquet = _open_parquet(path)
             self.columns, self.count = list(self._parquet.schema_arrow.names), self._parquet.metadata.num_rows
-        elif self.format == ".jsonl":
-            self.encoding = _find_encoding(path)
-            self._check_lines()
         else:
-            self.encoding = _find_encoding(path)
-            self._check_separated()
+            self.encoding = find_encoding(path)
+            (self._check_lines if self.format == ".jsonl" else self._check_separated)()
         if not self.count:
-            raise AdapterError(f"{path} must have at least one row.")
+            raise _refusal(path, "it has no rows; give a file with some")
 
     def parts(self, size: int) -> Iterator[tuple[list[Row], Any]]:
         """Yield the rows, so many at a time, each part with the Arrow batch that it was read from, if it was."""
@@ -113,53 +120,90 @@ class TableReader:
             for batch in self._parquet.iter_batches(size):
                 yield batch.to_pylist(), batch
             return
-        rows = self._lines() if self.format == ".jsonl" else self._separated()
+        rows = (row for _, row in self.rows())
         while part := list(islice(rows, size)):
             yield part, None
 
+    def rows(self) -> Iterator[tuple[int, Row]]:
+        """Yield the line on which each row begins, and the row. Parquet files have no lines; see `parts`."""
+        return self._lines() if self.format == ".jsonl" else self._separated()
+
     def _open(self, newline: str) -> IO[str]:
-        # A few bytes have no meaning in cp1252.
-        errors = "replace" if self.encoding == "cp1252" else "strict"
-        return self.path.open(encoding=self.encoding, errors=errors, newline=newline)
+        return self.path.open(encoding=self.encoding, newline=newline)
 
     def _check_separated(self) -> None:
-        self.separator = "\t" if self.format == ".tsv" else _find_separator(self.path, self.encoding)
-        if self.separator == "\t":
-            # Tab-separated files mostly have no quoting: a quotation mark is part of the text.
-            self._quoting = csv.QUOTE_NONE
+        csv.field_size_limit(2**31 - 1)
+        usual = "\t" if self.format == ".tsv" else ","
+        with self._open("") as file:
+            lines = list(islice(file, _LOOKED_AT))
+
+        def share(separator: str) -> float:
+            counts = [len(fields) for fields in csv.reader(lines, delimiter=separator) if fields]
+            return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
+
+        self.separator = max((usual, *_SEPARATORS), key=share)
+        header: list[str] = next(filter(None, csv.reader(lines, delimiter=self.separator)), [])
+        # As in "id, text, label".
+        self._skips_blanks = len(header) > 1 and all(name.startswith(" ") for name in header[1:])
+        quotings: list[Literal[0, 3]] = [csv.QUOTE_MINIMAL]
+        if self.separator == usual == "\t":
+            # In many tab-separated files, like GLUE's own, a quotation mark is part of the text.
+            with self._open("") as file:
+                is_quoted = "".join(lines[:1]).startswith('"') or any('""' in line for line in file)
+            quotings.insert(int(is_quoted), csv.QUOTE_NONE)
+        errors: dict[int, AdapterError] = {}
+        for quoting in quotings:
+            self._quoting = quoting
             try:
                 self.count = sum(1 for _ in self._separated())
-            except AdapterError:
-                self._quoting = csv.QUOTE_MINIMAL
-        self.count = sum(1 for _ in self._separated())
+                break
+            except AdapterError as error:
+                errors[quoting] = error
+        else:
+            raise errors[max(errors)]  # that without quoting, if there is one
         self.kinds = dict.fromkeys(self.columns, str)
 
-    def _separated(self) -> Iterator[Row]:
-        csv.field_size_limit(2**31 - 1)
+    def _separated(self) -> Iterator[tuple[int, Row]]:
         names: list[str] = []
+        line = 1
         with self._open("") as file:
-            reader = csv.reader(file, delimiter=self.separator, quoting=self._quoting, strict=True)
+            reader = csv.reader(
+                file,
+                delimiter=self.separator,
+                quoting=self._quoting,
+                strict=True,
+                skipinitialspace=self._skips_blanks,
+            )
             try:
                 for fields in reader:
                     if fields and not names:
-                        names = self.columns = fields
-                        _check_names(self.path, names)
-                    elif fields:
+                        names = [name.strip() for name in fields]
+                        self._name_columns(names)
+                    elif fields:  # an empty line has none
                         if len(fields) != len(names):
-                            raise AdapterError(
-                                f"{self.path}, line {reader.line_num}: a row must have {len(names)} fields like the "
-                                f"header, got {len(fields)}. Put quotation marks around a text that holds "
-                                f"{self.separator!r}."
+                            quotes = f"; put quotation marks around a text that holds {self.separator!r}"
+                            raise _refusal(
+                                self.path,
+                                f"line {line} must have {len(names)} fields like the header, got {len(fields)}"
+                                f"{'' if self._quoting else quotes}",
                             )
-                        yield dict(zip(names, fields, strict=True))
+                        row = dict(zip(names, fields, strict=True))
+                        if len(row) < len(names):
+                            del row[""]
+                        yield line, row
+                    line = reader.line_num + 1
             except csv.Error as error:
-                raise AdapterError(
-                    f"{self.path}, line {reader.line_num}: {error}. Close each quotation mark, and double those in a "
-                    "text."
-                ) from error
+                remedy = "close each quotation mark, and double those in a text"
+                raise _refusal(self.path, f"line {line}: {error}; {remedy}") from error
+
+    def _name_columns(self, names: Sequence[str]) -> None:
+        repeated = next((name for name in names if name and names.count(name) > 1), None)
+        if repeated is not None:
+            raise _refusal(self.path, f"each column needs its own name; {repeated!r} is there twice: rename one")
+        self.columns = [name for name in names if name or names.count(name) == 1]
 
     def _check_lines(self) -> None:
-        for row in self._lines():
+        for _, row in self._lines():
             self.count += 1
             for name, value in row.items():
                 kind = type(value) if isinstance(value, (bool, int, float, str)) else object
@@ -169,20 +213,18 @@ class TableReader:
                     self.kinds.setdefault(name, str)
             self.columns += [name for name in row if name not in self.columns]
 
-    def _lines(self) -> Iterator[Row]:
+    def _lines(self) -> Iterator[tuple[int, Row]]:
         with self._open("\n") as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line, object_pairs_hook=_as_object)
                 except (ValueError, RecursionError) as error:
-                    raise AdapterError(f"{self.path}, line {number} must be a JSON object: {error}.") from error
+                    raise _refusal(self.path, f"line {number} must be a JSON object: {error}") from error
                 if not isinstance(row, dict):
-                    raise AdapterError(
-                        f"{self.path}, line {number} must be a JSON object; got {shortened(line.strip())}."
-                    )
-                yield row
+                    raise _refusal(self.path, f"line {number} must be a JSON object, got {shortened(line.strip())}")
+                yield number, row
 
 
 class TableWriter:
@@ -289,18 +331,53 @@ def check_output(path: Path | None, source: Path, overwrite: bool) -> None:
         raise AdapterError(f"{path} must be in a folder that exists; {path.resolve().parent} does not.")
 
 
-def open_parquet(path: Path) -> Any:
-    """Return a Parquet file.
+def find_encoding(path: Path) -> str:
+    """Return the encoding of a text file: "utf-8", "utf-8-sig" or "utf-16" with a byte order mark, or else "cp1252",
+    that of Western Windows, or "latin-1" if cp1252 lacks one of its bytes.
 
     Raises:
-        AdapterError: It is damaged, or pyarrow is not installed.
+        AdapterError: It holds NUL, as binary files do, or most of it is UTF-8 or UTF-16, but not all.
     """
+    with path.open("rb") as file:
+        start = file.peek(3)
+        is_wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        # Bytes that are not UTF-8 become lone surrogates.
+        kind, errors = ("utf-16", "strict") if is_wide else ("utf-8", "surrogateescape")
+        decoder = codecs.getincrementaldecoder(kind)(errors)
+        line, letters, broken, broken_line, is_cp1252, part = 1, 0, 0, 0, True, b"-"
+        while part:
+            part = file.read(_PART_BYTES)
+            try:
+                text = decoder.decode(part, final=not part)
+            except UnicodeDecodeError as error:
+                raise AdapterError(
+                    f"{path} must be UTF-8 text: {error}. Convert it, e.g. with iconv -t UTF-8."
+                ) from error
+            if "\0" in text:
+                line += text.count("\n", 0, text.index("\0"))
+                remedy = "remove it, or convert the file to UTF-8 text"
+                raise _refusal(path, f"line {line} holds the character NUL; {remedy}")
+            if not text.isascii():
+                found = [match.start() for match in re.finditer("[\udc80-\udcff]", text)]
+                letters += len(re.findall("[^\0-\x7f]", text)) - len(found)
+                if found and not broken:
+                    broken_line = line + text.count("\n", 0, found[0])
+                broken += len(found)
+                is_cp1252 = is_cp1252 and not any(byte in part for byte in _NOT_IN_CP1252)
+            line += text.count("\n")
+    if 0 < broken < letters:
+        raise _refusal(path, f"line {broken_line} is not UTF-8 like the rest of it; correct the line")
+    if broken:
+        return "cp1252" if is_cp1252 else "latin-1"
+    return "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else kind
+
+
+def _open_parquet(path: Path) -> Any:
+    parquet = _import_pyarrow("pyarrow.parquet")
     try:
-        return _import_pyarrow("pyarrow.parquet").ParquetFile(path)
+        return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:
-        if isinstance(error, AdapterError):
-            raise
-        raise AdapterError(f"{path} is not a valid Parquet file: {shortened(str(error))}.") from error
+        raise _refusal(path, shortened(str(error))) from error
 
 
 def _import_pyarrow(name: str) -> Any:
@@ -310,45 +387,15 @@ def _import_pyarrow(name: str) -> Any:
         raise AdapterError("Parquet files need a package that is not installed: pip install pyarrow.") from error
 
 
-def _find_encoding(path: Path) -> str:
-    """Return the encoding of a text file.
-
-    Raises:
-        AdapterError: It holds NUL, as binary files do.
-    """
-    with path.open("rb") as file:
-        start = file.read(4)
-        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return "utf-16"
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        encoding = "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else "utf-8"
-        try:
-            for part in chain([start], iter(lambda: file.read(_PART_BYTES), b"")):
-                if b"\0" in part:
-                    raise AdapterError(f"{path} must be text; it holds the character NUL. Convert it to UTF-8.")
-                decoder.decode(part)
-            decoder.decode(b"", final=True)
-        except UnicodeDecodeError:
-            return "cp1252"
-        return encoding
+def _refusal(path: Path, reason: str) -> AdapterError:
+    return AdapterError(f"{path} cannot be read as {path.suffix[1:].lower()}: {reason}.")
 
 
-def _find_separator(path: Path, encoding: str) -> str:
-    """Return the separator that divides most lines into as many fields as the header; a comma if several do."""
-    with path.open(encoding=encoding, errors="replace", newline="") as file:
-        lines = list(islice(file, _LOOKED_AT))
-
-    def share(separator: str) -> float:
-        counts = [len(fields) for fields in csv.reader(lines, delimiter=separator) if fields]
-        return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
-
-    return max(_SEPARATORS, key=share)
-
-
-def _check_names(path: Path, names: Sequence[str]) -> None:
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise AdapterError(f"{path}: each column needs its own name; {repeated!r} is there twice. Rename one.")
+def _as_object(pairs: list[tuple[str, Any]]) -> Row:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"each key must be there once, got {', '.join(name for name, _ in pairs)}")
+    return found
 
 
 def _as_text(value: Any) -> str | None:

@@ -32,7 +32,7 @@ from training.errors import RecipeError, end_with_one_line
 from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
 from training.model import describe_head, load_classifier, load_saved, recorded_length
-from training.runs import Run, plan_push
+from training.runs import Run, card_example, plan_push
 from training.scores import score_classes, without_times
 from training.trainer import RecipeTrainer
 
@@ -47,6 +47,8 @@ def main() -> None:
         raise RecipeError(
             f"--hub_model_id must contain {{task}}, as each task needs its own, got {training.hub_model_id}."
         )
+    for task in tasks:
+        card_example(training, len(task.text_columns))  # finds a missing text before the first training
     folder = training.output_dir
     scores = {}
     for task in tasks:
@@ -74,7 +76,7 @@ def train(
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
     """Train, keep the best epoch, save the trained weights and results.json, and return the content of the latter."""
-    push = plan_push(training, arguments.model_name)
+    push = plan_push(training, arguments.model_name, len(task.text_columns))
     if adapter.init_adapter is not None:
         adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
     run = Run(training, arguments, method, adapter)

@@ -69,6 +69,8 @@ def main() -> None:
     method.keep_prefix = OFF
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on masked words. Leave it out.")
+    if training.example:
+        raise RecipeError("--example has no use here, as an adapter for masked words predicts nothing. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep

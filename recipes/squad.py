@@ -88,7 +88,7 @@ def main() -> None:
             f"--max_length must be at least {least}, for --stride {arguments.stride}, a question of {QUESTION_TOKENS} "
             f"tokens, special tokens and one of context, got {arguments.max_length}. Raise it, or lower --stride."
         )
-    push = plan_push(training, arguments.model_name)
+    push = plan_push(training, arguments.model_name, texts=2)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
         return push(training.output_dir)

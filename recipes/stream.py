@@ -33,7 +33,14 @@ from training.files import write_atomically
 from training.methods import OFF, MethodArguments
 from training.model import add_adapter, load_classifier, record_preprocessing
 from training.results import RESULTS_FILE, write_results
-from training.runs import in_main_process, lock_folder, plan_push, unlock_folder, write_adapter_card
+from training.runs import (
+    card_example,
+    in_main_process,
+    lock_folder,
+    plan_push,
+    unlock_folder,
+    write_adapter_card,
+)
 from training.trainer import RecipeTrainer
 
 
@@ -70,7 +77,7 @@ def main() -> None:
 
     runs = {name: of_task(training, name) for name in tasks}
     take_folder(training, [own.output_dir for own in runs.values()])
-    pushes = {name: plan_push(own, arguments.model_name) for name, own in runs.items()}
+    pushes = {name: plan_push(own, arguments.model_name, len(tasks[name].text_columns)) for name, own in runs.items()}
     model: PeftModel | None = None
     learned: dict[str, Learned] = {}
     rows = []
@@ -90,7 +97,7 @@ def main() -> None:
         described = {"model": arguments.model_name, "labels": task.labels.names, **rows[-1]}
         write_results(trainer, (arguments, adapter, own), **described)
         if training.should_save:
-            write_adapter_card(Path(own.output_dir))
+            write_adapter_card(Path(own.output_dir), card_example(own, len(task.text_columns)))
     for name, push in pushes.items():
         push(runs[name].output_dir, adapter=".")
     if training.should_log:

@@ -72,10 +72,15 @@ def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path
     return path
 
 
-def write_card_of_saved(folder: Path) -> None:
-    """Write the card of an adapter that has just been saved. If that fails, warn, because the adapter is saved."""
+def write_card_of_saved(folder: Path, **options: Any) -> None:
+    """Write the card of an adapter that has just been saved. If that fails, warn, because the adapter is saved.
+
+    Args:
+        folder: Folder of the adapter.
+        options: Further arguments of `make_card`.
+    """
     try:
-        write_card(folder)
+        write_card(folder, **options)
     except (ValueError, OSError) as error:
         warnings.warn(
             f"The adapter is saved, but its card is not written: {error} Then run: houlsby-peft card {folder}",

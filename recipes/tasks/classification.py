@@ -311,7 +311,7 @@ def run_task(
         return evaluate(saved, arguments, method, training)
     task = load_task(arguments, training)
     training.choose_by(task.scores)
-    push = plan_push(training, arguments.model_name)
+    push = plan_push(training, arguments.model_name, len(task.text_columns))
     results = train(task, arguments, method, adapter, training)
     push(training.output_dir)
     return results

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, List, Value
 
-from training.data import LABEL_NAMES, keep_rows, match_column
+from houlsby_peft.tables import match_column
+from training.data import LABEL_NAMES, keep_rows
 from training.errors import RecipeError
 from training.tables import columns_of, locate, log
 
@@ -93,12 +94,13 @@ def find_label_columns(train: Dataset, named: Sequence[str] | None) -> tuple[str
     Raises:
         RecipeError: If a column does not exist, or none is named and none found.
     """
-    names = named or [name for name in LABEL_COLUMNS if match_column(train, name)][:1]
-    columns = {name: match_column(train, name) for name in names}
+    own = columns_of(train)
+    names = named or [name for name in LABEL_COLUMNS if match_column(own, name)][:1]
+    columns = {name: match_column(own, name) for name in names}
     missing = [name for name, column in columns.items() if column is None]
     if missing or not columns:
         wanted = repr(missing[0]) if missing else f"with one of the names {', '.join(LABEL_COLUMNS)}"
-        counts = {name: len(set(map(str, train[name]))) for name in columns_of(train)}
+        counts = {name: len(set(map(str, train[name]))) for name in own}
         few = [f"{name} ({count} values)" for name, count in counts.items() if 1 < count <= min(SHOWN, len(train) / 2)]
         hint = f"; it may be {' or '.join(few)}" if few else ""
         raise RecipeError(

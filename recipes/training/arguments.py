@@ -204,6 +204,12 @@ class RecipeTrainingArguments(TrainingArguments):
     hub_private_repo: bool = HfArg(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
+    example: list[str] | None = HfArg(  # noqa: RUF009
+        default=None,
+        metadata={"action": "extend"},
+        help="Texts for which the adapter's card shows predictions, two for each pair; default: none, as the data may "
+        "be private.",
+    )
 
     do_train: bool = HfArg(default=False, help="Train. Without all three of these flags, a recipe does all of it.")
     do_eval: bool = HfArg(

@@ -9,7 +9,9 @@ import numpy as np
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from houlsby_peft.tables import TEXT_COLUMNS  # as `houlsby-peft predict` finds them
+from houlsby_peft import AdapterError
+from houlsby_peft.tables import find_text_columns as find_usual_columns
+from houlsby_peft.tables import match_column
 from training.errors import RecipeError
 from training.rules import looks_like_a_path
 from training.tables import READERS, columns_of, locate, log, number_rows, read_file, read_split
@@ -63,14 +65,8 @@ def describe_data(
     return {"name": name, **address, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
 
 
-def match_column(data: Dataset, name: str) -> str | None:
-    """Return the column of that name, or else one whose name differs only in case, or None."""
-    columns = columns_of(data)
-    return name if name in columns else next((own for own in columns if own.lower() == name.lower()), None)
-
-
 def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns of a text or a pair of texts: those named on the command line, else by TEXT_COLUMNS.
+    """Return the columns of a text or a pair of texts: those named on the command line, else by their usual names.
 
     Raises:
         RecipeError: If more than two are named, or none is named and none found.
@@ -83,16 +79,16 @@ def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, 
             raise RecipeError(
                 f"--text_columns must not name {taken[0]!r}, which is a label's name. Rename the column."
             )
-        return tuple(match_column(data, name) or name for name in named)
-    for usual in TEXT_COLUMNS:
-        found = tuple(match_column(data, name) for name in usual)
-        if None not in found:
-            return found
-    widths = {name: sum(map(len, map(str, data[:100][name]))) for name in columns_of(data)}
-    raise RecipeError(
-        f"No column has one of the usual names for text, such as text or message: there are {', '.join(widths)}. Name "
-        f"one, or two for pairs: --text_columns {shlex.quote(max(widths, key=widths.get))} if that is the text."
-    )
+        return tuple(match_column(columns_of(data), name) or name for name in named)
+    try:
+        return tuple(find_usual_columns(columns_of(data)))  # as `houlsby-peft predict` finds them
+    except AdapterError as error:
+        widths = {name: sum(map(len, map(str, data[:100][name]))) for name in columns_of(data)}
+        raise RecipeError(
+            f"No column has one of the usual names for text, such as text or message: there are {', '.join(widths)}. "
+            f"Name one, or two for pairs: --text_columns {shlex.quote(max(widths, key=widths.get))} if that is the "
+            "text."
+        ) from error
 
 
 def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: str) -> str:
@@ -101,10 +97,11 @@ def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: st
     Raises:
         RecipeError: If there is none.
     """
-    found = next((column for name in ([named] if named else usual) if (column := match_column(data, name))), None)
+    columns = columns_of(data)
+    found = next((column for name in ([named] if named else usual) if (column := match_column(columns, name))), None)
     if found is None:
         wanted = repr(named) if named else f"named {' or '.join(usual)}"
-        raise RecipeError(f"There is no column {wanted}, only {', '.join(columns_of(data))}. Name it with {flag}.")
+        raise RecipeError(f"There is no column {wanted}, only {', '.join(columns)}. Name it with {flag}.")
     return found
 
 

@@ -27,6 +27,7 @@ def find_evaluated(
         "--max_train_samples": arguments.max_train_samples,
         "--init_adapter": adapter.init_adapter,
         "--push_to_hub": training.push_to_hub,
+        "--example": training.example,
         "--resume_from_checkpoint": training.resume_from_checkpoint,
         "--overwrite_output_dir": training.overwrite_output_dir,
     }

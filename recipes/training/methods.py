@@ -79,6 +79,10 @@ class MethodArguments:
         if (self.head != "linear" or training.push_to_hub) and self.method != "houlsby":
             wanted = "--push_to_hub" if training.push_to_hub else f"--head {self.head}"
             raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
+        if training.example and self.method != "houlsby":
+            raise RecipeError(
+                f"--example needs --method houlsby, got {self.method}: only adapters get a card. Leave it out."
+            )
         if adapter.init_adapter is not None and self.method != "houlsby":
             raise RecipeError(
                 f"--init_adapter needs --method houlsby, got {self.method}. To start from a whole model, give its "

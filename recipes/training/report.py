@@ -104,7 +104,14 @@ def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
 
 
-def push_command(adapter: Path, name: str, results: Path, base_model: str, private: bool) -> str | None:
+def push_command(
+    adapter: Path,
+    name: str,
+    results: Path,
+    base_model: str,
+    private: bool,
+    example: str | tuple[str, str] | Sequence[str | tuple[str, str]] | None = None,
+) -> str | None:
     """Return the command that pushes a saved adapter to the Hub; None if its base model is not known to be there.
 
     Args:
@@ -113,6 +120,7 @@ def push_command(adapter: Path, name: str, results: Path, base_model: str, priva
         results: The results of the run, if there are any.
         base_model: The base model's name on the Hub, or a folder.
         private: Whether the repository is to be private.
+        example: A text or a pair of texts, or several, for which the card shows predictions.
     """
     if looks_like_a_path(base_model):
         return None
@@ -120,7 +128,10 @@ def push_command(adapter: Path, name: str, results: Path, base_model: str, priva
     if (read_object(adapter / CONFIG_NAME) or {}).get("base_model_name_or_path") != base_model:
         words += ["--base-model", base_model]
     words += ["--results", str(results)] if results.exists() else []
-    return shlex.join([*words, *(["--private"] if private else [])])
+    inputs = [example] if isinstance(example, (str, tuple)) else example or []
+    texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+    words += [f"--example={text}" for text in texts]  # a text may begin with a dash
+    return shlex.join([*words, *["--pairs"] * (len(texts) > len(inputs)), *["--private"] * private])
 
 
 def _repo_name(name: str) -> str:

@@ -68,7 +68,7 @@ _SOURCE: Rule = (_exists_if_a_path, "a folder or file that exists, or a name on 
 
 # The check of each flag, its rule in words, and what to do. A flag with several values has the rule for each of them.
 # The flags of the adapter itself have their rules in HoulsbyConfig. Numbers must also be finite, texts must not be
-# blank, and no value may be repeated.
+# blank, and no value may be repeated but in --example, as several questions may have one context.
 RULES: dict[str, tuple[Rule, str]] = {
     # Data
     "data": (_SOURCE, "Correct the path"),
@@ -244,7 +244,8 @@ def check_flags(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
             several = value if isinstance(value, list) else [value]
             for one in several:
                 check_value(name, one)
-            check_unique(name, several)
+            if name != "example":
+                check_unique(name, several)
     _check_combinations(values)
 
 

@@ -25,6 +25,7 @@ from training.trainer import RecipeTrainer
 
 
 Result = TypeVar("Result")
+Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
 ARGUMENTS_FILE = "arguments.json"
 LOCK_FILE = "run.lock"
 LAST = "last"
@@ -32,7 +33,7 @@ LAST = "last"
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
     *("report_to", "run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "torch_compile"),
-    *("keep_prefix_gb", "do_train", "do_eval", "do_predict"),
+    *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
 _LISTED = 3
@@ -153,7 +154,8 @@ class Run:
         per_class = None if classes is None else {"split": classes[0], "scores": classes[1].by_class()}
         content = write_results(trainer, self.groups, **results, per_class=per_class)
         if self._training.process_index == 0:
-            write_adapter_card(self._folder / trainer.saved_as)
+            texts = 1 if example is None or isinstance(example, str) else len(example)
+            write_adapter_card(self._folder / trainer.saved_as, card_example(self._training, texts))
             unlock_folder(self._folder)
             report_end(trainer, content, classes, example)
         return content
@@ -227,18 +229,38 @@ def unlock_folder(folder: Path) -> None:
         os.close(file)
 
 
-def write_adapter_card(folder: Path) -> None:
-    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
+def card_example(training: RecipeTrainingArguments, texts: int) -> Example:
+    """Return what --example gives for the card: a text or, for a task of two texts, a pair; or a list of these.
+
+    Raises:
+        RecipeError: If the second text of a pair is missing.
+    """
+    given = training.example or []
+    if len(given) % texts:
+        raise RecipeError(f"--example must give two texts for each pair, got {len(given)}. Add the missing one.")
+    inputs = given if texts == 1 else list(zip(given[::2], given[1::2], strict=True))
+    return inputs[0] if len(inputs) == 1 else inputs or None
+
+
+def write_adapter_card(folder: Path, example: Example) -> None:
+    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these.
+
+    Args:
+        folder: The folder of the adapter.
+        example: As card_example returns it.
+    """
     if is_houlsby(folder):
-        write_card_of_saved(folder)
+        answer = None if example is None else houlsby_peft.load(folder).predict(example)
+        write_card_of_saved(folder, example=example, answer=answer)
 
 
-def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..., None]:
+def plan_push(training: RecipeTrainingArguments, model_name: str, texts: int = 1) -> Callable[..., None]:
     """Check before the training whether a push to the Hub can succeed. Call it in every process.
 
     Args:
         training: The training arguments, with the final `output_dir`.
         model_name: The value of --model_name.
+        texts: The number of texts of an example, 1 or 2.
 
     Returns:
         A function that pushes the adapter and the results in a run's output folder from the main process and prints
@@ -246,10 +268,11 @@ def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..
         subfolder.
 
     Raises:
+        RecipeError: If --example lacks the second text of a pair.
         AdapterError: If the encoder was loaded from a folder, which others do not have.
         HubError: If the name or the token is invalid, or the Hub cannot be reached.
     """
-    base_model = hub_name(model_name)
+    base_model, example = hub_name(model_name), card_example(training, texts)
     push = houlsby_peft.plan_push(training, base_model)
 
     def finish(output_dir: str, adapter: str = "adapter") -> None:
@@ -257,10 +280,10 @@ def plan_push(training: RecipeTrainingArguments, model_name: str) -> Callable[..
             return
         folder, results = Path(output_dir, adapter), Path(output_dir, RESULTS_FILE)
         if push is not None:
-            print(f"Pushed: {push(str(folder), results=str(results))}")
+            print(f"Pushed: {push(str(folder), results=str(results), example=example)}")
         elif is_houlsby(folder):
             name = training.hub_model_id or Path(output_dir).resolve().name
-            command = push_command(folder, name, results, base_model, training.hub_private_repo)
+            command = push_command(folder, name, results, base_model, training.hub_private_repo, example)
             print(f"{'Share:':<18}{command or 'its base model must be on the Hub, see docs/hub.md'}")
 
     return finish

@@ -1,28 +1,22 @@
-"""Files of examples: read with the separator and the encoding that they have, and with the line of each example."""
+"""Files of examples: read with the line of each example, for messages."""
 
-import codecs
-import csv
-import io
-import json
 import os
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 from datasets import Dataset
 from pyarrow.parquet import read_table
 
+from houlsby_peft import AdapterError
+from houlsby_peft.tables import TableReader, find_encoding  # as `houlsby-peft predict` reads files
 from training.errors import RecipeError
 
 
 # A column that every file gets: where each example is, for messages, such as "line 12".
 WHERE = "(where)"
-SEPARATORS = (",", ";", "\t", "|")
-_LOOKED_AT = 1000  # lines, to find the separator
+_JSON_KINDS = {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
 
 
 def log(message: str) -> None:
@@ -46,196 +40,82 @@ def number_rows(data: Dataset) -> Dataset:
     return data.add_column(WHERE, [f"row {row}" for row in range(len(data))])
 
 
-def _decode(raw: bytes) -> tuple[str, str]:
-    """Return a text and its encoding: UTF-16 with a byte order mark, UTF-8, or else that of Western Windows.
+def _read_parquet(path: Path) -> Dataset:
+    return number_rows(Dataset(read_table(path)))  # with the names of the classes, if there are any
+
+
+def _read_rows(path: Path) -> Dataset:
+    """Read separated values or a JSON object per line. Columns without a name, such as the index of a data frame, are
+    left out.
 
     Raises:
-        ValueError: If most of the text is UTF-8, but not all of it.
+        ValueError: If a column holds values of different kinds.
     """
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return raw.decode("utf-16"), "UTF-16"
-    try:
-        return raw.decode("utf-8-sig"), "UTF-8"
-    except UnicodeDecodeError as error:
-        characters = raw.decode("utf-8", "surrogateescape")
-        broken = sum("\udc80" <= character <= "\udcff" for character in characters)
-        if broken < sum(character > "\x7f" for character in characters) - broken:
-            line = raw[: error.start].count(b"\n") + 1
-            raise ValueError(f"line {line} is not UTF-8 like the rest of it; correct the line") from error
-    try:
-        return raw.decode("cp1252"), "cp1252"
-    except UnicodeDecodeError:
-        return raw.decode("latin-1"), "latin-1"
-
-
-def _without_nul(text: str) -> str:
-    """Return the text.
-
-    Raises:
-        ValueError: If it holds NUL, as binary files do.
-    """
-    if "\0" in text:
-        line = text[: text.index("\0")].count("\n") + 1
-        raise ValueError(f"line {line} holds the character NUL; remove it, or convert the file to UTF-8 text")
-    return text
-
-
-def _read_text(path: Path) -> str:
-    """Read a UTF-8 file, with any kind of line ends."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return _without_nul(file.read())
-
-
-def _read_table(path: Path, usual: str) -> pd.DataFrame:
-    """Read separated values, all as text: words such as "None" and "NA" are no missing values, and "007" keeps its
-    zeros. Columns without a name, such as the index of a data frame, are left out.
-
-    Args:
-        path: The file.
-        usual: The separator that the extension stands for.
-
-    Raises:
-        ValueError: If a line has not as many fields as the header, or two columns have one name.
-    """
-    csv.field_size_limit(2**31 - 1)
-    text, encoding = _decode(path.read_bytes())
-    separator = _find_separator(_without_nul(text), usual)
-    quotings = [csv.QUOTE_MINIMAL]
-    if separator == usual == "\t":
-        # In many tab-separated files, like GLUE's own, a quotation mark is part of the text.
-        is_quoted = text.startswith('"') or '""' in text
-        quotings = [csv.QUOTE_MINIMAL, csv.QUOTE_NONE] if is_quoted else [csv.QUOTE_NONE, csv.QUOTE_MINIMAL]
-    errors: dict[int, ValueError] = {}
-    for quoting in quotings:
-        try:
-            table = _parse(text, separator, quoting)
-            break
-        except ValueError as error:
-            errors[quoting] = error
-    else:
-        raise errors[max(errors)]  # that without quoting, if there is one
-    doubt = "" if encoding.startswith("UTF") else " (if letters look wrong, convert it to UTF-8)"
-    log(f"{path}: {len(table):,} rows, separator {separator!r}, encoding {encoding}{doubt}")
-    return table
-
-
-def _find_separator(text: str, usual: str) -> str:
-    """Return the separator that divides most lines into as many fields as the header; `usual` if several do."""
-
-    def share(separator: str) -> float:
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        counts = [len(fields) for fields in islice(lines, _LOOKED_AT) if fields]
-        return counts.count(counts[0]) / len(counts) if counts and counts[0] > 1 else 0.0
-
-    return max((usual, *SEPARATORS), key=share)
-
-
-def _parse(text: str, separator: str, quoting: int) -> pd.DataFrame:
-    """Return the rows under their header, and the line on which each begins."""
-    header = next((fields for fields in csv.reader(io.StringIO(text, newline=""), delimiter=separator) if fields), [])
-    reader = csv.reader(
-        io.StringIO(text, newline=""),
-        delimiter=separator,
-        quoting=quoting,
-        strict=True,
-        # As in "id, text, label".
-        skipinitialspace=len(header) > 1 and all(name.startswith(" ") for name in header[1:]),
-    )
-    names: list[str] = []
-    rows = []
-    line = 1
-    try:
-        for fields in reader:
-            if fields and not names:
-                names = [name.strip() for name in fields]
-                repeated = next((name for name in names if name and names.count(name) > 1), None)
-                if repeated is not None:
-                    raise ValueError(f"each column needs its own name, and {repeated!r} is there twice; rename one")
-            elif fields:  # an empty line has none
-                if len(fields) != len(names):
-                    quotes = "" if quoting else f"; put quotation marks around a text that holds {separator!r}"
-                    raise ValueError(
-                        f"line {line} must have {len(names)} fields like the header, got {len(fields)}{quotes}"
-                    )
-                rows.append([*fields, f"line {line}"])
-            line = reader.line_num + 1
-    except csv.Error as error:
-        remedy = "close each quotation mark, and double those in a text"
-        raise ValueError(f"line {line}: {error}; {remedy}") from error
-    table = pd.DataFrame(rows, columns=[*names, WHERE], dtype=object)
-    return table[[name for name in table.columns if name]]
-
-
-def _read_json_lines(path: Path) -> pd.DataFrame:
-    """Read a JSON object per line.
-
-    Raises:
-        ValueError: If a line is not an object, or a column holds values of different kinds.
-    """
-    rows, lines = [], []
-    kinds: dict[str, type] = {}
-    for number, line in enumerate(_read_text(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line, object_pairs_hook=_as_object)
-        except ValueError as error:
-            raise ValueError(f"line {number} must be a JSON object: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"line {number} must be a JSON object, got {line.strip()[:50]}")
-        for name, value in row.items():
+    table = TableReader(path)
+    columns: dict[str, list[Any]] = {name: [] for name in table.columns if name}
+    where, kinds = [], {}
+    for line, row in table.rows():
+        where.append(f"line {line}")
+        for name, values in columns.items():
+            value = row.get(name)
+            values.append(value)
             kind = float if type(value) is int else type(value)
             if value is not None and kinds.setdefault(name, kind) is not kind:
                 raise ValueError(
-                    f"line {number} has {value!r} as {name!r}, which other lines have as {_JSON_KINDS[kinds[name]]}; "
+                    f"line {line} has {value!r} as {name!r}, which other lines have as {_JSON_KINDS[kinds[name]]}; "
                     "write all values of a column alike"
                 )
-        rows.append(row)
-        lines.append(f"line {number}")
-    columns = {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in kinds}
-    return pd.DataFrame({**columns, WHERE: lines})
+    separator = "" if table.format == ".jsonl" else f", separator {table.separator!r}"
+    encoding = table.encoding.removesuffix("-sig").replace("utf", "UTF")
+    doubt = "" if encoding.startswith("UTF") else " (if letters look wrong, convert it to UTF-8)"
+    log(f"{path}: {table.count:,} rows{separator}, encoding {encoding}{doubt}")
+    return Dataset(pa.table({**columns, WHERE: where}))
 
 
-def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"each key must be there once, got {', '.join(name for name, _ in pairs)}")
-    return found
+def _read_text(path: Path) -> str:
+    """Read a UTF-8 file, with any kind of line ends.
+
+    Raises:
+        ValueError: If it has another encoding, or holds NUL.
+    """
+    encoding = find_encoding(path)
+    if not encoding.startswith("utf-8"):
+        raise ValueError(f"it must be UTF-8 text, and looks like {encoding}; convert it, e.g. with iconv -t UTF-8")
+    with path.open(encoding=encoding, newline="") as file:
+        return file.read()
 
 
-_JSON_KINDS = {str: "text", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
-
-
-def _read_lines(path: Path) -> pd.DataFrame:
+def _read_lines(path: Path) -> Dataset:
     """Read one text per line, without empty lines, as the column `text`."""
     lines = enumerate(_read_text(path).replace("\r\n", "\n").split("\n"), start=1)
-    return pd.DataFrame([(line, f"line {number}") for number, line in lines if line.strip()], columns=["text", WHERE])
+    rows = [{"text": line, WHERE: f"line {number}"} for number, line in lines if line.strip()]
+    return Dataset.from_list(rows)
 
 
-def _read_conll(path: Path) -> pd.DataFrame:
+def _read_conll(path: Path) -> Dataset:
     """Read sentences from a CoNLL file: words from its first column, tags from its last, without document marks.
 
     Raises:
         ValueError: If a line has a word without a tag.
     """
-    sentences: list[tuple[list[str], list[str], str]] = [([], [], "line 1")]
+    sentences: list[dict[str, Any]] = [{"tokens": [], "tags": [], WHERE: "line 1"}]
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         columns = line.split()
         if not columns or columns[0] == "-DOCSTART-":
-            sentences.append(([], [], f"line {number + 1}"))
+            sentences.append({"tokens": [], "tags": [], WHERE: f"line {number + 1}"})
         elif len(columns) == 1:
             raise ValueError(f"line {number} must have a word and a tag, got {line[:50]!r}")
         else:
-            sentences[-1][0].append(columns[0])
-            sentences[-1][1].append(columns[-1])
-    return pd.DataFrame([sentence for sentence in sentences if sentence[0]], columns=["tokens", "tags", WHERE])
+            sentences[-1]["tokens"].append(columns[0])
+            sentences[-1]["tags"].append(columns[-1])
+    return Dataset.from_list([sentence for sentence in sentences if sentence["tokens"]])
 
 
-READERS: dict[str, Callable[[Path], pd.DataFrame | pa.Table]] = {
-    ".parquet": read_table,  # pandas would drop the class names
-    ".csv": partial(_read_table, usual=","),
-    ".tsv": partial(_read_table, usual="\t"),
-    ".jsonl": _read_json_lines,
+READERS: dict[str, Callable[[Path], Dataset]] = {
+    ".parquet": _read_parquet,
+    ".csv": _read_rows,
+    ".tsv": _read_rows,
+    ".jsonl": _read_rows,
     ".txt": _read_lines,
     ".conll": _read_conll,
 }
@@ -266,14 +146,12 @@ def read_file(path: Path) -> Dataset:
     if reader is None:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv.")
     try:
-        table = reader(path)
-        if not len(table):
-            raise ValueError("it has no rows; give a file with examples")
-        if isinstance(table, pa.Table):
-            return number_rows(Dataset(table))
-        return Dataset.from_pandas(table, preserve_index=False)
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{path} must be UTF-8 text: {error}. Convert it, e.g. with iconv -t UTF-8.") from error
+        data = reader(path)
+        if not len(data):
+            raise ValueError("it has no rows; give a file with some")
+        return data
+    except AdapterError as error:
+        raise RecipeError(str(error)) from error
     # PyArrow's errors are of all kinds.
     except (ValueError, TypeError, OSError, NotImplementedError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())

@@ -148,6 +148,17 @@ def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path)
     assert part == (rows, None)
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+def test_columns_without_a_name(name, tmp_path):
+    """The index of a data frame is kept, and the empty columns that a spreadsheet adds are left out."""
+    (tmp_path / name).write_text(",text\n0,a\n")
+    table = TableReader(tmp_path / name)
+    assert (table.columns, list(table.rows())) == (["", "text"], [(2, {"": "0", "text": "a"})])
+    (tmp_path / name).write_text("id, text ,,\n1, a,,\n")
+    table = TableReader(tmp_path / name)
+    assert (table.columns, list(table.rows())) == (["id", "text"], [(2, {"id": "1", "text": " a"})])
+
+
 def test_pairs_come_from_two_columns(adapter, tmp_path):
     texts = [text for text, _ in TEXTS[:4]]
     rows = [{"Sentence2": texts[1], "sentence1": texts[0]}, {"Sentence2": texts[3], "sentence1": texts[2]}]
@@ -205,22 +216,29 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "flags", "message"),
     [
-        ("in.csv", "id,text\n1,a\n2,b,c\n", [], r"in.csv, line 3: a row must have 2 fields like the header, got 3"),
-        ("in.csv", 'id,text\n1,"a\n', [], r"in.csv, line 2: .*Close each quotation mark"),
+        (
+            "in.csv",
+            "id,text\n1,a\n2,b,c\n",
+            [],
+            "in.csv cannot be read as csv: line 3 must have 2 fields like the header, got 3; put quotation",
+        ),
+        ("in.csv", 'id,text\n1,"a\n', [], r"in.csv .*line 2: .*; close each quotation mark"),
         ("in.csv", "id,id\n1,a\n", [], "each column needs its own name; 'id' is there twice"),
-        ("in.csv", "id,text\n", [], "must have at least one row"),
-        ("in.csv", "id,text\n1,a\0b\n", [], "holds the character NUL"),
+        ("in.csv", "id,text\n", [], "in.csv cannot be read as csv: it has no rows"),
+        ("in.csv", "id,text\n1,a\0b\n", [], "line 2 holds the character NUL"),
+        ("in.csv", "id,text\n1,äö\n2,\udce4\n", [], "line 3 is not UTF-8 like the rest of it; correct the line"),
         ("in.csv", "id,words\n1,a\n", [], "usual names for text.*--text-column; the file has id, words"),
         ("in.csv", "id,text\n1,a\n", ["--text-column", "body"], "'body' must be in the file; it has id, text"),
-        ("in.jsonl", '{"text": "a"}\n[1]\n', [], r"in.jsonl, line 2 must be a JSON object; got \[1\]"),
+        ("in.jsonl", '{"text": "a"}\n[1]\n', [], r"in.jsonl .*line 2 must be a JSON object, got \[1\]"),
+        ("in.jsonl", '{"text": "a", "text": "b"}\n', [], "line 1 must be a JSON object: each key must be there once"),
         ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' must hold text; got \['a'\]"),
         ("in.xlsx", "", [], r"must be a file that ends in .csv, .tsv, .jsonl, .parquet; got in.xlsx"),
-        ("in.parquet", "no", [], "in.parquet is not a valid Parquet file"),
+        ("in.parquet", "no", [], "in.parquet cannot be read as parquet"),
         ("in.csv", "text\na\n", ["--top-k", "0"], "top_k must be a whole number of at least 1; got 0"),
     ],
 )
 def test_mistakes_are_one_line(name, content, flags, message, adapter, tmp_path):
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(SystemExit, match=message) as exit_:
         predict(adapter, tmp_path / name, tmp_path / "out.csv", *flags)
     assert str(exit_.value).startswith("error: ")

@@ -70,7 +70,7 @@ FILES = [
         "text,label\n\u00e9\u00e8,1\n".encode() + b"\xe9,2\n",
         "line 3 is not UTF-8 like the rest",
     ),
-    (text_classification, "a.jsonl", lines({"text": "caf\u00e9", "label": 1}).encode("utf-16"), "must be UTF-8 text"),
+    (text_classification, "a.jsonl", labelled(1).encode("utf-16")[:-1], "must be UTF-8 text"),
     (text_classification, "a.jsonl", "{", "line 1 must be a JSON object"),
     (text_classification, "a.jsonl", lines([1, 2]), "line 1 must be a JSON object, got [1, 2]"),
     (text_classification, "a.jsonl", labelled("a") + "not json\n", "line 2 must be a JSON object"),
@@ -260,6 +260,10 @@ class TestGoodData:
         rows = read_file(tmp_path / "a.csv")
         assert rows.to_dict() == {"text": ['a, "b"', "c"], "label": ["1", "2"], WHERE: ["line 2", "line 4"]}
 
+    def test_json_lines_in_the_encoding_of_windows_shells(self, tmp_path):
+        write(tmp_path / "a.jsonl", '{"text": "caf\u00e9"}\n'.encode("utf-16"))
+        assert read_file(tmp_path / "a.jsonl")["text"] == ["caf\u00e9"]
+
     def test_words_that_pandas_takes_for_missing_values(self, tmp_path):
         write(tmp_path / "a.tsv", 'text\tlabel\nNA\tnan\n"quoted\tnull\n')
         assert read_file(tmp_path / "a.tsv").to_dict() == {
@@ -272,4 +276,4 @@ class TestGoodData:
         write(tmp_path / "a.jsonl", lines({"a": 1, "b": "x"}, {"a": 2.5}, {"a": None, "b": None}))
         rows = read_file(tmp_path / "a.jsonl")
         assert rows.remove_columns(WHERE).to_dict() == {"a": [1.0, 2.5, None], "b": ["x", None, None]}
-        assert rows.features == Features({"a": Value("float64"), "b": Value("string"), WHERE: Value("large_string")})
+        assert rows.features == Features({"a": Value("float64"), "b": Value("string"), WHERE: Value("string")})

@@ -215,6 +215,11 @@ class TestHeadAndPooler:
             (["--head", "two_layer", "--method", "full"], "--head two_layer needs --method houlsby, got full"),
             (["--task", "all", "--hub_model_id", "user/glue"], r"--hub_model_id must contain \{task\}"),
             (["--push_to_hub", "--method", "lora"], "--push_to_hub needs --method houlsby, got lora"),
+            (
+                ["--example", "a", "b", "--method", "lora"],
+                "--example needs --method houlsby, got lora",
+            ),
+            (["--example", "a", "b", "--example", "c"], "--example must give two texts for each pair, got 3"),
             (["--base_dtype", "bfloat16", "--method", "full"], "is for frozen weights .*; full trains some"),
             (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for frozen weights"),
         ],

@@ -86,6 +86,7 @@ class TestFiles:
         [
             ("id, text, label\n1, a, x\n", {"id": ["1"], "text": ["a"], "label": ["x"]}),
             (",text,label\n0,a,x\n", {"text": ["a"], "label": ["x"]}),
+            ("text,label,,\na,x,,\n", {"text": ["a"], "label": ["x"]}),
             ('text;label\n"a;b";1,5\nc, d, e;2,5\n', {"text": ["a;b", "c, d, e"], "label": ["1,5", "2,5"]}),
             ('"text"\t"label"\n"a"\t"x"\n', {"text": ["a"], "label": ["x"]}),
             ('text\tlabel\n"a ""b"""\tx\n', {"text": ['a "b"'], "label": ["x"]}),

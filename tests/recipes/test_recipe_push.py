@@ -20,6 +20,8 @@ from hub_models import BASE, LABELS, TEXTS, make_base
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
+# Two questions about one text.
+ASKED = ["Who?", TEXTS[0][0], "What?", TEXTS[0][0]]
 SHORT = ("--model_name", BASE, "--use_cpu", "--num_train_epochs", "2", "--learning_rate", "1e-2")
 
 
@@ -60,6 +62,7 @@ def card_of(hub, name):
 
 def test_glue(hub, inputs, tmp_path):
     flags = ["--task", "rte", "--data_dir", inputs, "--hub_model_id", "user/rte", "--hub_private", "--seed", 3]
+    flags += ["--example", "He came.", "--example", "-- he arrived."]
     first = start(hub, tmp_path, "glue", *flags)
     assert first.returncode == 0, first.stderr
     repo = hub.store.repos["user/rte"]
@@ -82,8 +85,12 @@ def test_glue(hub, inputs, tmp_path):
     assert command in card
     assert str(tmp_path.parent) not in card
 
+    example = [("He came.", "-- he arrived.")]
+    assert json.dumps(example[0])[1:-1] in re.sub(r"\s+", " ", card)
+
     # The command finds the run's results beside the adapter, and gives the same card.
     command = [sys.executable, "-m", "houlsby_peft.cli", "push", "runs/rte/adapter", "user/by-command"]
+    command += ["--example", "He came.", "--example=-- he arrived.", "--pairs"]
     done = subprocess.run(command, env=hub.environment(tmp_path), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     by_command = hub.store.repos["user/by-command"].head.files
@@ -145,16 +152,24 @@ def test_the_other_recipes(hub, inputs, tmp_path):
     shutil.copy(inputs / "train.csv", tmp_path / "messages.csv")
     flags = {
         "token_classification": ["--data", str(tmp_path / "tags")],
-        "squad": ["--data", str(tmp_path / "questions"), "--max_length", "96", "--stride", "8"],
+        "squad": ["--data", str(tmp_path / "questions"), "--max_length", "96", "--stride", "8", "--example", *ASKED],
         "mlm": ["--data", str(inputs), "--max_length", "48"],
-        "stream": ["--data", str(tmp_path / "messages.csv")],
+        "stream": ["--data", str(tmp_path / "messages.csv"), "--example", TEXTS[0][0]],
     }
     hub.call(pushed, flags, home=tmp_path / "home")
+    question, context, *others = ASKED
+    examples = {
+        "squad": [{"text": question, "context": context}, {"text": others[0], "context": others[1]}],
+        "stream-messages": [{"text": TEXTS[0][0]}],
+    }
     kinds = {"token_classification": "token-classification", "squad": "question-answering", "mlm": "fill-mask",
              "stream-messages": "text-classification"}  # fmt: skip
     for name, kind in kinds.items():
         assert "adapter_model.safetensors" in hub.store.repos[f"user/{name}"].head.files
-        assert card_of(hub, f"user/{name}")[0]["pipeline_tag"] == kind
+        data = card_of(hub, f"user/{name}")[0]
+        assert data["pipeline_tag"] == kind
+        shown = [{key: one[key] for key in one if key != "output"} for one in data.get("widget", [])]
+        assert shown == examples.get(name, []), "no text of the data without --example"
 
 
 def refusals(flags):

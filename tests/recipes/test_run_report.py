@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification, TrainingArguments
 
@@ -384,6 +385,8 @@ class TestCommands:
         hub.add(BASE, tmp_path / "base")
         command = [sys.executable, "-c", PASTE, str(ROOT / "recipes" / "text_classification.py"), "--data", str(data)]
         command += ["--model_name", BASE, "--use_cpu", "--max_steps", "2", "--output_dir", "my runs/o'clock"]
+        examples = ["what's due?", "-- a dog"]
+        command += [f"--example={text}" for text in examples]
         environment = {**hub.environment(tmp_path), "OMP_NUM_THREADS": "1"}
         process = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert process.returncode == 0, process.stderr
@@ -393,7 +396,13 @@ class TestCommands:
         assert len(log) < 30
         assert json.loads(prediction)["label"] in TEXTS.values()
         assert address.startswith(f"{hub.url}/user/o-clock/commit/")
-        assert hub.store.repos["user/o-clock"].head.files["adapter_model.safetensors"]
+        files = hub.store.repos["user/o-clock"].head.files
+        assert files["adapter_model.safetensors"]
+        cards = (tmp_path / "my runs" / "o'clock" / "adapter" / "README.md").read_text(), files["README.md"].decode()
+        for card in cards:
+            widget = yaml.safe_load(card.split("---\n")[1])["widget"]
+            assert [one["text"] for one in widget] == examples
+            assert all(one["output"][0]["label"] in TEXTS.values() for one in widget)
 
 
 def test_one_gpu_per_process(monkeypatch, tmp_path):
