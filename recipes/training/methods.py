@@ -71,11 +71,24 @@ class MethodArguments:
         return self.method in ("houlsby", "lora")
 
     def settled(self, adapter: AdapterArguments, training: TrainingArguments) -> "MethodArguments":
-        """Return a copy in which what is left to 'auto' is chosen, as far as it does not depend on the model.
+        """Check the options, and return a copy in which what is 'auto' is chosen, as far as any model allows it.
 
         Raises:
             RecipeError: If an option does not fit the method, or the result could not be pushed to the Hub.
         """
+        self._check(adapter, training)
+        chosen, shards = replace(self), _launched_with(training, "deepspeed", "fsdp")
+        if self.base_dtype == AUTO:
+            fits = self.adds_weights and not training.fp16 and not shards
+            chosen.base_dtype = "bfloat16" if fits and _multiplies_in_bfloat16(training.device.type) else "float32"
+        if self.keep_prefix == AUTO and (shards or not self._can_keep_prefix(adapter)):
+            chosen.keep_prefix = OFF
+        return chosen
+
+    def _can_keep_prefix(self, adapter: AdapterArguments) -> bool:
+        return self.method == "houlsby" and bool(adapter.layers) and 0 not in adapter.layers
+
+    def _check(self, adapter: AdapterArguments, training: TrainingArguments) -> None:
         if (self.head != "linear" or training.push_to_hub) and self.method != "houlsby":
             wanted = "--push_to_hub" if training.push_to_hub else f"--head {self.head}"
             raise RecipeError(f"{wanted} needs --method houlsby, got {self.method}: only adapters are loaded by name.")
@@ -93,10 +106,8 @@ class MethodArguments:
                 f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
                 "trains some of them, which needs float32. For speed, give --bf16."
             )
-        layers = adapter.layers
-        can_keep = self.method == "houlsby" and layers and 0 not in layers
-        if self.keep_prefix not in (AUTO, OFF) and not can_keep:
-            got = f"{self.method} and {'no' if layers is None else ' '.join(map(str, layers))}"
+        if self.keep_prefix not in (AUTO, OFF) and not self._can_keep_prefix(adapter):
+            got = f"{self.method} and {' '.join(map(str, adapter.layers or ['no']))}"
             raise RecipeError(
                 f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave "
                 "it out."
@@ -106,14 +117,6 @@ class MethodArguments:
                 f"--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
                 f"{self.method} {'without it' if self.top_k is None else 'and it'}. Add or leave out --top_k."
             )
-        chosen = replace(self)
-        shards = _launched_with(training, "deepspeed", "fsdp")
-        if self.base_dtype == AUTO:
-            fits = self.adds_weights and not training.fp16 and not shards
-            chosen.base_dtype = "bfloat16" if fits and _multiplies_in_bfloat16(training.device.type) else "float32"
-        if self.keep_prefix == AUTO and (not can_keep or shards):
-            chosen.keep_prefix = OFF
-        return chosen
 
 
 @dataclass
