@@ -20,8 +20,7 @@ from study.papers import proper_name
 from study.results import Results, Row, arrange, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN
 from training.errors import RecipeError, end_with_one_line
-from training.figures import COLORS, COLUMN, PAGE, plt, save
-from training.scores import MOMENT
+from training.figures import COLORS, COLUMN, MOMENT, PAGE, plt, save
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from training.scores import MOMENT
 
-
+MOMENT = ("epoch", "step", "seconds")  # of the training, at which the scores of an evaluation were computed
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
 
 # The palette of Okabe and Ito 2008, without black, and without yellow, which is faint on white.

@@ -17,8 +17,9 @@ from transformers import TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from accelerate import Accelerator, DistributedType
+from training.figures import MOMENT
 from training.files import list_files, write_atomically
-from training.scores import MOMENT, without_times
+from training.scores import without_times
 from training.trainer import TRAIN_SECONDS, RecipeTrainer
 
 

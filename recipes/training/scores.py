@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import classification_report, confusion_matrix, precision_recall_fscore_support
 
 
-MOMENT = ("epoch", "step", "seconds")  # of training, when scores were computed
 MAX_LISTED = 40  # classes in a printed table
 _MAX_NAME = 30  # characters of a class in a printed table
 _TIMES = ("runtime", "_per_second", "model_preparation_time")
