@@ -414,12 +414,12 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "invertible": (
         lambda value: value is None or (isinstance(value, str) and value == "nice"),
         "'nice' or None",
-        "None leaves the embeddings as they are",
+        "Give None to leave the embeddings as they are",
     ),
     "invertible_reduction_factor": (
         lambda value: _is_number(value) and 0.25 <= value < math.inf,
         "a number of at least 0.25",
-        "MAD-X uses 2",
+        "Give 2, as in MAD-X",
     ),
     "id2label": (
         _are_labels,

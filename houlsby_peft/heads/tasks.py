@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from peft.utils import CONFIG_NAME
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
@@ -58,8 +61,12 @@ def task_of_class(name: str) -> Task | None:
     return next((task for task in TASKS if name.endswith(task.class_suffix)), None)
 
 
-def task_of_config(config: HoulsbyConfig) -> Task:
+def task_of_config(config: HoulsbyConfig, folder: Path | None = None) -> Task:
     """Return the task of a saved adapter, from its task type or from the class of the model that it was trained in.
+
+    Args:
+        config: Its configuration.
+        folder: Its folder, for the error.
 
     Raises:
         AdapterError: No known task can be derived from it.
@@ -69,8 +76,9 @@ def task_of_config(config: HoulsbyConfig) -> Task:
     by_type = next((task for task in TASKS if config.task_type and task.task_type == config.task_type), None)
     found = by_type or task_of_class(class_name)
     if found is None:
+        where = "" if folder is None else f"{folder / CONFIG_NAME}: "
         raise AdapterError(
-            "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
+            f"{where}An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
             f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
             "yourself and give it as base_model."
         )

@@ -19,7 +19,7 @@ from ..checkpoints.untrusted import check_weights, read_config
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import Task, task_of_config
-from .markdown import Markdown, block, cell, code, escape, link
+from .markdown import Markdown, block, cell, code, escape, link, one_line
 from .metadata import as_list, is_of_weights, is_repo_id, make_metadata, make_widget
 from .results import (
     Results,
@@ -185,7 +185,10 @@ def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
         try:
             found = ModelCard(text, ignore_metadata_errors=True)
         except Exception as error:  # the YAML parser's errors have no common public class
-            raise AdapterError(f"{path} begins with metadata that are not valid YAML; repair them: {error}") from error
+            reason = one_line(str(error))
+            raise AdapterError(
+                f"{path} begins with metadata that are not valid YAML: {reason}. Repair them."
+            ) from error
         body = update(body, found.text)
         merged = data.to_dict()
         for key, value in found.data.to_dict().items():

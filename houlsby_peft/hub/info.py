@@ -39,7 +39,7 @@ def describe(adapter: str | os.PathLike[str], revision: str | None = None) -> di
     settings = {name: value for name, value in config.to_dict().items() if name not in _LEFT_OUT}
     return {
         "adapter": str(adapter),
-        "task": task_of_config(config).pipeline,
+        "task": task_of_config(config, folder).pipeline,
         "task_type": config.task_type,
         "problem_type": config.kind_of_problem,
         "labels": facts.labels,
@@ -61,7 +61,7 @@ def describe_as_text(adapter: str | os.PathLike[str], revision: str | None = Non
     config = read_config(folder)
     sizes = check_weights(folder, config)
     rows = [
-        ("task", task_of_config(config).pipeline),
+        ("task", task_of_config(config, folder).pipeline),
         *adapter_rows(config, sizes, (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size, total=None),
         *((f"base model: {name}", value) for name, value in base_rows(config, config.base_model_name_or_path or "")),
     ]

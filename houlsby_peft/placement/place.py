@@ -120,7 +120,9 @@ def unfold_places(rows: Iterable[Mapping[str, str]]) -> list[Place]:
                 f"{missing}. Save the adapter again."
             ) from None
         if layers and not _FOLDED_INDICES.fullmatch(layers):
-            raise ValueError(f"Recorded layers must be indices such as 0-3,5; got {layers[:100]!r}.")
+            raise ValueError(
+                f"Recorded layers must be indices such as 0-3,5; got {layers[:100]!r}. Save the adapter again."
+            )
         indices: list[int | None] = [None]
         if layers:
             runs = [[int(end) for end in run.split("-")] for run in layers.split(",")]

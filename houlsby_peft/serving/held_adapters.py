@@ -179,7 +179,7 @@ class HeldAdapters:
     def _load(self, entry: Entry) -> HeldAdapter:
         folder = entry.find(self.token)
         files = list_files(folder)
-        task = task_of_config(read_config(folder))
+        task = task_of_config(read_config(folder), folder)
         if task.pipeline not in READERS:
             raise AdapterError(
                 f"The tasks of a bank must be {', '.join(READERS)}; that of {entry.source} is {task.pipeline}. Use "

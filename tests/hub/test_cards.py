@@ -327,7 +327,7 @@ def test_pefts_template_is_replaced_and_broken_metadata_are_an_error(adapter, tm
     assert "[More Information Needed]" not in card.content
     broken = tmp_path / "README.md"
     broken.write_text("---\nlicense: [mit\n---\n\n## Mine\n")
-    with pytest.raises(AdapterError, match="begins with metadata that are not valid YAML; repair them"):
+    with pytest.raises(AdapterError, match=r"begins with metadata that are not valid YAML: .*\. Repair them\.$"):
         merge_cards(card, [broken])
 
 

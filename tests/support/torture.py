@@ -99,7 +99,7 @@ class Original:
             layer = ACT2FN[activation] if isinstance(activation, str) else None
         except Exception:
             return None
-        if not isinstance(config, dict) or layer is None:
+        if not isinstance(config, dict) or layer is None or not isinstance(config.get("scaling", 1.0), (int, float)):
             return None
         if any(key not in tensors or tensors[key].shape != shape for key, shape in self.shapes.items()):
             return None
@@ -112,7 +112,7 @@ class Original:
                 state[_name_in_model(key, state)].copy_(tensor)
             for module in self._model.modules():
                 if hasattr(module, "activation_name"):
-                    module.activation = layer
+                    module.activation, module.scaling = layer, config.get("scaling", 1.0)
             outputs = self._model(**tokens)
         return outputs.start_logits if self.is_answer else outputs.logits
 
