@@ -1,7 +1,7 @@
 """Compare how long methods train until they reach a share of full fine-tuning's best validation score.
 
     python recipes/time_to_score.py runs/study
-    python recipes/time_to_score.py runs/study --share 0.95 --baseline "full, base_dtype float32"
+    python recipes/time_to_score.py runs/study --share 0.95 --baseline "full, bf16 True"   # if several rows are "full"
 
 The runs are those of one or more sweeps. The goal of a task is the given share of the baseline's best score, as a mean
 over its seeds. Each run's time is that of its training steps until the first evaluation that reaches the goal, so
