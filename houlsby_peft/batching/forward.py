@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from operator import attrgetter, is_
 from threading import get_ident
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -21,8 +22,38 @@ from .batch import BASE, MixedBatch, rows_of, wrong_length_message
 from .rows import FoundLayouts, Trial, first_tensor
 
 
-# A parameter: the mapping that holds it, its name there, the tensor, its address and its version.
-_SeenWeight = tuple[dict[str, Any], str, torch.Tensor, int, int]
+_version = attrgetter("_version")
+
+
+class _StackedWeights:
+    """Weights that a batch has stacked, and what they were then.
+
+    Args:
+        modules: The modules that hold them.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        weights = [
+            (module._parameters, key, weight)
+            for module in modules
+            for key, weight in module._parameters.items()
+            if weight is not None
+        ]
+        self._holders = [holder for holder, _, _ in weights]
+        self._keys = [key for _, key, _ in weights]
+        self._weights = [weight for _, _, weight in weights]
+        # Inference tensors do not count the writes in place.
+        self._counted = [weight for weight in self._weights if not weight.is_inference()]
+        self._state = self._read()
+
+    def are_unchanged(self) -> bool:
+        """Return whether the modules hold the same weights, and these the same values at the same address."""
+        now = map(dict.get, self._holders, self._keys)
+        return all(map(is_, now, self._weights)) and self._read() == self._state
+
+    def _read(self) -> tuple[list[int], list[int]]:
+        # Only C functions: 64 adapters have ten thousand weights, and a loop in Python would take twice the time.
+        return list(map(torch.Tensor.data_ptr, self._weights)), list(map(_version, self._counted))
 
 
 class _LastBatch:
@@ -41,29 +72,20 @@ class _LastBatch:
         self.is_batch_first = all(getattr(module, "batch_first", True) for module in model.modules())
         self.layouts = FoundLayouts()
         # The batch and the weights that it has stacked, in one tuple, which threads replace as a whole.
-        self._last: tuple[MixedBatch, list[_SeenWeight]] = (MixedBatch(()), [])
+        self._last: tuple[MixedBatch, _StackedWeights] = (MixedBatch(()), _StackedWeights(()))
 
     def reuse(self, names: Sequence[str]) -> MixedBatch:
         """Return the last batch if it has these names and unchanged weights, else a new one."""
-        batch, seen = self._last
-        if batch.names == tuple(names) and all(
-            parameters.get(key) is weight and weight.data_ptr() == pointer and _version(weight) == version
-            for parameters, key, weight, pointer, version in seen
-        ):
+        batch, stacked = self._last
+        if batch.names == tuple(names) and stacked.are_unchanged():
             return batch
-        only_one = len(set(names)) == 1  # which stacks nothing
-        batch = MixedBatch(names, previous=None if only_one else batch)
-        if not only_one:
-            seen = [
-                (module._parameters, key, weight, weight.data_ptr(), _version(weight))
-                for container in self._containers
-                for name in dict.fromkeys(names)
-                if name in container
-                for module in container[name].modules()
-                for key, weight in module._parameters.items()
-                if weight is not None
-            ]
-            self._last = (batch, seen)
+        if len(set(names)) == 1:  # which stacks nothing
+            return MixedBatch(names)
+        batch = MixedBatch(names, previous=batch)
+        adapters = (
+            container[name] for container in self._containers for name in dict.fromkeys(names) if name in container
+        )
+        self._last = (batch, _StackedWeights(module for adapter in adapters for module in adapter.modules()))
         return batch
 
 
@@ -195,8 +217,3 @@ def _pass_names(module: nn.Module, args: Any, kwargs: dict[str, Any], batches: d
 
 def _names_of_rows(batch: MixedBatch, module: nn.Module, inputs: torch.Tensor) -> tuple[str, ...]:
     return batch.names_of_rows(module, inputs) if batch.only_name is None else (batch.only_name,) * len(inputs)
-
-
-def _version(weight: torch.Tensor) -> int:
-    """Return the number of writes in place, which inference tensors do not count."""
-    return 0 if weight.is_inference() else weight._version
