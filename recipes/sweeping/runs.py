@@ -73,9 +73,12 @@ class PlannedRun:
         (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
 
     def check(self) -> None:
-        """Raise RecipeError if the folder holds a run with other flags."""
-        recorded, now = self.folder / "flags.json", [self.recipe.name, *self._asked]
-        before = json.loads(recorded.read_text()) if recorded.exists() else now
+        """Raise RecipeError if the folder holds a run with other flags, in whichever order."""
+        recorded = self.folder / "flags.json"
+        now = _values([self.recipe.name, *self.flags])
+        before = _values(json.loads(recorded.read_text())) if recorded.exists() else now
+        # The folder's name has the values of these, where equal numbers are equal.
+        before = {flag: values for flag, values in before.items() if flag.removeprefix("--") not in self.point}
         if before != now:
             raise RecipeError(
                 f"{self.folder} holds a run with other flags. Then: {_only_in(before, now)}; now: "
@@ -83,8 +86,22 @@ class PlannedRun:
             )
 
 
-def _only_in(these: list[str], those: list[str]) -> str:
-    return " ".join(word for word in these if word not in those) or "none"
+def _values(words: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of each flag on a command line, and under "" what comes before the first one."""
+    values: list[str] = []
+    found = {"": values}
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word.partition("=")
+            values = found[flag] = [value] if value else []
+        else:
+            values.append(word)
+    return found
+
+
+def _only_in(these: Mapping[str, list[str]], those: Mapping[str, list[str]]) -> str:
+    words = (word for flag, values in these.items() if those.get(flag) != values for word in (flag, *values) if word)
+    return " ".join(words) or "none"
 
 
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:

@@ -278,6 +278,13 @@ class TestExecution:
         with pytest.raises(RecipeError, match=r"other flags. Then: none; now: --more 1. Give the same"):
             self.sweep(recipe, axes, "--more", "1")
 
+    def test_the_order_of_flags_and_the_form_of_numbers_do_not_matter(self, recipe):
+        self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, "--more", "1", "2", "--other=3")
+        self.sweep(recipe, {"learning_rate": ["0.001"], "seed": ["0"]}, "--other", "3", "--more", "1", "2")
+        assert len(starts(recipe)) == 1
+        with pytest.raises(RecipeError, match=r"Then: --more 1 2; now: --more 2 1. Give the same"):
+            self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, "--other", "3", "--more", "2", "1")
+
     def test_the_launched_process_keeps_the_lock(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
         sweep = threading.Thread(target=self.sweep, args=(recipe, axes))
