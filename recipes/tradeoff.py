@@ -41,7 +41,8 @@ NAMES = {
     "linear": "head only",
 }
 SIZES = [2**n for n in range(10)]
-SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "r"), "top_k": ("k", "top_k")}  # as printed on a point, and the flag
+# As printed on a point, and the flag.
+SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k")}
 
 
 def main() -> None:

@@ -114,6 +114,13 @@ class TestTradeoff:
         assert full["middle"] == pytest.approx(0)
         assert_drawn(tmp_path / "tradeoff")
 
+    def test_each_method_shows_its_own_size(self, finished_run, tmp_path):
+        sizes = {"r": 64, "lora_r": 8, "top_k": 3}  # every recipe records all of them
+        for trained, method in enumerate(("houlsby", "lora", "top_k", "layer_norm")):
+            finished_run("cola", method, 0, 0.5, 20 + trained, **sizes)
+        run(tradeoff, "--draw_only", "--output_dir", tmp_path)
+        assert [point["size"] for point in lines(tmp_path / "tradeoff.jsonl")] == ["r=64", "r=8", "k=3", None]
+
     def test_percentiles_over_tasks(self, finished_run, tmp_path):
         tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "wnli"]
         for task, lost in zip(tasks, range(6), strict=True):
