@@ -139,6 +139,35 @@ def test_places_that_share_a_bottleneck_share_its_stack_which_is_forgotten_in_tr
     torch.testing.assert_close(mixed[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
 
 
+def write_in_place(module):
+    module.weight.mul_(1.5)
+
+
+def give_other_storage(module):
+    module.weight.data = 1.5 * module.weight.data
+
+
+def replace_the_parameter(module):
+    module.weight = torch.nn.Parameter(1.5 * module.weight)
+
+
+@pytest.mark.parametrize("change", [write_in_place, give_other_storage, replace_the_parameter])
+def test_a_weight_that_changes_in_evaluation_is_stacked_again(token_ids, change):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4), seed=2).eval()
+    names = ["one", "two", "one", "two", "two"]
+    with torch.no_grad():
+        before = model(token_ids, adapter_names=names).logits
+        for name, module in model.named_modules():
+            if name.endswith("two.down_proj"):
+                change(module)
+        expected = model(token_ids).logits  # of "two", which is active
+        mixed = model(token_ids, adapter_names=names).logits
+    torch.testing.assert_close(mixed[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mixed[[0, 2]], before[[0, 2]], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(mixed[[1, 3, 4]], before[[1, 3, 4]], atol=1e-5, rtol=1e-5)
+
+
 def test_adapters_at_places_that_the_last_batch_did_not_have(token_ids):
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4, layers_to_transform=[1]), seed=1)
     model(token_ids, adapter_names=["one", BASE] * 2 + ["one"])
