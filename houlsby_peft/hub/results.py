@@ -31,8 +31,10 @@ Rows = Sequence[Sequence[str]]
 
 RESULTS_FILE = "results.json"
 
-# What the Trainer reports in addition to the scores.
-_NOT_SCORES = ("epoch", "step", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# What the Trainer and the recipes report in addition to the scores.
+_NOT_SCORES = (
+    "epoch", "step", "seconds", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time",
+)  # fmt: skip
 _HYPERPARAMETERS = (
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "warmup_steps", "lr_scheduler_type", "optim", "weight_decay", "adam_beta1", "adam_beta2",
