@@ -104,8 +104,9 @@ class AdapterRecord:
 
 
 def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:
-    """Return labels with whole numbers as keys, which JSON turns into text."""
-    return {int(key) if str(key).isdecimal() else key: name for key, name in labels.items()}
+    """Return labels with whole numbers as keys, which JSON turns into text, in their order, which saving changes."""
+    known = {int(key) if str(key).isdecimal() else key: name for key, name in labels.items()}
+    return dict(sorted(known.items())) if all(isinstance(key, int) for key in known) else known
 
 
 def _is_text(value: Any) -> bool:

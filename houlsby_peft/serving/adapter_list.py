@@ -55,7 +55,11 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, Listed]:
         )
     if not found:
         is_adapter = (path / CONFIG_NAME).is_file()
-        remedy = "It is an adapter itself: give the folder that it is in." if is_adapter else "Check the path."
+        remedy = (
+            "It is an adapter itself: copy it into a folder of adapters, under its task's name."
+            if is_adapter
+            else "Check the path."
+        )
         raise AdapterError(f"A service needs at least one adapter; {path} has none. {remedy}")
     return found
 

@@ -14,6 +14,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import BartConfig, BartForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.hub.info import describe
 from houlsby_peft.placement import places
 from houlsby_peft.placement.architectures import ARCHITECTURES, Architecture, Stack, SubLayer
 from houlsby_peft.placement.place import fold_places, unfold_places
@@ -59,6 +60,15 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
     assert of_first["recorded"]["base"]["config"]["model_type"] == "bert"
     assert of_second["recorded"]["base"]["config"]["model_type"] == "bart"
     assert of_first["modules_to_save"] is None is of_second["modules_to_save"]
+
+
+def test_labels_keep_their_order(tmp_path):
+    """JSON's keys are sorted as text, which puts class 10 before class 2."""
+    names = [f"topic {number}" for number in range(12)]
+    config = HoulsbyConfig(r=4, id2label=dict(enumerate(names)))
+    get_peft_model(bert_of(*names), config).save_pretrained(tmp_path)
+    assert list(HoulsbyConfig.from_pretrained(tmp_path).labels.values()) == names
+    assert describe(tmp_path)["labels"] == names
 
 
 @pytest.fixture

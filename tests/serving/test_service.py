@@ -288,7 +288,7 @@ def test_a_list_that_breaks_a_rule_is_refused(tmp_path, text, rule):
 
 
 def test_an_adapter_in_place_of_a_folder_of_adapters_is_named(folder):
-    with pytest.raises(AdapterError, match="It is an adapter itself: give the folder that it is in"):
+    with pytest.raises(AdapterError, match="It is an adapter itself: copy it into a folder of adapters"):
         read_adapters(folder / "first")
     with pytest.raises(AdapterError, match="must be in a folder of adapters, or in a JSON or YAML list"):
         read_adapters(folder / "nothing")
