@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import InitVar, asdict, dataclass, field, replace
 from functools import partial
@@ -47,8 +47,8 @@ class HoulsbyConfig(PeftConfig):
     """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
     Args:
-        r: Bottleneck size, at least 1, and at most four times the width of the hidden states or 1,024, whichever is
-            more. A bottleneck of width d has 2rd + d + r parameters.
+        r: Size of the bottleneck, from 1 to the larger of 1,024 and four times the width of the hidden states. A
+            bottleneck of width d has 2rd + d + r parameters.
         activation: Non-linearity between the two projections, a key of transformers' `ACT2FN`.
         dropout: Dropout probability on the bottleneck's branch, in [0, 1). The paper uses none.
         share_layers: 0: a separate bottleneck at each position (the paper). 1: one bottleneck per layer, shared by
@@ -81,8 +81,8 @@ class HoulsbyConfig(PeftConfig):
             one per channel. He et al. 2022 use 4 with parallel adapters.
         invertible: "nice": add an invertible module after the embeddings, and its inverse before the output embedding
             of a language model head (MAD-X, Pfeiffer et al. 2020). None: add none.
-        invertible_reduction_factor: By how much the layers inside the invertible module are narrower than their
-            inputs, which have half of the embeddings' width.
+        invertible_reduction_factor: Reduction factor of the invertible module, at least 0.25. Its hidden layers have
+            the embeddings' width / 2 / this factor units.
         id2label: Names of the classes by number, from 0 on. The adapter then has a head of its own with that many
             outputs, whatever the base model's head predicts. None: the head and the labels of the base model.
         problem_type: "regression", "single_label_classification" or "multi_label_classification", as in
@@ -107,7 +107,7 @@ class HoulsbyConfig(PeftConfig):
     train_layer_norm: bool | Literal["all"] = True
     init_weights: bool = True
     # Never None after initialization.
-    positions: tuple[str, ...] = None  # type: ignore[assignment]
+    positions: Sequence[str] = None  # type: ignore[assignment]
     target_modules: list[str] | str | None = None
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
@@ -164,7 +164,7 @@ class HoulsbyConfig(PeftConfig):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any
     ) -> HoulsbyConfig:
-        """Load the configuration of a saved adapter, to load the adapter with it.
+        """Load the configuration of a saved adapter.
 
         The weights are not downloaded before the adapter is added to a model.
 
@@ -200,7 +200,7 @@ class HoulsbyConfig(PeftConfig):
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Save the configuration and its record beside the adapter's weights, which PEFT has written, and the card.
+        """Save the configuration, with the adapter's record, and the card beside the weights that PEFT has saved.
 
         The file names the task, and the base model's repository in place of its folder, if that is known.
 

@@ -69,7 +69,7 @@ def export_onnx(
     if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
         raise AdapterError(
             f"The export needs the packages onnx, onnxscript and onnxruntime; {', '.join(missing)} is not installed. "
-            "Install them with pip install 'houlsby-peft[export]'."
+            "Install them with pip install onnx onnxscript onnxruntime."
         )
     predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
     _check_can_be_exported(predictor)

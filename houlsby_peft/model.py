@@ -245,13 +245,13 @@ class HoulsbyModel(BaseTuner):
     def add_weighted_adapter(
         self, adapters: list[str], weights: list[float], adapter_name: str, combination_type: str = "linear"
     ) -> None:
-        """Add an adapter that combines other adapters. It is not active yet.
+        """Add an adapter that combines other adapters. The new adapter is not activated.
 
         - "linear": its weights are a linear combination of the others' weights: of bottlenecks, norms and heads. It is
           not the combination of the adapters' outputs, which are not linear in their weights.
         - "cat": its bottlenecks are the others' side by side, whose sizes add up. For the same input, each bottleneck
-          adds exactly the weighted sum of what the others add. Not exact are the norms and the heads, which are
-          weighted means, and therefore what reaches the next layer where they are trained.
+          adds exactly the weighted sum of what the others add. Norms and heads are averaged, so they are approximate.
+          The model's output differs as well, because each later layer reads changed hidden states.
 
         Combining heads of different tasks makes little sense.
 

@@ -188,7 +188,7 @@ def test_refusals_name_rule_value_and_remedy_and_write_nothing(tokenizer, tmp_pa
         assert "BertForSequenceClassification also reads position_ids" in refused(predictor, folder)
     with monkeypatch.context() as patch:
         patch.setattr(houlsby_peft.export, "find_spec", lambda name: None if name == "onnxscript" else name)
-        assert "onnxscript is not installed. Install them with pip install 'houlsby-peft[export]'." in refused(
+        assert "onnxscript is not installed. Install them with pip install onnx onnxscript onnxruntime." in refused(
             predictor, folder
         )
     with monkeypatch.context() as patch:
