@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from ..errors import check_count
 Example = dict[str, str]
 # Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
 _QUESTION_TOKENS = 64
+# A fast tokenizer keeps how it cuts texts, until a call asks for another way: here, several in turn.
+_TOKENIZING = threading.Lock()
 
 
 @dataclass
@@ -79,19 +82,20 @@ class QuestionAnswering:
         """
         positions = getattr(self.model.config, "max_position_embeddings", None) or 384
         longest = min(self.max_length or 384, int(positions), int(self.tokenizer.model_max_length))
-        question = self._cut(example["question"])
-        room = longest - len(self.tokenizer(question)["input_ids"]) - 2
-        if room < 1:
-            raise ValueError(f"A question must leave room for its context in {longest} tokens. Raise max_length.")
-        tokens = self.tokenizer(
-            question,
-            example["context"],
-            truncation="only_second",
-            max_length=longest,
-            stride=min(self.stride, room // 2),
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        with _TOKENIZING:
+            question = self._cut(example["question"])
+            room = longest - len(self.tokenizer(question)["input_ids"]) - 2
+            if room < 1:
+                raise ValueError(f"A question must leave room for its context in {longest} tokens. Raise max_length.")
+            tokens = self.tokenizer(
+                question,
+                example["context"],
+                truncation="only_second",
+                max_length=longest,
+                stride=min(self.stride, room // 2),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
         for row, offsets in enumerate(tokens["offset_mapping"]):
             inputs = {name: tokens[name][row] for name in self.tokenizer.model_input_names if name in tokens}
             spans = [span if part == 1 else None for span, part in zip(offsets, tokens.sequence_ids(row), strict=True)]
