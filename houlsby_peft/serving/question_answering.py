@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import check_count
+from .base_model import count_positions
 
 
 Example = dict[str, str]
@@ -80,8 +81,8 @@ class QuestionAnswering:
         Raises:
             ValueError: The question leaves no room for its context.
         """
-        positions = getattr(self.model.config, "max_position_embeddings", None) or 384
-        longest = min(self.max_length or 384, int(positions), int(self.tokenizer.model_max_length))
+        positions = count_positions(self.model) or 384
+        longest = min(self.max_length or 384, positions, int(self.tokenizer.model_max_length))
         with _TOKENIZING:
             question = self._cut(example["question"])
             room = longest - len(self.tokenizer(question)["input_ids"]) - 2
