@@ -21,6 +21,7 @@ from ..errors import AdapterError, check_count, shortened
 from ..heads.tasks import Task
 from .base_model import count_positions, is_from_libraries, label_arguments
 from .embedding import Embedding
+from .padding import can_pad, check_lengths
 from .process_state import set_verbosity
 from .question_answering import QuestionAnswering
 
@@ -120,7 +121,7 @@ class Predictor:
                 options |= {} if top_k is None else {"top_k": top_k}
             case "feature-extraction":
                 items = list(several)
-        if self.tokenizer.pad_token_id is None:
+        if not can_pad(self.tokenizer, self.base_model.config):
             batch_size = 1
         with explain_prediction_errors(self.base_model, self.tokenizer):
             return list(pipeline(items, batch_size=batch_size, **options)) if items else []
@@ -161,6 +162,9 @@ class Predictor:
                     if length and self.tokenizer.is_fast and options["aggregation_strategy"] != "none":
                         parts["tokenizer"] = copy.deepcopy(self.tokenizer)
                         parts["tokenizer"].model_max_length = length
+                        # The parts of a text are padded to equal length. Any token will do, as padding is masked.
+                        if self.tokenizer.pad_token_id is None:
+                            parts["tokenizer"].pad_token = next(iter(self.tokenizer.all_special_tokens), None)
                         options.setdefault("stride", 0)
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
                 case "text-classification":
@@ -270,6 +274,9 @@ def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedToke
 def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:
     tensors = (value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor) and value.dim())
     rows = next((len(tensor) for tensor in tensors), 1)
+    if "input_ids" in inputs:
+        tokens = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        check_lengths(tokens.sum(-1).tolist(), name)
     outputs = model(*args, **inputs, adapter_names=[name] * rows)
     for key in _OUTPUTS:
         if key in outputs:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import check_count
 from .base_model import count_positions
+from .padding import stack
 
 
 Example = dict[str, str]
@@ -112,9 +113,10 @@ class QuestionAnswering:
 
     def _scores(self, windows: Sequence[Window]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the start and end logits of the tokens of each window."""
-        batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
+        batch = stack(self.tokenizer, [window.inputs for window in windows])
+        device = next(self.model.parameters()).device
         with torch.inference_mode():
-            outputs = self.model(**batch.to(next(self.model.parameters()).device))
+            outputs = self.model(**{name: value.to(device) for name, value in batch.items()})
         real = batch["attention_mask"].bool()  # padding may be on either side
         return [
             (start[mask].float(), end[mask].float())
