@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Flags may be written with hyphens or, like those of the recipes, with underscores.
     """
     words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
-    reads_file = any(word.partition("=")[0] == "--file" for word in words)
+    reads_file = any(word.partition("=")[0] in ("--file", "--help", "-h") for word in words)
     options = _make_parser(reads_file).parse_args(words)
     try:
         options.run(options)
@@ -54,8 +54,8 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     """Return the parser of all commands.
 
     Args:
-        reads_file: Whether --file is given, with which `predict` needs no texts. Where it needs none, argparse
-            accepts them only right after the adapter, and not after flags.
+        reads_file: Whether --file is given, with which `predict` needs no texts, or the help. Where it needs none,
+            argparse accepts them only right after the adapter, and not after flags.
     """
     parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
@@ -125,9 +125,9 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     serve.add_argument(
         "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or JSON or YAML"
     )
-    serve.add_argument("--base-model", help="folder of the base model, instead of the recorded one")
+    serve.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    serve.add_argument("--port", type=int, default=8000)
+    serve.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
     serve.add_argument("--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)")
     serve.add_argument("--cpus", type=int, help="cores of a replica (default: all, but at most 4)")
     serve.add_argument("--gpus", type=float, default=0, help="GPUs of a replica (default: 0)")
@@ -188,11 +188,20 @@ def _predict(options: argparse.Namespace) -> None:
     texts = options.texts
     if texts == ["-"]:
         lines = [line.rstrip("\n") for line in sys.stdin]
-        texts = [text for line in lines for text in line.split("\t")] if options.pairs else lines
+        texts = _split_pairs(lines) if options.pairs else lines
     inputs = _read_inputs(texts, options.pairs)
     adapter = _load(options, options.device)
     for result in adapter.predict(inputs, batch_size=options.batch_size, top_k=options.top_k):
         print(json.dumps(result, default=float, ensure_ascii=False))
+
+
+def _split_pairs(lines: list[str]) -> list[str]:
+    for number, line in enumerate(lines, start=1):
+        if line.count("\t") != 1:
+            raise ValueError(
+                f"--pairs needs two texts in each line, with one tab between them; line {number} is {line!r}."
+            )
+    return [text for line in lines for text in line.split("\t")]
 
 
 def _predict_file(options: argparse.Namespace) -> None:
@@ -234,16 +243,19 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
+    from houlsby_peft.errors import check_count
     from houlsby_peft.serving.local_service import run
 
     cores = os.cpu_count() or 1
-    cpus = options.cpus or min(cores, 4)
+    cpus = min(cores, 4) if options.cpus is None else options.cpus
+    check_count("--cpus", cpus)
+    base = Path(options.base_model or "").expanduser()
     chosen = {
         "adapters": str(Path(options.adapters).expanduser().resolve()),
-        "base_model": options.base_model,
+        "base_model": str(base.resolve()) if options.base_model and base.is_dir() else options.base_model,
         "batch_size": options.batch_size,
         "watch": options.watch,
-        "max_replicas": options.max_replicas or max(1, cores // cpus),
+        "max_replicas": max(1, cores // cpus) if options.max_replicas is None else options.max_replicas,
         "cpus": cpus,
         "gpus": options.gpus,
         "max_queued": options.max_queued,

@@ -78,7 +78,7 @@ def export_onnx(
     known = _parameters(model)
     tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
     tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
-    lengths = cut_arguments(tokenizer, model.config, predictor.config)
+    lengths = cut_arguments(tokenizer, model, predictor.config)
     tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
     samples = _make_samples(model, tokenizer)
     with torch.inference_mode(), _explain_errors(model):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Literal
 
 from .errors import AdapterError, shortened
@@ -56,8 +57,10 @@ def find_text_columns(
         count: How many columns are needed. None: one, or two for pairs.
 
     Raises:
-        AdapterError: A named column does not exist, or no column has a usual name.
+        AdapterError: More than two columns are named, one of them does not exist, or no column has a usual name.
     """
+    if named and len(named) > 2:
+        raise AdapterError(f"The texts must be in one or two columns; got {', '.join(named)}. Name at most two.")
     matched = [(name, match_column(columns, name)) for name in named or ()]
     for name, column in matched:
         if column is None:
@@ -206,7 +209,8 @@ class TableReader:
         for _, row in self._lines():
             self.count += 1
             for name, value in row.items():
-                kind = type(value) if isinstance(value, (bool, int, float, str)) else object
+                is_simple = isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) < 2**63)
+                kind = type(value) if is_simple else object
                 if value is not None and (known := self.kinds.setdefault(name, kind)) is not kind:
                     self.kinds[name] = float if {known, kind} == {int, float} else object
                 elif value is None and name not in self.columns:
@@ -252,7 +256,9 @@ class TableWriter:
         self._file = self._part.open("w", encoding=encoding, newline="")
         if self.format != ".jsonl":
             separator = "\t" if self.format == ".tsv" else like.separator if is_alike else ","
-            self._rows = csv.writer(self._file, delimiter=separator, lineterminator="\n")
+            # With a line end of two characters, fields that hold either of them are quoted.
+            lines = SimpleNamespace(write=lambda line: self._file.write(line.removesuffix("\r\n") + "\n"))
+            self._rows = csv.writer(lines, delimiter=separator, lineterminator="\r\n")
             self._rows.writerow(self._names)
 
     def _open_parquet(self, like: TableReader) -> None:

@@ -111,7 +111,7 @@ def make_card(
         metadata: Further metadata, such as `license`, `language` and `tags`.
         example: An input or a list of inputs for the snippet.
         answer: The adapter's prediction for each input.
-        revision: The base model's commit. Default: the one that the adapter records.
+        revision: The base model's commit. Default: the one that the adapter records, if that is of this base model.
 
     Raises:
         AdapterError: The folder does not contain a usable adapter, or the results cannot be read.
@@ -120,11 +120,16 @@ def make_card(
     if repo_id is not None and not is_repo_id(repo_id):
         raise ValueError(f"The adapter's name must be one that the Hub accepts, user/name; got {repo_id!r}.")
     config = read_config(folder)
-    config.revision = revision or config.revision
+    base = base_model or find_base_name(config)
+    config.revision = revision or (config.revision if base == config.base_model_name_or_path else None)
     sizes = check_weights(folder, config)
     task, facts = _find_task(config), read_facts(config)
-    base = base_model or find_base_name(config)
     found = find_results(folder) if results is None else None
+    # Not of several labels for a text, nor of the tags of its words.
+    is_choice = config.kind_of_problem != "multi_label_classification" and (
+        task is None or task.pipeline != "token-classification"
+    )
+    classes = facts.labels if is_choice else []
     name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
     runs = read_runs(results or found)
     own = select_method(runs, "houlsby")
@@ -140,7 +145,7 @@ def make_card(
         source=find_source(),
         base_model=base,
         model_type=facts.base_config.get("model_type"),
-        summary=_summarize(facts, sizes, own),
+        summary=_summarize(classes, sizes, own),
         auto_class=task.auto_class if task else None,
         num_labels=len(facts.labels),
         example=None if example is None else Markdown(_format_example(example)),
@@ -157,7 +162,7 @@ def make_card(
         unchanged=unchanged,
         log=log_table(run),
         environment=environment_rows(run),
-        limits=_list_limits(facts, own),
+        limits=_list_limits(classes, own),
         command=run.get("command"),
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{mark(body)}")
@@ -235,8 +240,9 @@ def count_parameters(sizes: Mapping[str, int]) -> dict[str, int]:
         "invertible module": (".houlsby_adapter.F.", ".houlsby_adapter.G."),
         "bottlenecks": (".houlsby_adapter.",),
         "layer norms": (".houlsby_norm.",),
+        "tokens": (".token_adapter.",),
     }
-    counts = {"bottlenecks": 0, "invertible module": 0, "layer norms": 0, "head": 0}
+    counts = {"bottlenecks": 0, "invertible module": 0, "layer norms": 0, "tokens": 0, "head": 0}
     for key, size in sizes.items():
         kind = next((kind for kind, names in parts.items() if any(name in key for name in names)), "head")
         counts[kind] += size
@@ -306,14 +312,14 @@ def find_source() -> str | None:
     return next((address for name, _, address in (url.partition(", ") for url in urls) if name == "Source"), None)
 
 
-def _summarize(facts: Facts, sizes: Mapping[str, int], runs: Sequence[TrainingRun]) -> str:
-    """Continue the sentence "an adapter for ...": the data, the classes, the size and the main score."""
+def _summarize(classes: Sequence[str], sizes: Mapping[str, int], runs: Sequence[TrainingRun]) -> str:
+    """Continue the sentence "an adapter for ...": data, classes that exclude each other, size and main score."""
     run: TrainingRun = runs[0] if runs else {}
     dataset, total, trained = run.get("dataset", {}), run.get("total_parameters"), sum(sizes.values())
-    labels, scores = facts.labels, get_scores(run)
+    scores = get_scores(run)
     parts = [
         f"trained on {dataset['name']}" if "name" in dataset else "trained",
-        f"to tell {', '.join(labels[:-1])} and {labels[-1]} apart" if 1 < len(labels) <= 6 else "",
+        f"to tell {', '.join(classes[:-1])} and {classes[-1]} apart" if 1 < len(classes) <= 6 else "",
         f"with {trained / total:.1%} of the model's parameters" if total else f"with {trained:,} parameters",
     ]
     text = " ".join(part for part in parts if part)
@@ -323,7 +329,7 @@ def _summarize(facts: Facts, sizes: Mapping[str, int], runs: Sequence[TrainingRu
     return f"{text}: {readable_name(main)} {format_mean(collect_scores(runs, main))}"
 
 
-def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
+def _list_limits(classes: Sequence[str], runs: Sequence[TrainingRun]) -> list[str]:
     """State what the scores do not show, as far as it follows from how they were measured."""
     if not runs:
         return []
@@ -342,7 +348,7 @@ def _list_limits(facts: Facts, runs: Sequence[TrainingRun]) -> list[str]:
         limits.append(f"The adapter was trained and evaluated on a single data set, in the language {language!r}.")
     if length:
         limits.append(f"Texts were truncated to {length} tokens in training and evaluation.")
-    if len(facts.labels) > 1:
+    if len(classes) > 1:
         limits.append("The adapter always chooses one of its classes, even for texts that belong to none of them.")
     return limits
 

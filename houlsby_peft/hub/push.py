@@ -320,11 +320,12 @@ def _find_files(folder: Path) -> list[Path]:
 
 def _complete_config(folder: Path, base: str) -> dict[str, Any]:
     """Return the fields of the configuration to upload: with the base model's name on the Hub instead of a local
-    folder, and with the commit from which it was loaded, if that is in the cache."""
+    folder or another name, and with the commit from which it was loaded, if that is in the cache."""
     fields: dict[str, Any] = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
     revision = fields.get("revision")
-    cached = try_to_load_from_cache(base, "config.json", revision=revision)
-    if isinstance(cached, str) and fields.get("base_model_name_or_path") == base:
+    if fields.get("base_model_name_or_path") != base:
+        revision = None  # a commit of another repository
+    elif isinstance(cached := try_to_load_from_cache(base, "config.json", revision=revision), str):
         revision = Path(cached).parent.name
     return fields | {"base_model_name_or_path": base, "revision": revision}
 

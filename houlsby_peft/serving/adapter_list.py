@@ -64,6 +64,17 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, Listed]:
     return found
 
 
+def check_threshold(threshold: object, task: str) -> None:
+    """Check the least score of a class.
+
+    Raises:
+        ValueError: It is neither None nor a number between 0 and 1.
+    """
+    is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
+    if threshold is not None and not (is_number and 0 <= threshold <= 1):  # type: ignore[operator]
+        raise ValueError(f"A threshold must be between 0 and 1; got {shortened(repr(threshold))} for {task!r}.")
+
+
 def _read_list(path: Path) -> dict[str, Listed]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
@@ -88,5 +99,9 @@ def _read_entry(path: Path, task: str, entry: Any) -> Listed:
             f"{path}: an adapter must be a folder, a name on the Hub, or a mapping with source and optionally "
             f"revision and threshold; got {shortened(repr(entry))} for {task!r}. Correct it there."
         )
+    try:
+        check_threshold(fields.get("threshold"), task)
+    except ValueError as error:
+        raise AdapterError(f"{path}: {error} Correct it there.") from error
     folder = path.parent / Path(fields["source"]).expanduser()
     return Listed(**{**fields, "source": str(folder) if folder.is_dir() else fields["source"]})

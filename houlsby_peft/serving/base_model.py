@@ -13,7 +13,9 @@ import torch
 import transformers
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from peft import PeftModel
 from peft.utils import CONFIG_NAME
+from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import describe_damage_in_cache, find_packaged
@@ -137,6 +139,16 @@ def _tokenizer_key(source: str, revision: str | None) -> object:
     except (OSError, ValueError):  # not a path
         return source, revision
     return tuple(None if content is None else hashlib.sha256(content).digest() for content in contents)
+
+
+def count_positions(model: nn.Module) -> int | None:
+    """Return the number of tokens that a model, with adapters or without, reads at once; None if there is no limit."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    longest = getattr(base.config, "max_position_embeddings", None)
+    positions = getattr(getattr(base.base_model, "embeddings", None), "position_embeddings", None)
+    # As RoBERTa's, whose positions begin behind that of padding.
+    padding = getattr(positions, "padding_idx", None)
+    return longest - padding - 1 if longest and padding is not None else longest
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:

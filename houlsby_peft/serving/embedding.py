@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import check_count
+from .padding import stack
 
 
 @dataclass
@@ -36,9 +37,10 @@ class Embedding:
         vectors = []
         for start in range(0, len(inputs), batch_size):
             rows = [self.encode(text) for text in inputs[start : start + batch_size]]
-            batch = self.tokenizer.pad(rows, return_tensors="pt")
+            batch = stack(self.tokenizer, rows)
+            device = next(self.model.parameters()).device
             with torch.inference_mode():
-                hidden = self.model(**batch.to(next(self.model.parameters()).device)).last_hidden_state
+                hidden = self.model(**{name: value.to(device) for name, value in batch.items()}).last_hidden_state
             vectors += [
                 own[mask.bool()].float().mean(0).tolist()
                 for own, mask in zip(hidden, batch["attention_mask"], strict=True)

@@ -116,6 +116,9 @@ def load_beside(
             base = load_base(folder, config, base_model, token, dtype)
         # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
         tokenizer = load_tokenizer(folder, config, base.name_or_path, token, tokenizers)
+        settings = base.config.get_text_config()
+        if getattr(settings, "pad_token_id", None) is None:  # as of decoders, which classify at the last other token
+            settings.pad_token_id = tokenizer.pad_token_id
         task = beside.task if beside is not None else task_of_class(type(base).__name__) or task_of_config(config)
         with _ADDING:
             name = _unused_name(adapter_name, {} if beside is None else beside.model.peft_config)

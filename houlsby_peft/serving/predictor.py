@@ -13,14 +13,15 @@ import torch
 import transformers
 from peft import PeftModel
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, check_count, shortened
 from ..heads.tasks import Task
-from .base_model import is_from_libraries, label_arguments
+from .base_model import count_positions, is_from_libraries, label_arguments
 from .embedding import Embedding
+from .padding import can_pad, check_lengths
 from .process_state import set_verbosity
 from .question_answering import QuestionAnswering
 
@@ -116,11 +117,11 @@ class Predictor:
         options: dict[str, Any] = {}
         match self.task.pipeline:
             case "text-classification":
-                options = cut_arguments(self.tokenizer, self.model.config, self.config)
+                options = cut_arguments(self.tokenizer, self.model, self.config)
                 options |= {} if top_k is None else {"top_k": top_k}
             case "feature-extraction":
                 items = list(several)
-        if self.tokenizer.pad_token_id is None:
+        if not can_pad(self.tokenizer, self.base_model.config):
             batch_size = 1
         with explain_prediction_errors(self.base_model, self.tokenizer):
             return list(pipeline(items, batch_size=batch_size, **options)) if items else []
@@ -153,14 +154,17 @@ class Predictor:
                         options = {"max_length": record.max_length, "null_threshold": record.null_threshold} | options
                     return QuestionAnswering(self._view(), self.tokenizer, **options)
                 case "feature-extraction":
-                    cut = cut_arguments(self.tokenizer, self.model.config, self.config)
+                    cut = cut_arguments(self.tokenizer, self.model, self.config)
                     return Embedding(self._view(), self.tokenizer, **{"cut": cut, **options})
                 case "token-classification":
                     options.setdefault("aggregation_strategy", "simple")
-                    length = cut_arguments(self.tokenizer, self.model.config, self.config).get("max_length")
+                    length = cut_arguments(self.tokenizer, self.model, self.config).get("max_length")
                     if length and self.tokenizer.is_fast and options["aggregation_strategy"] != "none":
                         parts["tokenizer"] = copy.deepcopy(self.tokenizer)
                         parts["tokenizer"].model_max_length = length
+                        # The parts of a text are padded to equal length. Any token will do, as padding is masked.
+                        if self.tokenizer.pad_token_id is None:
+                            parts["tokenizer"].pad_token = next(iter(self.tokenizer.all_special_tokens), None)
                         options.setdefault("stride", 0)
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
                 case "text-classification":
@@ -180,12 +184,10 @@ class Predictor:
         return view
 
 
-def cut_arguments(
-    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, config: HoulsbyConfig
-) -> dict[str, Any]:
+def cut_arguments(tokenizer: PreTrainedTokenizerBase, model: nn.Module, config: HoulsbyConfig) -> dict[str, Any]:
     """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length is known."""
     recorded = config.record.max_length if config.record else None
-    lengths = (recorded, tokenizer.model_max_length, getattr(model_config, "max_position_embeddings", None))
+    lengths = (recorded, tokenizer.model_max_length, count_positions(model))
     known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
     return {"truncation": True, "max_length": min(known)} if known else {}
 
@@ -260,11 +262,11 @@ def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedToke
             raise
         embeddings = base.get_input_embeddings()
         known = f"{len(embeddings.weight):,} tokens" if isinstance(embeddings, nn.Embedding) else "its tokens"
-        length = getattr(base.config, "max_position_embeddings", None)
+        length = count_positions(base)
         names = ", ".join(dict.fromkeys(str(tokenizer.name_or_path) for tokenizer in tokenizers))
         raise AdapterError(
             f"The tokenizer of {names} must fit the base model {base.name_or_path}, which knows {known}"
-            f"{f' and reads {length:,} at once' if isinstance(length, int) else ''}; predicting failed with "
+            f"{f' and reads {length:,} at once' if length else ''}; predicting failed with "
             f"{shortened(f'{type(error).__name__}: {error}')}. Use the tokenizer that the adapter was trained with."
         ) from error
 
@@ -272,6 +274,9 @@ def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedToke
 def _forward(model: PeftModel, name: str, *args: Any, **inputs: Any) -> Any:
     tensors = (value for value in (*args, *inputs.values()) if isinstance(value, torch.Tensor) and value.dim())
     rows = next((len(tensor) for tensor in tensors), 1)
+    if "input_ids" in inputs:
+        tokens = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))
+        check_lengths(tokens.sum(-1).tolist(), name)
     outputs = model(*args, **inputs, adapter_names=[name] * rows)
     for key in _OUTPUTS:
         if key in outputs:

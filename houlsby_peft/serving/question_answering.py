@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,15 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import check_count
+from .base_model import count_positions
+from .padding import stack
 
 
 Example = dict[str, str]
 # Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
 _QUESTION_TOKENS = 64
+# A fast tokenizer keeps how it cuts texts, until a call asks for another way: here, several in turn.
+_TOKENIZING = threading.Lock()
 
 
 @dataclass
@@ -77,21 +82,22 @@ class QuestionAnswering:
         Raises:
             ValueError: The question leaves no room for its context.
         """
-        positions = getattr(self.model.config, "max_position_embeddings", None) or 384
-        longest = min(self.max_length or 384, int(positions), int(self.tokenizer.model_max_length))
-        question = self._cut(example["question"])
-        room = longest - len(self.tokenizer(question)["input_ids"]) - 2
-        if room < 1:
-            raise ValueError(f"A question must leave room for its context in {longest} tokens. Raise max_length.")
-        tokens = self.tokenizer(
-            question,
-            example["context"],
-            truncation="only_second",
-            max_length=longest,
-            stride=min(self.stride, room // 2),
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+        positions = count_positions(self.model) or 384
+        longest = min(self.max_length or 384, positions, int(self.tokenizer.model_max_length))
+        with _TOKENIZING:
+            question = self._cut(example["question"])
+            room = longest - len(self.tokenizer(question)["input_ids"]) - 2
+            if room < 1:
+                raise ValueError(f"A question must leave room for its context in {longest} tokens. Raise max_length.")
+            tokens = self.tokenizer(
+                question,
+                example["context"],
+                truncation="only_second",
+                max_length=longest,
+                stride=min(self.stride, room // 2),
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
         for row, offsets in enumerate(tokens["offset_mapping"]):
             inputs = {name: tokens[name][row] for name in self.tokenizer.model_input_names if name in tokens}
             spans = [span if part == 1 else None for span, part in zip(offsets, tokens.sequence_ids(row), strict=True)]
@@ -107,9 +113,10 @@ class QuestionAnswering:
 
     def _scores(self, windows: Sequence[Window]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the start and end logits of the tokens of each window."""
-        batch = self.tokenizer.pad([window.inputs for window in windows], return_tensors="pt")
+        batch = stack(self.tokenizer, [window.inputs for window in windows])
+        device = next(self.model.parameters()).device
         with torch.inference_mode():
-            outputs = self.model(**batch.to(next(self.model.parameters()).device))
+            outputs = self.model(**{name: value.to(device) for name, value in batch.items()})
         real = batch["attention_mask"].bool()  # padding may be on either side
         return [
             (start[mask].float(), end[mask].float())

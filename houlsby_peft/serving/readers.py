@@ -57,7 +57,7 @@ class Reader:
         self.pipeline = predictor.task.pipeline
         self.dtype = predictor.model.dtype
         self.labels = self.config.labels or predictor.model.config.id2label
-        self.cut = cut_arguments(self.tokenizer, predictor.model.config, self.config)
+        self.cut = cut_arguments(self.tokenizer, predictor.model, self.config)
 
     def check(self, text: Input, top_k: int | None, threshold: float | None) -> None:
         """Check a request.

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DataCollatorWithPadding, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import AdapterError, check_bytes, check_count, shortened
+from .adapter_list import check_threshold
 from .held_adapters import Entry, HeldAdapter, HeldAdapters, list_files
+from .padding import can_pad, check_lengths, stack
 from .predictor import Input, check_inputs, explain_prediction_errors, represent
 from .readers import Row
 
@@ -297,9 +299,7 @@ class TaskBank:
 
 
 def _make_entry(task: str, source: Any, revision: str | None, threshold: float | None) -> Entry:
-    is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-    if threshold is not None and not (is_number and 0 <= threshold <= 1):
-        raise ValueError(f"A threshold must be between 0 and 1; got {shortened(repr(threshold))} for {task!r}.")
+    check_threshold(threshold, task)
     return Entry(task, source, revision, threshold)
 
 
@@ -308,35 +308,37 @@ def _encode(adapter: HeldAdapter, text: Input) -> list[Row]:
     embeddings = base.get_input_embeddings()
     with explain_prediction_errors(base, adapter.reader.tokenizer):
         rows = adapter.reader.encode(text)
+        check_lengths((len(row.inputs["input_ids"]) for row in rows), adapter.reader.task)
         for row in rows:
-            largest = max(row.inputs["input_ids"], default=0)
+            largest = max(row.inputs["input_ids"])
             if isinstance(embeddings, nn.Embedding) and largest >= len(embeddings.weight):
                 raise IndexError(f"token {largest:,}")
     return rows
 
 
+def _find_group(number: int, adapter: HeldAdapter, row: Row) -> object:
+    """Return what the rows that go through a model together have in common. One that cannot be padded goes alone."""
+    tokenizer = adapter.reader.tokenizer
+    alone = None if can_pad(tokenizer, adapter.model.config) else number
+    return id(adapter.model), tuple(row.inputs), tokenizer.padding_side, alone
+
+
 @torch.inference_mode()
 def _compute(rows: Sequence[tuple[HeldAdapter, Row]], batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
     """Return the outputs of each row, in their order, as `Reader.decode` wants them."""
-    # Rows of a model go through it together. Those of an adapter stand together, so that they need not be gathered.
-    order = sorted(range(len(rows)), key=lambda row: (id(rows[row][0].model), rows[row][0].reader.name))
+    # Rows of an adapter stand together, so that they need not be gathered.
+    groups: dict[object, list[int]] = {}
+    for row in sorted(range(len(rows)), key=lambda row: rows[row][0].reader.name):
+        groups.setdefault(_find_group(row, *rows[row]), []).append(row)
     found: dict[int, tuple[torch.Tensor, ...]] = {}
-    while order:
-        model = rows[order[0]][0].model
-        chunk = [row for row in order[:batch_size] if rows[row][0].model is model]
-        order = order[len(chunk) :]
+    chunks = (group[i : i + batch_size] for group in groups.values() for i in range(0, len(group), batch_size))
+    for chunk in chunks:
+        model = rows[chunk[0]][0].model
         readers = [rows[row][0].reader for row in chunk]
-        inputs = [rows[row][1].inputs for row in chunk]
         tokenizers = [reader.tokenizer for reader in readers]
-        if len({len(each["input_ids"]) for each in inputs}) > 1 and tokenizers[0].pad_token_id is None:
-            raise AdapterError(
-                f"Texts of different lengths need a tokenizer with a pad_token; that of {tokenizers[0].name_or_path} "
-                "has none. Save it again with one, or give batch_size=1."
-            )
         with explain_prediction_errors(model.get_base_model(), *tokenizers):  # type: ignore[arg-type]
-            padded = {
-                key: value.to(model.device) for key, value in DataCollatorWithPadding(tokenizers[0])(inputs).items()
-            }
+            padded = stack(tokenizers[0], [rows[row][1].inputs for row in chunk])
+            padded = {key: value.to(model.device) for key, value in padded.items()}
             outputs = model(**padded, adapter_names=[reader.name for reader in readers])
         wanted = [outputs[name].float().cpu() for name in readers[0].outputs]
         for number, row in enumerate(chunk):

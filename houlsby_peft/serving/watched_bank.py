@@ -60,13 +60,14 @@ class WatchedBank:
 
     Raises:
         AdapterError: The folder or list is not valid, or has no adapter.
-        ValueError: A threshold in the list is not between 0 and 1.
     """
 
     def __init__(self, adapters: str, batch_size: int = 32, **options: Any) -> None:
         self._path = adapters
         self._batch_size = batch_size
         self._listed = read_adapters(adapters)
+        # What the bank serves, which differs from the list where an adapter cannot be loaded.
+        self._served = dict(self._listed)
         self._files = {task: _list_files(listed) for task, listed in self._listed.items()}
         # Why tasks cannot be loaded, and why the list cannot be read.
         self._failed: dict[str, str] = {}
@@ -85,6 +86,7 @@ class WatchedBank:
             self._try(task, lambda task=task: self._bank.warm_up([task]))
         for task in self._failed:  # else every request would try to load it again
             self._bank.remove(task)
+            del self._served[task]
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -114,25 +116,16 @@ class WatchedBank:
         for task in self._listed.keys() - listed.keys():
             if task in self._bank.tasks:
                 self._bank.remove(task)
-            self._failed.pop(task, None)
-            self._files.pop(task, None)
+            for known in (self._failed, self._files, self._served):
+                known.pop(task, None)
         for task, new in listed.items():
-            old, files = self._listed.get(task), _list_files(new)
-            is_known = task in self._bank.tasks
+            files = _list_files(new)
             # An adapter on the Hub is tried again each time, as the network may be back.
-            again = not is_known and files is None
-            if old == new and self._files.get(task) == files and not again:
+            again = files is None and task in self._failed
+            if self._listed.get(task) == new and self._files.get(task) == files and not again:
                 continue
             self._files[task] = files
-            if old == new and is_known:
-                self._try(task, lambda task=task: self._bank.reload(task))
-            else:
-                self._try(
-                    task,
-                    lambda task=task, new=new: self._bank.add(
-                        task, new.source, new.revision, new.threshold, replace=True
-                    ),
-                )
+            self._try(task, lambda task=task, new=new: self._serve(task, new))
         self._listed = listed
 
     def answer(self, requests: Sequence[Sequence[Query]]) -> list[list[Any] | Refusal]:
@@ -172,6 +165,13 @@ class WatchedBank:
             else:
                 answers[valid[0]] = _refuse(error)
         return [answers[number] for number in range(len(requests))]
+
+    def _serve(self, task: str, listed: Listed) -> None:
+        if self._served.get(task) == listed:
+            self._bank.reload(task)
+        else:
+            self._bank.add(task, listed.source, listed.revision, listed.threshold, replace=True)
+            self._served[task] = listed
 
     def _refuse_unknown(self, task: str, row: int) -> Refusal:
         if task in self._failed:

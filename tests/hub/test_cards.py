@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard, ModelCardData
-from peft import PeftModel
-from transformers import AutoModelForSequenceClassification
+from peft import PeftModel, get_peft_model
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from houlsby_peft import AdapterError
+from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.checkpoints.untrusted import check_weights, read_config
+from houlsby_peft.hub import push
 from houlsby_peft.hub.card import count_parameters, make_card, merge_cards
 from houlsby_peft.hub.markdown import escape, one_line
 from houlsby_peft.hub.metadata import check_metadata
@@ -191,7 +192,7 @@ def test_any_part_of_a_run_may_be_missing(adapter, missing, run):
     assert ModelCard(card.content).data.to_dict() == card.data.to_dict()
 
 
-def test_the_parameters_are_those_that_the_model_trains(base, adapter):
+def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path):
     config = read_config(adapter)
     sizes = check_weights(adapter, config)
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
@@ -201,6 +202,32 @@ def test_the_parameters_are_those_that_the_model_trains(base, adapter):
     assert count_parameters(sizes) == expected
     assert sum(expected.values()) == trained
     assert f"- **trained parameters**: {trained:,} (bottlenecks 1,168, " in make_card(adapter, "user/x").text
+    two = make_adapter(tmp_path, base, trainable_token_indices=[5, 6])
+    assert count_parameters(check_weights(two, read_config(two))) == {**expected, "tokens": 2 * d}
+
+
+@pytest.mark.parametrize("kind", ["multi_label_classification", "tags", "single_label_classification"])
+def test_only_classes_that_exclude_each_other_are_told_apart(kind, base, tmp_path):
+    auto_class = AutoModelForTokenClassification if kind == "tags" else AutoModelForSequenceClassification
+    options = {} if kind == "tags" else {"problem_type": kind}
+    config = HoulsbyConfig(r=4, id2label=dict(enumerate(LABELS)), **options)
+    get_peft_model(auto_class.from_pretrained(base), config).save_pretrained(tmp_path)
+    text = make_card(tmp_path, base_model="org/tiny-bert", results=RUN).text
+    is_choice = kind == "single_label_classification"
+    assert ("to tell complaint, praise and question apart" in text) == is_choice
+    assert ("always chooses one of its classes" in text) == is_choice
+    assert f"- **classes**: {', '.join(LABELS)}" in text
+
+
+def test_a_commit_is_shown_and_pushed_only_with_the_base_model_that_it_is_of(base, tmp_path):
+    folder = make_adapter(tmp_path, base, "org/mirror")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"revision": "a" * 40}))
+    for name, commit in (("org/mirror", "a" * 40), ("org/tiny-bert", None)):
+        pushed = push._complete_config(folder, name)
+        assert (pushed["base_model_name_or_path"], pushed["revision"]) == (name, commit)
+        card = make_card(folder, base_model=name, revision=pushed["revision"])
+        assert ("a" * 40 in card.text) == (commit is not None)
 
 
 @pytest.mark.parametrize(

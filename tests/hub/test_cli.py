@@ -151,6 +151,11 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     pairs = [(texts[0], texts[1]), (texts[2], texts[3])]
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(pairs)
 
+    for wrong in (texts[2], "", f"{texts[2]}\t{texts[3]}\t"):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{wrong}\n{texts[0]}\n"))
+        with pytest.raises(SystemExit, match=r"error: --pairs needs two texts in each line, .*; line 2 is"):
+            main([*command, "--pairs", "-"])
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -170,7 +175,7 @@ def test_mistakes_are_one_line(arguments, message, adapter, base):
     assert "\n" not in str(exit_.value)
 
 
-@pytest.mark.parametrize("flag", ["--help", "--version", "push --help"])
+@pytest.mark.parametrize("flag", ["--help", "--version", "push --help", "predict --help"])
 def test_the_help_imports_neither_the_package_nor_what_it_needs(flag):
     code = """
 import sys
@@ -185,6 +190,7 @@ finally:
     assert done.returncode == 0, done.stderr
     said = f"houlsby-peft {houlsby_peft.__version__}" if flag == "--version" else "usage: houlsby-peft "
     assert done.stdout.startswith(said)
+    assert flag != "predict --help" or "adapter [texts ...]" in " ".join(done.stdout.split())
     assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -31,7 +31,7 @@ ROWS = [
     {"id": "7", "Message": 'The soup was "cold",\nand late.', "created": "2024-01-02"},
     {"id": "007", "Message": "Is there a menu?", "created": ""},
     {"id": "8", "Message": "", "created": "é"},
-    {"id": "9", "Message": "Best bread in town", "created": "x"},
+    {"id": "9", "Message": "Best bread\rin town", "created": "x"},
 ]
 WITH_TEXT = [row["Message"] for row in ROWS if row["Message"]]
 
@@ -102,14 +102,14 @@ def test_types_of_parquet_and_json_are_kept(adapter, tmp_path):
     predict(adapter, tmp_path / "in.parquet", tmp_path / "out.parquet")
     schema = pq.read_schema(tmp_path / "out.parquet")
     assert [schema.field(name).type for name in table.column_names] == table.schema.types
-    rows = [{"text": "a", "n": 1, "tags": ["x"], "big": 1.5}, {"text": "b", "n": 2, "other": True}]
+    rows = [{"text": "a", "n": 1, "tags": ["x"], "big": 1.5, "id": 2**63}, {"text": "b", "n": 2, "other": True}]
     source = write(tmp_path / "in.jsonl", rows)
     kept = predict(adapter, source, tmp_path / "out.jsonl")
     assert [{name: row[name] for name in given} for given, row in zip(rows, kept, strict=True)] == rows
     typed = predict(adapter, source, tmp_path / "typed.parquet")
-    assert [(row["n"], row["tags"], row["big"], row["other"]) for row in typed] == [
-        (1, '["x"]', 1.5, None),
-        (2, None, None, True),
+    assert [(row["n"], row["tags"], row["big"], row["id"], row["other"]) for row in typed] == [
+        (1, '["x"]', 1.5, str(2**63), None),
+        (2, None, None, None, True),
     ]
 
 
@@ -229,6 +229,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.csv", "id,text\n1,äö\n2,\udce4\n", [], "line 3 is not UTF-8 like the rest of it; correct the line"),
         ("in.csv", "id,words\n1,a\n", [], "usual names for text.*--text-column; the file has id, words"),
         ("in.csv", "id,text\n1,a\n", ["--text-column", "body"], "'body' must be in the file; it has id, text"),
+        ("in.csv", "a,b,c\n1,2,3\n", ["--text-column", *"abc"], "must be in one or two columns; got a, b, c. Name at"),
         ("in.jsonl", '{"text": "a"}\n[1]\n', [], r"in.jsonl .*line 2 must be a JSON object, got \[1\]"),
         ("in.jsonl", '{"text": "a", "text": "b"}\n', [], "line 1 must be a JSON object: each key must be there once"),
         ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' must hold text; got \['a'\]"),

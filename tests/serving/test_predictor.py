@@ -13,15 +13,19 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BertTokenizer,
     BloomConfig,
     BloomForSequenceClassification,
     PreTrainedTokenizerBase,
+    RobertaConfig,
+    RobertaModel,
 )
 
 import houlsby_peft
 from accelerate import dispatch_model
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.heads.tasks import task_of_class, task_of_config
+from houlsby_peft.serving.predictor import cut_arguments
 from houlsby_peft.serving.question_answering import QuestionAnswering
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
@@ -320,6 +324,31 @@ def test_a_text_is_not_cut_where_no_length_is_known(base, tokenizer, tmp_path):
     assert found["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
     bank = houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
     assert bank.predict([("a", text)])[0]["score"] == pytest.approx(found["score"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "labels"),
+    [
+        (AutoModelForSequenceClassification, {"id2label": {0: "a", 1: "b"}}),
+        (AutoModelForTokenClassification, {"id2label": {0: "a", 1: "b"}}),
+        (AutoModelForQuestionAnswering, {}),
+    ],
+)
+def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, labels, base, tmp_path):
+    """RoBERTa's positions begin behind that of padding: of 40, 38 are left."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = RobertaConfig(vocab_size=200, max_position_embeddings=40, pad_token_id=1, **sizes)
+    RobertaModel(config).save_pretrained(tmp_path / "base")
+    words = AutoTokenizer.from_pretrained(base).get_vocab()
+    words |= {"[PAD]": 1, "[UNK]": 0}
+    endless = BertTokenizer(vocab=words, model_input_names=["input_ids", "attention_mask"])
+    endless.save_pretrained(tmp_path / "base")
+    save(tmp_path / "adapter", auto_class, tmp_path / "base", **labels)
+    adapter, bank = houlsby_peft.load(tmp_path / "adapter"), houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
+    text = (QUESTION, CONTEXT) if auto_class is AutoModelForQuestionAnswering else CONTEXT
+    assert adapter.tokenizer.model_max_length > 1e20
+    assert len(adapter.predict([text])) == len(bank.predict([("a", text)])) == 1
+    assert cut_arguments(adapter.tokenizer, adapter.model, adapter.config)["max_length"] == 38
 
 
 def test_a_pattern_for_the_list_of_layers_may_be_a_string(base, tmp_path):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from huggingface_hub import constants
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
 
@@ -262,6 +263,34 @@ def test_a_bank_follows_its_list(live, others, tmp_path):
     assert bank.tasks == ("one", "two")
 
 
+@pytest.mark.parametrize("is_on_hub", [False, True])
+def test_an_adapter_that_a_list_changes_to_is_loaded_once_it_is_there(is_on_hub, base, others, tmp_path, monkeypatch):
+    """A folder that is still being copied, or a commit on the Hub while the network is away."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    old, new = (tmp_path / "models--user--reviews" / "snapshots" / (digit * 40) for digit in "12")
+    entries = [{"source": "user/reviews", "revision": at.name} if is_on_hub else str(at) for at in (old, new)]
+    shutil.copytree(others[0], old)
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps({"one": entries[0]}))
+    bank = WatchedBank(str(path), base_model=str(base))
+    before = bank.answer([[Query("one", WORDS[0])]])
+    path.write_text(json.dumps({"one": entries[1]}))
+    if not is_on_hub:
+        shutil.copytree(others[1], new)
+        (new / "adapter_model.safetensors").unlink()
+    bank.refresh()
+    assert list(bank.status()["failed"]) == ["one"]
+    assert bank.answer([[Query("one", WORDS[0])]]) == before
+    shutil.copytree(others[1], new, dirs_exist_ok=True)
+    bank.refresh()
+    assert bank.status()["failed"] == {}
+    [[found]] = bank.answer([[Query("one", WORDS[0])]])
+    [expected] = houlsby_peft.load(others[1]).predict(WORDS[0])
+    assert found == {"label": expected["label"], "score": pytest.approx(expected["score"], rel=1e-4)}
+    assert [found] != before[0]
+
+
 def test_lists_of_adapters(live, tmp_path):
     assert read_adapters(live)["first"] == Listed(str(live / "first"))
     path = tmp_path / "list.json"
@@ -277,6 +306,10 @@ def test_lists_of_adapters(live, tmp_path):
         ("a: 3", "an adapter must be a folder, a name on the Hub, or a mapping .*; got 3 for 'a'"),
         ("a: {revision: v1}", "must be a folder"),
         ("a: {source: x, sorce: y}", "must be a folder"),
+        (
+            "a: {source: x, threshold: 50}",
+            "list.yaml: A threshold must be between 0 and 1; got 50 for 'a'. Correct it",
+        ),
         ("1: x", "must map the names of tasks"),
         ("a: !!python/object/apply:os.system [ls]", "must be valid JSON or YAML"),
     ],
@@ -294,17 +327,23 @@ def test_an_adapter_in_place_of_a_folder_of_adapters_is_named(folder):
         read_adapters(folder / "nothing")
 
 
-def test_the_deployment_file_builds_the_service(folder, capsys):
+def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatch):
     pytest.importorskip("ray.serve", reason="Ray Serve, the engine of the service, is not installed")
     yaml = pytest.importorskip("yaml")
-    main(["serve", "--adapters", str(folder), "--print-config", "--cpus", "2", "--port", "9000", "--max-queued", "7"])
+    monkeypatch.chdir(base.parent)
+    flags = ["--base-model", base.name, "--cpus", "2", "--port", "9000", "--max-queued", "7"]
+    main(["serve", "--adapters", str(folder), "--print-config", *flags])
     content = yaml.safe_load(capsys.readouterr().out)
     assert content["http_options"] == {"host": "127.0.0.1", "port": 9000, "request_timeout_s": 120}
     [application] = content["applications"]
     module, _, name = application["import_path"].partition(":")
     assert (module, name) == ("houlsby_peft.serving.service", "build")
     args = application["args"]
-    assert (args["adapters"], args["cpus"], args["max_queued"]) == (str(folder), 2, 7)
+    assert (args["adapters"], args["base_model"], args["cpus"]) == (str(folder), str(base), 2)
+    assert args["max_queued"] == 7
+    for flag, rule in (("--cpus", "--cpus must be a whole number"), ("--max-replicas", "max_replicas must be")):
+        with pytest.raises(SystemExit, match=f"error: {rule}.* of at least 1; got 0"):
+            main(["serve", "--adapters", str(folder), "--print-config", flag, "0"])
     service = __import__(module, fromlist=[name])
     assert service.build(args)._bound_deployment.name == "Ingress"
     for wrong, rule in (

@@ -147,6 +147,21 @@ def test_an_adapter_with_a_tokenizer_of_its_own(base, folders, alone, tmp_path):
     assert_as_alone(found, [("sentiment", WORDS[0]), ("own", WORDS[0])], {**alone, "own": {WORDS[0]: expected}})
 
 
+@pytest.mark.parametrize("first", ["types", "no types"])
+def test_rows_with_and_without_token_types_stay_apart(first, base, tmp_path):
+    names = {"types": None, "no types": ["input_ids", "attention_mask"]}
+    folders = {task: make_adapter(tmp_path / task, base, str(base), seed) for seed, task in enumerate(names)}
+    for task, inputs in names.items():
+        options = {} if inputs is None else {"model_input_names": inputs}
+        AutoTokenizer.from_pretrained(base, **options).save_pretrained(folders[task])
+    pair = (WORDS[0], WORDS[5])
+    alone = {task: {pair: load(folder).predict(pair)[0]} for task, folder in folders.items()}
+    bank = TaskBank(folders)
+    bank.warm_up([first])
+    requests = [(task, pair) for task in ("types", "no types", "types")]
+    assert_as_alone(bank.predict(requests), requests, alone)
+
+
 def test_loading_takes_the_same_work_however_many_adapters_are_held(folders):
     bank = TaskBank({str(number): folders["topic"] for number in range(12)})
     calls = []

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from peft import get_peft_model
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
+from houlsby_peft.serving.question_answering import QuestionAnswering
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb, tiny_bert
 
@@ -56,6 +58,24 @@ def test_eight_threads_over_four_predictors_give_each_its_own_answers(calls, fol
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(work, range(8))) == 0
     assert first.model.active_adapters == ["default"]
+
+
+def test_threads_cut_contexts_as_each_needs(folders, monkeypatch):
+    """Questions of unlike length leave contexts unlike room, and threads share the tokenizer."""
+    base = make_base(folders[0].parent / "of_answers")
+    reader = QuestionAnswering(
+        AutoModelForQuestionAnswering.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+    )
+    examples = [{"question": " ".join(WORDS[:n]), "context": " ".join(WORDS * 2)} for n in (1, 2, 3)]
+    expected = [list(reader.windows(example)) for example in examples]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda number: list(reader.windows(examples[number % 3])), range(300)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert [number for number, windows in enumerate(found) if windows != expected[number % 3]] == []
 
 
 def test_threads_may_load_onto_one_base_model_while_others_predict(folders):

@@ -1,0 +1,37 @@
+"""Rows of tokens as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
+
+
+def can_pad(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> bool:
+    """Return whether texts may be padded: decoders classify a text by its last token that is not their pad token."""
+    known = getattr(config.get_text_config(), "pad_token_id", None)
+    return tokenizer.pad_token_id is not None and tokenizer.pad_token_id == known
+
+
+def stack(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """Return rows as one tensor for each of the model's inputs. Rows of equal length need no pad token."""
+    if len({len(row["input_ids"]) for row in rows}) == 1:
+        return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+    return dict(DataCollatorWithPadding(tokenizer)(list(rows)))
+
+
+def check_lengths(lengths: Iterable[int], name: str) -> None:
+    """Refuse texts without a token, for which a model has no output.
+
+    Args:
+        lengths: The number of tokens of each text.
+        name: The name of the adapter or task.
+
+    Raises:
+        ValueError: A text has none.
+    """
+    if not all(lengths):
+        raise ValueError(
+            f"Each text must have at least one token; the tokenizer of {name!r} found none. Leave it out."
+        )

@@ -1,0 +1,108 @@
+"""Adapters of decoders, whose tokenizers add no special tokens and often have no token for padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import get_peft_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedTokenizerFast,
+)
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig, TaskBank
+from tiny_models import perturb
+
+
+WORDS = ["<eos>", "<unk>", "<pad>", "a", "fine", "film", "he", "said", "so", "who", "?", "."]
+KINDS = {
+    "topic": (AutoModelForSequenceClassification, {"id2label": {0: "bad", 1: "good"}}),
+    "things": (AutoModelForTokenClassification, {"id2label": {0: "O", 1: "B-X"}}),
+    "answer": (AutoModelForQuestionAnswering, {}),
+    "vector": (AutoModel, {}),
+}
+INPUTS = {"answer": [("who said ?", "he said so . a film"), ("who ?", "he")], "things": ["a fine film", "he " * 20]}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A GPT-2 that knows no pad token, and whose tokenizer has none."""
+    folder = tmp_path_factory.mktemp("base")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.3}
+    GPT2Model(GPT2Config(vocab_size=len(WORDS), **sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
+    words = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    special = {"eos_token": "<eos>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=words, **special, model_max_length=16).save_pretrained(folder)
+    return folder
+
+
+def save(folder, base, task, pad_token=None):
+    """Save an adapter of random weights; with a pad token, also the tokenizer that has it."""
+    auto_class, head = KINDS[task]
+    torch.manual_seed(1)
+    model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
+    perturb(model)
+    model.save_pretrained(folder)
+    if pad_token is not None:
+        AutoTokenizer.from_pretrained(base, pad_token=pad_token).save_pretrained(folder)
+    return folder
+
+
+def flat(result):
+    """Return the numbers and texts of a result in their order."""
+    if isinstance(result, (list, dict)):
+        return [item for part in (result.values() if isinstance(result, dict) else result) for item in flat(part)]
+    return [result if isinstance(result, str) else float(result)]
+
+
+def approximately(results):
+    return [pytest.approx(each, abs=1e-5) if isinstance(each, float) else each for each in flat(results)]
+
+
+@pytest.mark.parametrize("pad_token", [None, "<eos>", "<pad>"])
+@pytest.mark.parametrize("task", KINDS)
+def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, base, tmp_path):
+    inputs = INPUTS.get(task, ["a fine film", "he said so . who ?"])
+    folder = save(tmp_path, base, task, pad_token)
+    adapter, bank = houlsby_peft.load(folder), TaskBank({task: folder})
+    alone = [houlsby_peft.load(folder).predict(each)[0] for each in inputs]
+    assert flat(alone)
+    assert flat(adapter.predict(inputs)) == approximately(alone)
+    assert flat(bank.predict([(task, each) for each in inputs])) == approximately(alone)
+
+
+@torch.no_grad()
+def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
+    """The model classifies a text by its last token that is not its pad token, of which it knows one."""
+    folders = {str(pad): save(tmp_path / str(pad), base, "topic", pad) for pad in ("<eos>", "<pad>", None)}
+    texts = ["a fine film", "he said so . who ?"]
+    bank, requests = TaskBank(folders), [(task, text) for task in folders for text in texts]
+    adapter = houlsby_peft.load(folders["None"])
+    expected = [adapter.predict(text)[0] for text in texts] * 3
+    assert flat(bank.predict(requests)) == approximately(expected)
+    first = houlsby_peft.load(folders["<eos>"])
+    beside = houlsby_peft.load(folders["<pad>"], beside=first)
+    assert flat(beside.predict(texts)) == approximately(expected[:2])
+
+
+@pytest.mark.parametrize("texts", [[""], ["a fine film", "  "]])
+@pytest.mark.parametrize("task", ["topic", "vector"])
+def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
+    folder = save(tmp_path, base, task, "<pad>")
+    bank = TaskBank({task: folder})
+    with pytest.raises(ValueError, match=r"Each text must have at least one token; .*'default' found none\."):
+        houlsby_peft.load(folder).predict(texts)
+    with pytest.raises(ValueError, match=f"Each text must have at least one token; .*{task!r} found none"):
+        bank.predict([(task, text) for text in texts])
