@@ -286,9 +286,8 @@ class HoulsbyModel(BaseTuner):
             check_alike(self.model, self._own_adapters, adapters)
             check_average(self.model, adapters, weights)
         with _restore_configs(self.peft_config):
-            first = replace(self._own_adapters[adapters[0]])
-            first.record = self.model.houlsby_records[adapters[0]]
-            self.peft_config[adapter_name] = first.derived(**changes)
+            first, record = self._own_adapters[adapters[0]], self.model.houlsby_records[adapters[0]]
+            self.peft_config[adapter_name] = first.derived(record, **changes)
             self.inject_adapter(self.model, adapter_name)
         if combination_type == "cat":
             join(self.model, self._own_adapters[adapters[0]], adapters, weights, adapter_name)

@@ -204,3 +204,11 @@ class TestPrune:
         with pytest.raises(ValueError, match=message):
             houlsby_peft.prune(model, layers, adapter_name, source)
         assert set(model.peft_config) == {"default"}
+
+    def test_nothing_is_left_of_a_pruned_adapter_that_cannot_be_filled(self, model):
+        with torch.no_grad():
+            model.get_base_model().classifier.modules_to_save["default"].bias.fill_(torch.nan)
+        with pytest.raises(ValueError, match=r"classifier\.modules_to_save\.small\.bias"):
+            houlsby_peft.prune(model, [0], "small")
+        assert set(model.peft_config) == {"default"}
+        assert not any(".small." in key for key in model.state_dict())

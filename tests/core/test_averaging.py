@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from transformers import BertForMaskedLM
 
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import HoulsbyConfig, prune
 from tiny_models import perturb, tiny_bert
 
 
@@ -78,6 +79,22 @@ def test_an_average_of_loaded_adapters_saves_and_loads(tmp_path, token_ids):
     model.save_pretrained(tmp_path, selected_adapters=["mean"])
     again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "mean").eval()
     assert torch.equal(again(token_ids).logits, expected)
+
+
+@pytest.mark.parametrize("combination_type", ["linear", "cat"])
+def test_what_is_made_from_adapters_without_a_head_has_none(combination_type, tmp_path, token_ids):
+    language_model = BertForMaskedLM(tiny_bert().config)
+    language_model.bert = tiny_bert().bert
+    model = get_peft_model(language_model, HoulsbyConfig(r=4))
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(tiny_bert(), tmp_path)
+    expected = model(token_ids).logits
+    model.add_weighted_adapter(["default"], [1.0], "mean", combination_type)
+    prune(model, [0], "small")
+    model.set_adapter("mean")
+    assert torch.equal(model(token_ids).logits, expected)
+    assert not any("modules_to_save" in key for key in model.state_dict())
 
 
 def branch(model, key, name, hidden):
