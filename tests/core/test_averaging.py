@@ -44,6 +44,20 @@ def test_adapters_that_differ_are_refused(two, difference):
     assert list(model.peft_config) == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("sharing", "two", "difference"),
+    [
+        (1, {"positions": ["attention"]}, r"at bert\.\S*\.0\.output.dropout is .*\.0\.attention\S* and of none"),
+        (3, {"layers_to_transform": [0, 3]}, r"at bert\.\S*\.1\.attention\S* is .* and of none"),
+    ],
+)
+def test_adapters_that_share_bottlenecks_at_other_places_are_refused(sharing, two, difference):
+    options = {"share_layers": sharing, "train_layer_norm": False}
+    model = two_adapters(options, options | two)
+    with pytest.raises(ValueError, match=rf"'one' and 'two' differ: {difference}"):
+        model.add_weighted_adapter(["one", "two"], [0.5, 0.5], "mean")
+
+
 def test_invalid_requests_are_refused():
     model = two_adapters()
     for adapters, weights, name, message in (
