@@ -182,6 +182,15 @@ class TestPrune:
         model.set_adapter("smaller")
         assert torch.equal(forwards(model, token_ids), expected)
 
+    def test_a_pruned_adapter_of_a_model_in_evaluation_mode_has_no_dropout(self, token_ids):
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, dropout=0.5)).eval()
+        perturb(model)
+        with houlsby_peft.ablate(model, [0]):
+            expected = forwards(model, token_ids)
+        houlsby_peft.prune(model, [0], "small")
+        model.set_adapter("small")
+        assert torch.equal(forwards(model, token_ids), expected)
+
     def test_the_trained_norm_of_the_embeddings_is_kept(self, token_ids):
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, train_layer_norm="all")).eval()
         perturb(model)
