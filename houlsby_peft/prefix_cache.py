@@ -40,7 +40,8 @@ class FrozenPrefix:
     as in BERT, its output is cached as well, which doubles the size of the cache.
 
     While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
-    with an `attention_mask` if they are padded. The hidden states of padding tokens are zeros.
+    with an `attention_mask` if they are padded. The hidden states of padding tokens are zeros. With
+    `output_hidden_states=True`, those of the frozen layers are placeholders, except for the highest one.
 
     Args:
         model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
