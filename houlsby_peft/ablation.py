@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import index
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
@@ -12,10 +13,10 @@ from torch import nn
 from .checkpoints.weights import FILE_PREFIX
 from .config import HoulsbyConfig
 from .errors import check_kind, shortened
-from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
+from .layer import HoulsbyLayer, HoulsbyTunerLayer, base_modules, is_inside
 from .model import HoulsbyModel
-from .placement.place import Place
-from .placement.places import find_places
+from .placement.place import Place, fold_places
+from .placement.places import find_norms, find_places
 
 
 @contextmanager
@@ -104,12 +105,28 @@ def prune(
             f"{sorted(layers)}, {source!r} has {', '.join(outside) or 'none'}. Remove fewer layers."
         )
     norms = "all" if keep_norms and config.train_layer_norm else config.train_layer_norm
-    model.add_adapter(adapter_name, config.derived(layers_to_transform=sorted(remaining), train_layer_norm=norms))
+    kept = {key: place for key, place in places.items() if key not in removed or (place.is_norm and keep_norms)}
+    if norms == "all":
+        # The norms that the settings tell of, from which places are found in another class of this architecture.
+        bottlenecks = {key: place for key, place in kept.items() if place.is_bottleneck}
+        every = replace(config, train_layer_norm=norms)
+        kept |= {place.key: place for place in find_norms(base, dict(base_modules(base)), every, bottlenecks)}
+    changes = {"layers_to_transform": sorted(remaining), "train_layer_norm": norms}
+    record = vars(base)["houlsby_records"][source]
+    model.add_adapter(adapter_name, config.derived(record, fold_places(kept.values()), **changes))
+    try:
+        _copy_weights(model, source, adapter_name, leave_out=() if keep_norms else removed)
+    except Exception:
+        model.delete_adapter(adapter_name)
+        raise
 
+
+def _copy_weights(model: PeftModel, source: str, adapter_name: str, leave_out: Collection[str]) -> None:
+    """Fill an adapter with the weights of another one, except what is inside some modules."""
     weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
     for key, weight in get_peft_model_state_dict(model, adapter_name=source, save_embedding_layers=False).items():
         name = key.removeprefix(FILE_PREFIX)
-        if key in weights and (keep_norms or not any(is_inside(name, module) for module in removed)):
+        if key in weights and not any(is_inside(name, module) for module in leave_out):
             weights[key] = weight
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
     # A shared bottleneck may have another owner now, and thus another key in the state dict.
@@ -119,9 +136,16 @@ def prune(
 
 
 def _houlsby_configs(base: nn.Module) -> dict[str, HoulsbyConfig]:
-    """Return the configurations of the Houlsby adapters of a model, which may have adapters of other methods too."""
+    """Return the configurations of the Houlsby adapters of a model, which may have adapters of other methods too.
+
+    With them, the adapters' places are found where they are in this model.
+    """
     configs = getattr(base, "peft_config", {})
-    return {name: config for name, config in configs.items() if isinstance(config, HoulsbyConfig)}
+    return {
+        name: config.derived(vars(base)["houlsby_records"][name])
+        for name, config in configs.items()
+        if isinstance(config, HoulsbyConfig)
+    }
 
 
 def _as_indices(layers: Iterable[int]) -> set[int]:

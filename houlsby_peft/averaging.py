@@ -248,7 +248,24 @@ def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], fir
         }
         for name in (first, other)
     ]
-    return _compare_shapes(*shapes)
+    return _compare_shapes(*shapes) or _compare_owners(model, first, other)
+
+
+def _compare_owners(model: nn.Module, first: str, other: str) -> str | None:
+    """Describe where only one of two adapters applies a shared bottleneck, or where they share different ones."""
+    names = {module: key for key, module in model.named_modules()}
+    one, two = (
+        {key: names[layer.houlsby_owner.get(name, layer)] for key, layer in _layers_with(model, name)}
+        for name in (first, other)
+    )
+    return next(
+        (
+            f"at {key} is the bottleneck of {one.get(key, 'none')} and of {two.get(key, 'none')}"
+            for key in {**one, **two}
+            if one.get(key) != two.get(key)
+        ),
+        None,
+    )
 
 
 def _compare_shapes(one: Mapping[str, tuple[int, ...]], two: Mapping[str, tuple[int, ...]]) -> str | None:

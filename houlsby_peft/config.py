@@ -244,21 +244,21 @@ class HoulsbyConfig(PeftConfig):
         """The problem type: the user's or the recorded one; None if neither is known."""
         return self.problem_type or (self.record.problem_type if self.record else None)
 
-    def derived(self, **changes: Any) -> HoulsbyConfig:
-        """Return the configuration of a new adapter with the same settings and the same kind of head.
+    def derived(
+        self, record: AdapterRecord, places: list[dict[str, str]] | None = None, **changes: Any
+    ) -> HoulsbyConfig:
+        """Return the configuration of a new adapter that is made from an existing one of this configuration.
+
+        Like a loaded adapter, it has the recorded places, heads and labels, not those of a new adapter.
 
         Args:
+            record: The record of the existing adapter.
+            places: The new adapter's places, as in a record. None: those of the existing one.
             changes: Fields that differ.
         """
-        record = self.record
-        if record is not None and not record.has_labels_of_base:
-            head = {
-                "id2label": self.labels,
-                "problem_type": self.kind_of_problem,
-                "two_layer_head": self.two_layer_head or record.two_layer_head,
-            }
-            changes = {**head, **changes}
-        return replace(self, **changes)
+        config = replace(self, **changes)
+        config._mark_as_loaded(replace(record, places=places or record.places))
+        return config
 
     def _mark_as_loaded(self, record: AdapterRecord, find_weights: Callable[[], Path | None] | None = None) -> None:
         record.source = Source(self._shape_settings(), find_weights)

@@ -57,8 +57,8 @@ class InvertibleCoupling(nn.Module):
 
     def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
         """Return the transformed hidden states or, with `inverse`, those that the transformed ones come from."""
-        weight = next(self.parameters())
-        first, second = to_weight(hidden, weight).split(self.sizes, dim=-1)
+        # Not next(self.parameters()): the copies that DataParallel makes have none.
+        first, second = to_weight(hidden, self.F[0].weight).split(self.sizes, dim=-1)
         if inverse:
             second = second - self.G(first)
             first = first - self.F(second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -105,6 +105,8 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         self.in_features, self.out_features = self._sizes(wrapped)
         # The heads to enable and disable with this layer, in a plain list because they are registered elsewhere.
         self.heads: list[AuxiliaryTrainingWrapper] = []
+        # Names the base model's classes after those of the active adapters.
+        self.name_classes: Callable[[list[str]], None] | None = None
         # The layers that a forward pass may leave out although it calls this one; see `_reach_optional`.
         self.optional: list[HoulsbyTunerLayer] = []
         # The layers with bottlenecks that may read what enters this one; see `SkipConnection`.
@@ -125,6 +127,12 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     def mixed_batch(self) -> Batch | None:
         """The mixed batch that this thread runs through the model; None in an ordinary forward pass."""
         return self.batches.get(get_ident()) if self.batches else None
+
+    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
+        """Set the active adapters of this layer, and name the classes of the base model after theirs."""
+        super().set_adapter(adapter_names, inference_mode=inference_mode)
+        if self.name_classes is not None:
+            self.name_classes(self.active_adapters)
 
     def enable_adapters(self, enabled: bool) -> None:
         """Enable or disable the adapters of this layer, and the trained heads that belong to it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
-from .heads.tasks import label_facts, name_classes
+from .heads.tasks import find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
@@ -126,10 +127,10 @@ class HoulsbyModel(BaseTuner):
             layer.optional += [other for other in map(model.get_submodule, others) if other not in layer.optional]  # type: ignore[operator]
         # Kept with the model as well, because several adapters may have been added with one configuration.
         # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
-        model.__dict__.setdefault("houlsby_records", {})[adapter_name] = record
-        config.record = record
-        name_classes(model, config)
+        records = model.__dict__.setdefault("houlsby_records", {})
+        records[adapter_name] = config.record = record
         _connect_heads(model)
+        name_classes(getattr(model, "config", None), records, self.active_adapters)
         if not names_fit:
             # They are checked only after PEFT has mapped them.
             model.__dict__[_RESTORE] = (adapter_name, restore)
@@ -242,6 +243,11 @@ class HoulsbyModel(BaseTuner):
         super().delete_adapter(adapter_name)
         self.model.houlsby_records.pop(adapter_name, None)
 
+    def unload(self) -> nn.Module:
+        """Remove all adapters, and the names that the base model's classes have from one. Return the base model."""
+        name_classes(getattr(self.model, "config", None), {}, [])
+        return super().unload()
+
     def add_weighted_adapter(
         self, adapters: list[str], weights: list[float], adapter_name: str, combination_type: str = "linear"
     ) -> None:
@@ -280,9 +286,8 @@ class HoulsbyModel(BaseTuner):
             check_alike(self.model, self._own_adapters, adapters)
             check_average(self.model, adapters, weights)
         with _restore_configs(self.peft_config):
-            first = replace(self._own_adapters[adapters[0]])
-            first.record = self.model.houlsby_records[adapters[0]]
-            self.peft_config[adapter_name] = first.derived(**changes)
+            first, record = self._own_adapters[adapters[0]], self.model.houlsby_records[adapters[0]]
+            self.peft_config[adapter_name] = first.derived(record, **changes)
             self.inject_adapter(self.model, adapter_name)
         if combination_type == "cat":
             join(self.model, self._own_adapters[adapters[0]], adapters, weights, adapter_name)
@@ -334,7 +339,8 @@ class HoulsbyModel(BaseTuner):
         """Run the base model. Most of PEFT's model classes name their inputs only here, not to the context below."""
         if self._batches:
             find_rows(self.model, self._batches, args, kwargs)
-        return super().forward(*args, **kwargs)
+        with self._use_labels(kwargs):
+            return super().forward(*args, **kwargs)
 
     @contextmanager
     def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
@@ -345,10 +351,22 @@ class HoulsbyModel(BaseTuner):
             if self._has_run_batches and self.training:
                 self._has_run_batches = False
                 forget_batches(self.model)
-            yield
+            with self._use_labels(kwargs):
+                yield
             return
         self._has_run_batches = True
         with run_mixed_batch(self.model, names, self._own_adapters, self._batches, args, kwargs):
+            yield
+
+    @contextmanager
+    def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
+        """If labels are given, let the base model compute the loss for those of the active adapter."""
+        is_disabled = any(layer.disable_adapters for layer in islice(_tuner_layers(self.model), 1))
+        name = find_adapter_with_head(self.model.houlsby_records, self.active_adapters)
+        if name is None or kwargs.get("labels") is None or is_disabled:
+            yield
+            return
+        with use_labels(self.model, self._own_adapters[name], self.model.houlsby_records[name]):
             yield
 
 
@@ -369,9 +387,13 @@ def _restore_configs(configs: dict[str, Any]) -> Iterator[None]:
 
 
 def _connect_heads(model: nn.Module) -> None:
-    """Let the first tuner layer switch the heads: transformers disables them, but enables only the tuner layers."""
+    """Let the first tuner layer switch the heads and the names of the classes, of which transformers knows nothing.
+
+    It disables heads, but enables only the tuner layers.
+    """
     for layer in islice(_tuner_layers(model), 1):
         layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+        layer.name_classes = partial(name_classes, getattr(model, "config", None), vars(model)["houlsby_records"])
 
 
 def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:

@@ -40,7 +40,8 @@ class FrozenPrefix:
     as in BERT, its output is cached as well, which doubles the size of the cache.
 
     While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
-    with an `attention_mask` if they are padded. The hidden states of padding tokens are zeros.
+    with an `attention_mask` if they are padded. The hidden states of padding tokens are zeros. With
+    `output_hidden_states=True`, those of the frozen layers are placeholders, except for the highest one.
 
     Args:
         model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
@@ -83,6 +84,7 @@ class FrozenPrefix:
         self._turn_dropout_off(embeddings)
         self._cache_output(b"h", list(layers[: self.index]), templates=None)
         self._undo.append(self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove)
+        self._undo.append(self._encoder.register_forward_hook(self._end_batch, always_call=True).remove)
         # What precedes the adapter inside the lowest trained layer is only known when a batch runs through it.
         self._first_batch = layers[self.index].register_forward_pre_hook(self._examine_layer, with_kwargs=True)
         self._undo.append(self._first_batch.remove)
@@ -114,6 +116,9 @@ class FrozenPrefix:
             keys.append(hashlib.blake2b(content, digest_size=KEY_BYTES - 1).digest())
         self._batch.keys, self._batch.mask = keys, mask
 
+    def _end_batch(self, encoder: nn.Module, args: Any, output: Any) -> None:
+        self._batch.keys = []
+
     def _examine_layer(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """On the first batch, cache what precedes the first adapter of the layer as well, if it can be determined."""
         self._first_batch.remove()
@@ -137,7 +142,7 @@ class FrozenPrefix:
 class _Batch:
     """The texts that are passing through the model."""
 
-    keys: list[bytes]
+    keys: list[bytes]  # empty outside of the encoder's forward pass
     mask: torch.Tensor  # (texts, tokens), False at padding
 
 
@@ -164,9 +169,17 @@ class _CachedModules:
     _cached: list[torch.Tensor | None] = field(default_factory=list)
     _missing: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
 
-    @torch.no_grad()
     def run(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run one of the modules on the texts that are not cached, in place of its `forward`."""
+        with torch.no_grad():
+            # Gradient checkpointing runs modules again in the backward pass, on the texts of any earlier batch.
+            output = self._run(number, forward, args, kwargs) if self.batch.keys else forward(*args, **kwargs)
+        # With reentrant checkpointing, a layer whose input requires no gradient is not trained.
+        if self.templates is None and torch.is_grad_enabled() and args[0].requires_grad:
+            output.requires_grad_()
+        return output
+
+    def _run(self, number: int, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if number == 0:
             self._cached = [self.store.get(self.name + key) for key in self.batch.keys]
             missing = [row for row, cached in enumerate(self._cached) if cached is None]

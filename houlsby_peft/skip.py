@@ -65,8 +65,14 @@ class SkipConnection:
             )
         if kind == "parallel":
             return residual
-        # Looked up here, because a tuner layer may have taken the norm's place.
-        return hidden + residual if self._parent is None else getattr(self._parent, self._norm)(hidden + residual)
+        total = hidden + residual
+        if self._parent is None:
+            return total
+        # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's copies of a layer, on
+        # other devices, read through the norm of the original.
+        norm = getattr(self._parent, self._norm)
+        normalized: torch.Tensor = norm(total.to(None if norm.weight.is_meta else norm.weight.device))
+        return normalized.to(total.device)
 
 
 def _thread() -> int:

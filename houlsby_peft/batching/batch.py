@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate.utils import has_offloaded_params  # type: ignore[import-untyped]
 from torch import nn
 from torch.nn import functional as F
 
@@ -94,7 +95,7 @@ class MixedBatch:
             return layer.apply_norm(base, *args, **kwargs)
         (hidden, *more) = (*args, *kwargs.values())
         plain = next((cls for cls in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, cls)), None)
-        if more or (plain is not None and type(base).forward is not plain.forward):
+        if more or (plain is not None and type(base).forward is not plain.forward) or has_offloaded_params(base):
             return self._normalize_each(layer, args, kwargs)
 
         def build() -> dict[str, torch.Tensor]:
@@ -115,7 +116,7 @@ class MixedBatch:
         return result.to(hidden.dtype)
 
     def _normalize_each(self, layer: HoulsbyLayerNorm, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply norms whose weights cannot be stacked, such as I-BERT's, one after the other."""
+        """Apply norms whose weights cannot be stacked, such as I-BERT's and offloaded ones, one after the other."""
         inputs = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         names = self.names_of_rows(layer, inputs)
         normalized = torch.empty_like(inputs)
@@ -301,12 +302,12 @@ def _group(names: tuple[str, ...], used: Mapping[str, Bottleneck], device: torch
 def _can_be_stacked(bottleneck: Bottleneck) -> bool:
     """Return whether a bottleneck computes what `Bottleneck` does, from plain tensors; quantized weights are none.
 
-    An activation with its own weights cannot be part of a stack either.
+    Offloaded weights, and an activation with its own weights, cannot be part of a stack either.
     """
     if type(bottleneck) is not Bottleneck or any(True for _ in bottleneck.activation.parameters()):
         return False
     weights = (getattr(layer.weight, "data", None) for layer in (bottleneck.down_proj, bottleneck.up_proj))
-    return all(type(weight) is torch.Tensor for weight in weights)
+    return all(type(weight) is torch.Tensor and not weight.is_meta for weight in weights)
 
 
 def _stack_linear(layers: Sequence[nn.Linear]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -182,9 +182,25 @@ def hook_other_wrappers(model: nn.Module, batches: dict[int, Batch]) -> None:
             continue
         _HOOKED.add(module)
         if isinstance(module, TrainableTokensWrapper):
+            module.__class__ = _TokensWrapper  # PEFT has made it
             module.register_forward_hook(partial(_embed_rows, batches=batches))
         else:
             module.register_forward_pre_hook(partial(_pass_names, batches=batches), with_kwargs=True)
+
+
+class _TokensWrapper(TrainableTokensWrapper):
+    """PEFT's wrapper, which neither loads nor saves an adapter without trained tokens beside one that has some."""
+
+    def adapter_state_dict(  # type: ignore[override]
+        self, adapter_name: str, state_dict: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        return super().adapter_state_dict(adapter_name, state_dict) if self._has_tokens(adapter_name) else {}
+
+    def adapter_state_dict_load_map(self, adapter_name: str) -> dict[str, str]:
+        return super().adapter_state_dict_load_map(adapter_name) if self._has_tokens(adapter_name) else {}
+
+    def _has_tokens(self, adapter_name: str) -> bool:
+        return adapter_name in self.token_adapter.trainable_tokens_delta
 
 
 def _embed_rows(

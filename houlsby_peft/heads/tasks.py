@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peft.utils import CONFIG_NAME
 
+from ..checkpoints.record import AdapterRecord
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
 from ..layer import base_modules, is_inside
@@ -136,19 +139,62 @@ def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
 
 
 class AdapterLabels(dict[int, str]):
-    """Names of classes that a base model has from a loaded adapter, not its own ones."""
+    """Names of classes that a base model has from its active adapter, not its own ones."""
 
 
-def name_classes(model: nn.Module, config: HoulsbyConfig) -> None:
-    """Name the classes of a base model after those of a loaded adapter, if they are only called LABEL_0 and so on.
+def find_adapter_with_head(records: Mapping[str, AdapterRecord], active: Sequence[str]) -> str | None:
+    """Return the adapter whose head predicts: of several active ones, the last that has a head."""
+    return next((name for name in reversed(active) if name in records and records[name].heads), None)
 
-    PEFT and transformers predict the names in the base model's configuration.
+
+def name_classes(config: Any, records: Mapping[str, AdapterRecord], active: Sequence[str]) -> None:
+    """Name the classes of a base model after those of the active adapter, unless it has names of its own.
+
+    PEFT and transformers predict the names in the base model's configuration. LABEL_0 and so on are no names.
+
+    Args:
+        config: The base model's configuration.
+        records: The records of its adapters.
+        active: The active adapters.
     """
-    known: Any = getattr(model, "config", None)
-    labels = config.labels
-    if config.is_loaded and labels and getattr(known, "id2label", None) == _default_names(labels):
-        known.id2label = AdapterLabels(labels)
-        known.label2id = {name: number for number, name in labels.items()}
+    known = getattr(config, "id2label", None) or {}
+    default = _default_names(known)
+    if not isinstance(known, AdapterLabels) and known != default:
+        return
+    name = find_adapter_with_head(records, active)
+    labels = (records[name].id2label if name is not None else None) or default
+    named = AdapterLabels(labels) if labels != default and labels.keys() == known.keys() else default
+    if named != known:
+        config.id2label, config.label2id = named, {label: number for number, label in named.items()}
+
+
+@contextmanager
+def use_labels(model: Any, config: HoulsbyConfig, record: AdapterRecord) -> Iterator[None]:
+    """Within this context, let a base model compute the loss for an adapter's own labels and problem type.
+
+    The models of transformers take both from themselves and from their configuration, to which they write the problem
+    type that they infer. They get a copy, so that it is not taken for another adapter's.
+
+    Args:
+        model: The base model.
+        config: The adapter's configuration.
+        record: The adapter's record.
+    """
+    labels = None if record.has_labels_of_base else record.id2label
+    problem_type = config.problem_type if record.has_labels_of_base else record.problem_type
+    if not labels and not problem_type:
+        yield
+        return
+    before = {name: value for name, value in vars(model).items() if name in ("config", "num_labels")}
+    model.config = copy.copy(model.config)
+    model.config.problem_type = problem_type
+    if labels:
+        model.config.id2label = labels
+        model.num_labels = len(labels)
+    try:
+        yield
+    finally:
+        vars(model).update(before)
 
 
 def _default_names(labels: Mapping[int, str]) -> dict[int, str]:

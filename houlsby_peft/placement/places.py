@@ -74,7 +74,7 @@ def find_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     _check_not_nested(model, bottlenecks)
     if config.kind != "houlsby":
         bottlenecks = {key: _with_skip(model, modules, config, place) for key, place in bottlenecks.items()}
-    places = bottlenecks | {place.key: place for place in _norm_places(model, modules, config, bottlenecks)}
+    places = bottlenecks | {place.key: place for place in find_norms(model, modules, config, bottlenecks)}
     if config.invertible is not None:
         embeddings = _find_embeddings(model, modules, config)
         places |= {embeddings.key: embeddings} | _output_place(model, modules, embeddings)
@@ -361,9 +361,10 @@ def _fold_layers(layers: Mapping[str, Iterable[int]]) -> str:
     return ", ".join(f"{stack}.{fold_indices(sorted(set(indices)))}" for stack, indices in layers.items())
 
 
-def _norm_places(
+def find_norms(
     model: nn.Module, modules: Mapping[str, nn.Module], config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
 ) -> Iterator[Place]:
+    """Yield the norms that an adapter with the given bottlenecks trains, by today's rules."""
     if not config.train_layer_norm:
         return
     heads = [] if config.modules_to_save == [] else find_head(model, bottlenecks)

@@ -177,6 +177,7 @@ class Plan:
                 config.scaling,
             )
         reference = self.reference(place)
+        bottleneck.train(reference.training)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))

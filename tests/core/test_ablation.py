@@ -182,6 +182,15 @@ class TestPrune:
         model.set_adapter("smaller")
         assert torch.equal(forwards(model, token_ids), expected)
 
+    def test_a_pruned_adapter_of_a_model_in_evaluation_mode_has_no_dropout(self, token_ids):
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, dropout=0.5)).eval()
+        perturb(model)
+        with houlsby_peft.ablate(model, [0]):
+            expected = forwards(model, token_ids)
+        houlsby_peft.prune(model, [0], "small")
+        model.set_adapter("small")
+        assert torch.equal(forwards(model, token_ids), expected)
+
     def test_the_trained_norm_of_the_embeddings_is_kept(self, token_ids):
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, train_layer_norm="all")).eval()
         perturb(model)
@@ -204,3 +213,11 @@ class TestPrune:
         with pytest.raises(ValueError, match=message):
             houlsby_peft.prune(model, layers, adapter_name, source)
         assert set(model.peft_config) == {"default"}
+
+    def test_nothing_is_left_of_a_pruned_adapter_that_cannot_be_filled(self, model):
+        with torch.no_grad():
+            model.get_base_model().classifier.modules_to_save["default"].bias.fill_(torch.nan)
+        with pytest.raises(ValueError, match=r"classifier\.modules_to_save\.small\.bias"):
+            houlsby_peft.prune(model, [0], "small")
+        assert set(model.peft_config) == {"default"}
+        assert not any(".small." in key for key in model.state_dict())

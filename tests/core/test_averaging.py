@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from transformers import BertForMaskedLM
 
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import HoulsbyConfig, prune
 from tiny_models import perturb, tiny_bert
 
 
@@ -41,6 +42,20 @@ def test_adapters_that_differ_are_refused(two, difference):
         model.add_weighted_adapter(["one", "two"], [0.5, 0.5], "mean")
     assert set(model.state_dict()) == before
     assert list(model.peft_config) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "two", "difference"),
+    [
+        (1, {"positions": ["attention"]}, r"at bert\.\S*\.0\.output.dropout is .*\.0\.attention\S* and of none"),
+        (3, {"layers_to_transform": [0, 3]}, r"at bert\.\S*\.1\.attention\S* is .* and of none"),
+    ],
+)
+def test_adapters_that_share_bottlenecks_at_other_places_are_refused(sharing, two, difference):
+    options = {"share_layers": sharing, "train_layer_norm": False}
+    model = two_adapters(options, options | two)
+    with pytest.raises(ValueError, match=rf"'one' and 'two' differ: {difference}"):
+        model.add_weighted_adapter(["one", "two"], [0.5, 0.5], "mean")
 
 
 def test_invalid_requests_are_refused():
@@ -78,6 +93,22 @@ def test_an_average_of_loaded_adapters_saves_and_loads(tmp_path, token_ids):
     model.save_pretrained(tmp_path, selected_adapters=["mean"])
     again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "mean").eval()
     assert torch.equal(again(token_ids).logits, expected)
+
+
+@pytest.mark.parametrize("combination_type", ["linear", "cat"])
+def test_what_is_made_from_adapters_without_a_head_has_none(combination_type, tmp_path, token_ids):
+    language_model = BertForMaskedLM(tiny_bert().config)
+    language_model.bert = tiny_bert().bert
+    model = get_peft_model(language_model, HoulsbyConfig(r=4))
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(tiny_bert(), tmp_path)
+    expected = model(token_ids).logits
+    model.add_weighted_adapter(["default"], [1.0], "mean", combination_type)
+    prune(model, [0], "small")
+    model.set_adapter("mean")
+    assert torch.equal(model(token_ids).logits, expected)
+    assert not any("modules_to_save" in key for key in model.state_dict())
 
 
 def branch(model, key, name, hidden):

@@ -268,14 +268,25 @@ def test_padding_on_the_left_changes_the_positions():
     assert all(module.training for module in model.modules())
 
 
-def test_gradient_checkpointing(token_ids):
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_gradient_checkpointing(use_reentrant, token_ids):
+    """Two forward passes precede each backward pass, as in contrastive losses."""
     model = upper()
-    expected = step(model, token_ids)
+
+    def gradients():
+        model.zero_grad()
+        pooled = [model.get_base_model().bert(each).last_hidden_state[:, 0] for each in (token_ids, token_ids[:, :4])]
+        (pooled[0] @ pooled[1].T).square().mean().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = gradients()
+    if use_reentrant:
+        model.enable_input_require_grads()
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable({"use_reentrant": use_reentrant})
     FrozenPrefix(model)
     for _ in range(2):
-        assert_equal(step(model, token_ids), expected)
+        assert_equal(gradients(), expected)
 
 
 def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):

@@ -34,6 +34,7 @@ from transformers import (
 
 from houlsby_peft import AdapterError, Bottleneck, FrozenPrefix, HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
+from houlsby_peft.skip import SkipConnection
 from tiny_models import perturb, tiny_bert
 
 
@@ -300,6 +301,34 @@ def test_a_coupling_is_inverted_exactly(width):
     near = InvertibleCoupling(width)(hidden.float())
     assert 0 < (near - hidden).abs().max() < 0.05
     assert InvertibleCoupling(width)(hidden.bfloat16()).dtype == torch.bfloat16
+
+
+def replica_of(module):
+    """Return a copy as `nn.DataParallel` makes it: its weights are no parameters."""
+    replica = module._replicate_for_data_parallel()
+    for name, child in module.named_children():
+        setattr(replica, name, replica_of(child))
+    for name, weight in module.named_parameters(recurse=False):
+        setattr(replica, name, weight.clone())
+    return replica
+
+
+@pytest.mark.parametrize("options", [{"kind": "pfeiffer"}, {"kind": "parallel"}, {"invertible": "nice"}], ids=str)
+def test_the_copies_of_data_parallel_compute_the_same(options, token_ids):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options))
+    perturb(model)
+    assert torch.equal(replica_of(model)(token_ids).logits, model(token_ids).logits)
+
+
+@pytest.mark.cuda
+def test_a_copy_on_another_device_reads_through_the_norm_of_the_original():
+    post_norm, hidden = nn.Sequential(nn.LayerNorm(4)), torch.randn(2, 4)
+    skip = SkipConnection(post_norm, "0")
+    skip.enter(hidden)
+    expected = skip.leave()("pfeiffer", hidden)
+    post_norm.to("cuda")
+    skip.enter(hidden)
+    torch.testing.assert_close(skip.leave()("pfeiffer", hidden), expected)
 
 
 def test_scaling_starts_at_one_and_is_counted():

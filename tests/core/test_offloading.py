@@ -10,6 +10,7 @@ from torch import nn
 from transformers import BertForSequenceClassification
 
 from accelerate import cpu_offload
+from contract_models import IDS, llama
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.bottleneck import Bottleneck
 from houlsby_peft.offloading import copy_of, device_of
@@ -68,6 +69,30 @@ def test_offloading_a_model_with_an_adapter(saved, token_ids):
     cpu_offload(model, execution_device=CPU)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+
+
+@pytest.mark.parametrize("with_adapters", [False, True])
+@pytest.mark.parametrize("build", [tiny_bert, llama])
+def test_a_mixed_batch(build, with_adapters):
+    names = ["one", "no norms", "upper", "__base__", "one", "two"]
+    model = build().eval()
+    if not with_adapters:
+        cpu_offload(model, execution_device=CPU)
+    model = get_peft_model(model, HoulsbyConfig(r=4), "one")
+    model.add_adapter("two", HoulsbyConfig(r=4))
+    model.add_adapter("no norms", HoulsbyConfig(r=4, train_layer_norm=False))
+    model.add_adapter("upper", HoulsbyConfig(r=4, layers_to_transform=[1]))
+    for seed, name in enumerate(model.peft_config):
+        model.set_adapter(name)
+        perturb(model, seed)
+    if with_adapters:
+        cpu_offload(model, execution_device=CPU)
+    mixed = model.eval()(IDS, adapter_names=names).logits
+    for row, name in enumerate(names[:3]):
+        model.set_adapter(name)
+        torch.testing.assert_close(mixed[row], model(IDS).logits[row], atol=1e-5, rtol=1e-5)
+    with model.disable_adapter():
+        torch.testing.assert_close(mixed[3], model(IDS).logits[3], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning")

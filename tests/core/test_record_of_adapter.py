@@ -13,7 +13,7 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 from transformers import BartConfig, BartForSequenceClassification
 
-from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, ablate, prune
 from houlsby_peft.hub.info import describe
 from houlsby_peft.placement import places
 from houlsby_peft.placement.architectures import ARCHITECTURES, Architecture, Stack, SubLayer
@@ -158,6 +158,21 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
     monkeypatch.setitem(ARCHITECTURES, "bert", Architecture("BERT", other))
     loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+
+    # And what is made from it, also in a copy of the model.
+    loaded = copy.deepcopy(loaded)
+    for combination_type in ("linear", "cat"):
+        loaded.add_weighted_adapter(["default"], [1.0], combination_type, combination_type)
+        loaded.set_adapter(combination_type)
+        torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
+    with ablate(model, [0, 2]), ablate(loaded, [0, 2]):
+        expected = model(IDS).logits
+        torch.testing.assert_close(loaded(IDS).logits, expected)
+    prune(loaded, [0], "small", "cat")
+    prune(loaded, [2], "smaller", "small")
+    loaded.save_pretrained(tmp_path, selected_adapters=["smaller"])
+    again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "smaller")
+    torch.testing.assert_close(again(IDS).logits, expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"train_layer_norm": "all"}, {"layers_to_transform": [0, 1, 3]}], ids=str)

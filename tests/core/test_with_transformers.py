@@ -281,23 +281,28 @@ def test_trained_tokens(build, tmp_path):
 
     model = get_peft_model(base(), HoulsbyConfig(**fields), adapter_name="one")
     model.add_adapter("two", HoulsbyConfig(**fields))
+    model.add_adapter("none", HoulsbyConfig(r=4))
     perturb_adapter(model, "one", seed=1)
     perturb_adapter(model, "two", seed=2)
+    perturb_adapter(model, "none", seed=3)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "trainable_tokens_delta" in key:
                 parameter += 1.0 + key.endswith("two")
     model.eval()
     alone = {}
-    for name in ("one", "two"):
+    for name in ("one", "two", "none"):
         model.set_adapter(name)
         alone[name] = model(IDS).logits
-    mixed = model(IDS, adapter_names=["one", "two"] * 3).logits
-    torch.testing.assert_close(mixed[::2], alone["one"][::2], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(mixed[1::2], alone["two"][1::2], atol=1e-5, rtol=1e-5)
+    mixed = model(IDS, adapter_names=["one", "two", "none"] * 2).logits
+    for row, name in enumerate(alone):
+        torch.testing.assert_close(mixed[row::3], alone[name][row::3], atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(base(), tmp_path / "two")
     assert torch.equal(loaded(IDS).logits, alone["two"])
+    loaded.load_adapter(tmp_path / "none", "none")
+    loaded.set_adapter("none")
+    assert torch.equal(loaded(IDS).logits, alone["none"])
     model.add_weighted_adapter(["one", "two"], [2.0, -1.0], "mean")
     one, two, mean = (get_peft_model_state_dict(model, adapter_name=name) for name in ("one", "two", "mean"))
     assert any("token" in key for key in mean)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
+from torch.nn import functional
 from transformers import BertModel, RobertaConfig, RobertaForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, TwoLayerHead
@@ -76,6 +77,73 @@ def test_a_new_head_is_initialized_as_the_models_own():
     assert head.bias.eq(0).all()
     assert 0.01 < head.weight.std() < 0.03
     assert head.weight.requires_grad
+
+
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+@pytest.mark.parametrize(
+    ("options", "of_base", "targets", "loss"),
+    [
+        ({"id2label": labels(3)}, 2, torch.tensor([0, 2, 1, 1, 2]), functional.cross_entropy),
+        ({"id2label": labels(3)}, 1, torch.tensor([0, 2, 1, 1, 2]), functional.cross_entropy),
+        ({"id2label": {0: "score"}}, 2, torch.rand(5, 1), functional.mse_loss),
+        ({"problem_type": "regression"}, 2, torch.rand(5, 2), functional.mse_loss),
+        (
+            {"id2label": labels(3), "problem_type": "multi_label_classification"},
+            2,
+            torch.eye(5, 3),
+            functional.binary_cross_entropy_with_logits,
+        ),
+    ],
+    ids=["more classes", "classes, not a score", "a score", "several scores", "several labels"],
+)
+def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, targets, loss, task_type, token_ids):
+    base = tiny_bert(num_labels=of_base)
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type=task_type), "of_base").eval()
+    model.add_adapter("own", HoulsbyConfig(r=4, task_type=task_type, **options))
+    model.set_adapter("own")
+    output = model(input_ids=token_ids, labels=targets)
+    torch.testing.assert_close(output.loss, loss(output.logits, targets))
+    assert (base.num_labels, base.config.num_labels, base.config.problem_type) == (of_base, of_base, None)
+    # The other adapter, and the base model, compute the base model's loss.
+    targets = torch.tensor([0, 1, 1, 0, 1]) if of_base == 2 else torch.rand(5)
+    loss = functional.cross_entropy if of_base == 2 else functional.mse_loss
+    with model.disable_adapter():
+        output = model(input_ids=token_ids, labels=targets)
+    torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
+    model.set_adapter("of_base")
+    output = model(input_ids=token_ids, labels=targets)
+    torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+def test_the_classes_have_the_names_of_the_active_adapters_labels(tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=labels(3)), "first")
+    model.add_adapter("second", HoulsbyConfig(r=4, id2label=dict(enumerate("xyz"))))
+    model.save_pretrained(tmp_path)
+    plain = tiny_bert().config.id2label
+    loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path / "first", "first")
+    loaded.load_adapter(tmp_path / "second", "second")
+    loaded.add_adapter("five", HoulsbyConfig(r=4, id2label=labels(5)))
+    known = loaded.get_base_model().config
+    assert known.id2label == labels(3)
+    loaded.set_adapter("second")
+    assert known.label2id == {"x": 0, "y": 1, "z": 2}
+    loaded.set_adapter("five")  # whose labels are no names of the base model's three classes
+    assert known.id2label == plain
+    loaded.set_adapter("second")
+    with pytest.warns(UserWarning, match="Setting active adapter to first"):
+        loaded.delete_adapter("second")
+    assert known.id2label == labels(3)
+    assert loaded.unload().config.label2id == {name: number for number, name in plain.items()}
+
+    base = tiny_bert()
+    base.load_adapter(tmp_path / "first", "first")
+    base.load_adapter(tmp_path / "second", "second")
+    assert base.config.id2label == dict(enumerate("xyz"))
+    base.set_adapter("first")
+    assert base.config.id2label == labels(3)
+    base.delete_adapter(["second", "first"])
+    assert base.config.id2label == plain
 
 
 def test_a_hidden_layer_for_one_adapter_alone(token_ids):
