@@ -305,7 +305,12 @@ def classification_scores(
     several = problem_type == MULTI
     predicted = (outputs > 0).astype(int) if several else outputs.argmax(-1)
     averages = ("micro", "macro") if several else ("macro",)
-    f1 = {f"{kind}_f1": f1_score(labels, predicted, average=kind, zero_division=0.0) for kind in averages}
+    # For several labels, scikit-learn averages over all columns unless the classes that occur are named.
+    occur = np.flatnonzero((labels + predicted).any(0)) if several else ()
+    named = occur if len(occur) else None
+    f1 = {
+        f"{kind}_f1": f1_score(labels, predicted, labels=named, average=kind, zero_division=0.0) for kind in averages
+    }
     return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
 
 
