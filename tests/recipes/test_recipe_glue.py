@@ -326,6 +326,18 @@ class TestRuns:
             one = model(**tokenizer(data[17]["sentence"], return_tensors="pt")).logits[0]
         torch.testing.assert_close(torch.tensor(prediction.predictions[17]), one, atol=1e-5, rtol=1e-5)
 
+    def test_the_order_depends_on_the_seed_of_the_data(self, tmp_path, tiny_model):
+        """And on --seed without one."""
+        model, _ = load_classifier(str(tiny_model), ("no", "yes"))
+        rows = Dataset.from_list([{"input_ids": [1] * (1 + row % 5)} for row in range(400)])
+
+        def order(**seeds):
+            training = RecipeTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **seeds)
+            return list(RecipeTrainer(model, training, train_dataset=rows, eval_dataset=rows)._get_train_sampler())
+
+        assert order(seed=1, data_seed=2) == order(seed=3, data_seed=2) != order(seed=1, data_seed=3)
+        assert order(seed=1) == order(seed=3, data_seed=1)
+
     def test_accumulated_steps_report_the_models_loss(self, monkeypatch, tmp_path, tiny_model):
         """Untouched, the Trainer would report the loss times the number of accumulated steps."""
         data = minimal_pairs()["train"].select(range(64))
