@@ -68,6 +68,7 @@ from training.tables import locate, log
 from training.trainer import RecipeTrainer, check_finite
 
 
+PREDICTIONS = "predictions.csv"
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -344,10 +345,13 @@ def train(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, save the trained weights and results.json, and predict the test split.
 
-    A run that is already finished is left as it is. Returns the content of results.json.
+    Of a run that is already finished, only predictions that it has not made are. Returns the content of results.json.
     """
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
+        if training.do_predict and "test" in task.splits and not Path(training.output_dir, PREDICTIONS).exists():
+            saved = "adapter" if method.adds_weights else "model"
+            return run.add(test=evaluate(f"{training.output_dir}/{saved}", arguments, method, training)["test"])
         return run.results
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     labels = task.labels
@@ -397,7 +401,7 @@ def predict_test(task: ClassificationTask, trainer: RecipeTrainer) -> dict[str, 
     prediction = trainer.predict(test)
     is_labeled = "label" in test.column_names
     if trainer.is_world_process_zero():
-        path = Path(trainer.args.output_dir, "predictions.csv")
+        path = Path(trainer.args.output_dir, PREDICTIONS)
         path.parent.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame({name: test[name] for name in task.text_columns})
         if is_labeled:

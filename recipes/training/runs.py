@@ -140,6 +140,13 @@ class Run:
                 remedy += ", or --resume_from_checkpoint last to resume with the new arguments"
         raise RecipeError(f"{self._folder} holds a run with {reason}. {remedy}.")
 
+    def add(self, **entries: Any) -> dict[str, Any]:
+        """Add entries to the results.json of a finished run, and return its content."""
+        content = {**(self.results or {}), **entries}
+        if self._training.process_index == 0:
+            write_atomically(self._folder / RESULTS_FILE, json.dumps(content, indent=2) + "\n")
+        return content
+
     def finish(
         self, trainer: RecipeTrainer, example: str | Sequence[str] | None = None, **results: Any
     ) -> dict[str, Any]:

@@ -375,13 +375,20 @@ class TestFlagsOfTheExamples:
     def test_only_training_uses_all_rows(self, encoder, tmp_path):
         for split in ("train", "test"):
             write(tmp_path / f"{split}.csv")
-        run(text_classification, "--data", tmp_path, "--model_name", encoder, "--output_dir", tmp_path / "run",
-            "--use_cpu", "--max_steps", 1, "--do_train")  # fmt: skip
+        command = (text_classification, "--data", tmp_path, "--model_name", encoder, "--output_dir", tmp_path / "run",
+                   "--use_cpu", "--max_steps", 1, "--do_train")  # fmt: skip
+        run(*command)
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         assert results["dataset"]["rows"] == {"train": 60, "test": 60}
         assert (results["test"], results["best_score"], results["epochs"]) == (None, None, [])
         assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
         assert not (tmp_path / "run" / "predictions.csv").exists()
+
+        run(*command, "--do_predict")  # of the finished run
+        assert len(pd.read_csv(tmp_path / "run" / "predictions.csv")) == 60
+        after = json.loads((tmp_path / "run" / "results.json").read_text())
+        assert {**after, "test": None} == results
+        assert 0 <= after["test"]["accuracy"] <= 1
 
 
 class TestFilesOfArguments:
