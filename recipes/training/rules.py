@@ -183,7 +183,7 @@ FLAGS_OF_EXAMPLES = {
     "model_revision": "download that revision, and give its folder to --model_name",
     "token": "log in with hf auth login, or set the environment variable HF_TOKEN",
     "trust_remote_code": "no code from the Hub is run",
-    "ignore_mismatched_sizes": "a new head is always made for the task",
+    "ignore_mismatched_sizes": "a head of another size is always replaced by a new one",
     "overwrite_cache": "nothing is cached; --overwrite_output_dir starts over",
     "preprocessing_num_workers": "texts are tokenized in the training process",
     "pad_to_max_length": "batches are padded to their longest text",
