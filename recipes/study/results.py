@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI
+from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI, proper_name
 from sweeping.runs import MEANT_FOR, choose
 from training.errors import RecipeError
 
@@ -248,9 +248,19 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores."""
+    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores. A task whose
+    runs were chosen by several scores, such as classes and a regression on the same data, has a column for each."""
     rows = list(rows)
     glue = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
-    cells = {task: cell for row in rows for task, cell in row.cells.items()}
     known = {*GLUE_TASKS, MISMATCHED}
-    return glue | {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in known}
+    scores: dict[str, dict[str, None]] = {}  # as ordered sets
+    for row in rows:
+        for task, cell in row.cells.items():
+            if task not in known:
+                scores.setdefault(task, {})[cell.best["chosen_by"]] = None
+    own = {
+        task if len(of_task) == 1 else f"{task}, {proper_name(score)}": (task, score)
+        for task, of_task in scores.items()
+        for score in of_task
+    }
+    return glue | own

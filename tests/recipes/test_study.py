@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
+from study.reports import write_all
 from study.results import arrange, collect, columns, differences, mean_and_error
 from study.table import print_study, study
 from tasks.glue import TASKS
@@ -79,6 +80,12 @@ class TestAverages:
         assert server_average(rest) is None
         assert (mean_of_nine(rest) is None) == (missing != "wnli")
 
+    def test_tasks_that_were_not_scored_have_none(self, tmp_path, capsys):
+        write_all(f"{tmp_path}/{{task}}", {task: {} for task in GLUE_TASKS}, predicted=False)
+        written = json.loads((tmp_path / "all.json").read_text())
+        assert written["mean_of_nine_columns"] is written["server_average"] is None
+        assert "average" not in capsys.readouterr().out
+
     def test_the_mean_and_its_standard_error(self):
         # Deviations of -1, 0, 1: a variance of 2 / 2, so an error of 1 / sqrt(3).
         assert mean_and_error([80, 81, 82]) == (81, pytest.approx(1 / sqrt(3)))
@@ -115,6 +122,10 @@ class TestRows:
         assert starts(*own) == [set(SCORES)]
         assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
         assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
+
+    def test_a_tasks_name_may_hold_signs_of_a_regular_expression(self):
+        (row,) = arrange([result("notes (1", {"accuracy": 0.5}, data="notes (1.csv")], CHOSEN)
+        assert set(row.cells) == {"notes (1"}
 
     def test_a_cell_is_the_best_points_seeds(self):
         runs = [cola(0.5, 0), cola(0.6, 1), cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
@@ -392,6 +403,22 @@ class TestChart:
         assert [bar.get_height() for bar in bars["full"]] == pytest.approx([60])
         (segments, _) = (bars[name].errorbar.lines[2][0].get_segments() for name in bars)
         assert [tuple(end[1] for end in segment) for segment in segments] == [pytest.approx((50, 54)), (70, 70)]
+
+    def test_one_task_with_scores_of_two_kinds(self):
+        from study.chart import draw
+
+        classes = result("tickets", {"accuracy": 0.9}, problem_type=None)
+        rows = arrange([classes, result("tickets", {"spearmanr": 0.8}, problem_type="regression"), cola(0.5)], CHOSEN)
+        assert list(columns(rows)) == ["CoLA", "tickets, accuracy", "tickets, Spearman correlation"]
+        (axes,) = draw(rows).axes
+        assert sorted(text.get_text() for text in axes.texts) == [f"{score}, one seed" for score in (50.0, 80.0, 90.0)]
+
+    def test_a_row_without_a_score_of_any_column_has_no_bars(self):
+        from study.chart import draw
+
+        rte = {**result("rte", {"loss": 0.4}, method="full"), "chosen_by": "loss"}
+        (axes,) = draw(arrange([cola(0.5), rte], CHOSEN)).axes
+        assert [text.get_text() for text in axes.texts] == ["50.0, one seed"]
 
     def test_labels_do_not_overlap(self):
         from study.chart import COLORS, draw
