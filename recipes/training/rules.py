@@ -171,6 +171,9 @@ NOT_FLAGS = {
     "include_for_metrics": "a recipe computes the scores of its task",
     "batch_eval_metrics": "a recipe computes its scores of all predictions at once",
     "eval_do_concat_batches": "a recipe computes its scores of all predictions at once",
+    "hub_revision": "a recipe pushes to the main branch",
+    "hub_strategy": "a recipe pushes once, at the end of the training",
+    "hub_always_push": "a recipe pushes once, at the end of the training",
 }
 
 # Flags of transformers' example scripts, such as run_glue.py, that are not flags of the recipes, with what to do

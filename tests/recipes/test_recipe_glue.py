@@ -201,7 +201,7 @@ def predict(base, adapter, num_labels, data, text_columns):
     return torch.cat(outputs).numpy()
 
 
-def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_path):
+def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_path, capsys):
     """MiniLM's pooler must be trained, at the rate of its measured runs."""
     (tmp_path / "FOLDER" / "mrpc").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -213,6 +213,7 @@ def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_pa
         arguments, _, adapter, training = glue.parse_arguments()
         found.append((arguments.task, arguments.model_name, adapter.train_pooler, training.learning_rate))
     assert found == [("mrpc", "google-bert/bert-base-uncased", False, 3e-4), ("mrpc", "minilm", True, 1e-3)]
+    assert capsys.readouterr().out.count("minilm is trained with") == 1
 
 
 class TestRuns:
