@@ -150,7 +150,8 @@ def tokenized(
 ) -> dict[str, Dataset]:
     """Return the splits with the tokens of their texts."""
     return {
-        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
+        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length, name)
+        for name, split in splits.items()
     }
 
 

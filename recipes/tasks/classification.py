@@ -128,7 +128,8 @@ class ClassificationTask:
     def tokenized(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> "ClassificationTask":
         """Return the task with the tokens of its texts."""
         splits = {
-            name: tokenize(split, tokenizer, self.text_columns, max_length) for name, split in self.splits.items()
+            name: tokenize(split, tokenizer, self.text_columns, max_length, name)
+            for name, split in self.splits.items()
         }
         return replace(self, splits=splits)
 

@@ -208,11 +208,12 @@ def sample(data: Dataset, size: int | None) -> Dataset:
 
 
 def tokenize(
-    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int
+    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int, name: str = ""
 ) -> Dataset:
     """Add the tokens of the texts, truncated to max_length and unpadded, and their number as `length`.
 
-    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little.
+    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little. Of the split
+    called train, the log says how many texts reach max_length.
     """
     max_length = token_limit(tokenizer, max_length, len(text_columns))
     characters = max_length * CHARACTERS_PER_TOKEN
@@ -222,7 +223,12 @@ def tokenize(
         tokens = tokenizer(*texts, truncation=True, max_length=max_length)
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
-    return data.map(tokenize_batch, batched=True, desc="Tokenizing")
+    tokenized = data.map(tokenize_batch, batched=True, desc="Tokenizing")
+    full = sum(length == max_length for length in tokenized["length"]) if name == "train" else 0
+    if full:
+        log(f"{full:,} of {len(data):,} training texts reach {max_length} tokens, where texts are truncated; see "
+            "--max_length")  # fmt: skip
+    return tokenized
 
 
 def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, texts: int = 1) -> int:

@@ -88,10 +88,18 @@ class TestModel:
         model, _ = load_classifier(str(tmp_path), ("no", "yes"))
         assert model.classifier.out_features == 2
 
-    def test_tokenize_cuts_and_counts(self, tiny_model):
+    def test_tokenize_cuts_and_counts(self, tiny_model, capsys):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         data = Dataset.from_dict({"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]})
-        tokens = tokenize(data, tokenizer, ("a", "b"), max_length=8)
+        tokens = tokenize(data, tokenizer, ("a", "b"), 8, "train")
+        cut = sum(len(ids) == 8 for ids in tokens["input_ids"])
+        assert (
+            f"{cut} of {len(data)} training texts reach 8 tokens, where texts are truncated;"
+            in capsys.readouterr().out
+        )
+        tokenize(data, tokenizer, ("a", "b"), 8, "validation")
+        tokenize(data, tokenizer, ("a", "b"), 99, "train")
+        assert not capsys.readouterr().out
         assert tokens["length"] == [8, 6] == [len(ids) for ids in tokens["input_ids"]]
         assert (
             tokens[0]["input_ids"]
