@@ -7,11 +7,12 @@ analysis/variants.py: their adapters are saved but cannot be loaded, so give --s
 --load_best_model_at_end false. The score in results.json is the best epoch's nevertheless.
 """
 
+import runpy
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
-import glue
 from analysis.variants import VARIANTS, with_variant
 from study.presets import GlueArguments, parse_arguments
 from training import methods
@@ -28,10 +29,11 @@ class VariantArguments(GlueArguments):
 def main() -> None:
     """Read the command line and run the tasks as glue.py does."""
     arguments, *others = parse_arguments(kind=VariantArguments, recipe="variants.py")
+    glue = runpy.run_path(str(Path(__file__).with_name("glue.py")))
     original = methods.apply_method
     methods.apply_method = with_variant(VARIANTS[arguments.variant], original)
     try:
-        glue.run_tasks(arguments, *others)
+        glue["run_tasks"](arguments, *others)
     finally:
         methods.apply_method = original
 
