@@ -121,7 +121,7 @@ def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
     )  # fmt: skip
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    label = f"change of {proper_name(rows[0]['score_name'])} (%)"
+    label = f"relative change of the {proper_name(rows[0]['score_name'])} (%)"
     figure.colorbar(image, ax=axes, label=label, shrink=0.8).outline.set_visible(False)
     return figure
 

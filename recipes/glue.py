@@ -38,8 +38,14 @@ from training.trainer import RecipeTrainer
 
 
 def main() -> None:
-    """Read the command line and run the tasks, one after the other."""
-    arguments, method, adapter, training = parse_arguments()
+    """Read the command line and run the tasks."""
+    run_tasks(*parse_arguments())
+
+
+def run_tasks(
+    arguments: GlueArguments, method: MethodArguments, adapter: ClassifierArguments, training: RecipeTrainingArguments
+) -> None:
+    """Train or evaluate the tasks, one after the other, and print their scores."""
     tasks = find_tasks(arguments.task)
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
@@ -144,7 +150,8 @@ def tokenized(
 ) -> dict[str, Dataset]:
     """Return the splits with the tokens of their texts."""
     return {
-        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length) for name, split in splits.items()
+        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length, name)
+        for name, split in splits.items()
     }
 
 

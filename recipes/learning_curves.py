@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from statistics import mean
 
 from matplotlib.figure import Figure
 
@@ -25,7 +26,11 @@ from training.figures import COLORS, COLUMN, MOMENT, PAGE, plt, save
 
 def main() -> None:
     """Read the command line and draw."""
-    parser = argparse.ArgumentParser(usage="python recipes/learning_curves.py FOLDER [flags]", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="python recipes/learning_curves.py FOLDER [flags]",
+        description=__doc__.split("\n\n")[0],
+        allow_abbrev=False,
+    )
     parser.add_argument("folder", type=Path, help="Folder of a run, a sweep, or several.")
     parser.add_argument("--score", help="A validation score; default: the one that has chosen the epoch.")
     parser.add_argument("--x", choices=MOMENT, default="epoch")
@@ -50,8 +55,8 @@ def draw(rows: Sequence[Row], x: str = "epoch", score: str | None = None) -> Fig
         cells = {row.label: row.cells[task] for row in rows if task in row.cells}
         for label, cell in cells.items():
             points = curve(cell.seeds, x, score)
-            middle = [mean for mean, _ in points.values()]
-            low, high = ([mean + sign * (error or 0) for mean, error in points.values()] for sign in (-1, 1))
+            middle = [value for value, _ in points.values()]
+            low, high = ([value + sign * (error or 0) for value, error in points.values()] for sign in (-1, 1))
             axes.fill_between([*points], low, high, color=styles[label], alpha=0.2, linewidth=0)
             axes.plot([*points], middle, color=styles[label], marker="." if len(points) <= 20 else "", label=label)
         shown = score or next(iter(cells.values())).best["chosen_by"]
@@ -64,20 +69,25 @@ def draw(rows: Sequence[Row], x: str = "epoch", score: str | None = None) -> Fig
 
 
 def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float, tuple[float, float | None]]:
-    """Return a score's mean over the seeds and its standard error by epoch or step, where all seeds have one.
+    """Return a score's mean over the seeds and its standard error, by epoch, step or the seeds' mean seconds, at the
+    steps where all seeds have one.
 
     Raises:
         RecipeError: If a run has no such score.
     """
-    values: dict[float, list[float]] = {}
+    values: dict[float, list[tuple[float, float]]] = {}
     for results in seeds.values():
         name = score or results["chosen_by"]
         for epoch in results["epochs"]:
             if name not in epoch:
                 have = ", ".join(key for key in epoch if key not in MOMENT)
                 raise RecipeError(f"--score must be a score of all runs; a run on {results['task']} has {have}.")
-            values.setdefault(epoch[x], []).append(in_percent(results, name, epoch[name]))
-    return {at: mean_and_error(own) for at, own in sorted(values.items()) if len(own) == len(seeds)}
+            values.setdefault(epoch["step"], []).append((epoch[x], in_percent(results, name, epoch[name])))
+    return {
+        mean(at for at, _ in own): mean_and_error([value for _, value in own])
+        for _, own in sorted(values.items())
+        if len(own) == len(seeds)
+    }
 
 
 if __name__ == "__main__":

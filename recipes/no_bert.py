@@ -29,8 +29,8 @@ from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
-from tasks.labels import SINGLE, find_labels, has_labels, label_texts
-from training.data import check_columns, find_text_columns, load_splits, sample, with_validation
+from tasks.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
+from training.data import check_columns, find_text_columns, load_splits, rows_with_text, sample, with_validation
 from training.errors import RecipeError, end_with_one_line
 from training.results import write_atomically
 from training.rules import OneLineErrors, check_flags
@@ -98,13 +98,16 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     splits = load_splits(data)
     text_columns = find_text_columns(splits["train"], None)
-    labels = find_labels(splits["train"], None, None)
+    columns = find_label_columns(splits["train"], None)
+    if "test" in splits and not has_labels(splits["test"], columns):
+        del splits["test"]
+    for name, split in splits.items():
+        check_columns(split, name, text_columns, columns)
+        splits[name] = rows_with_label(split, columns, name)
+    splits["train"] = rows_with_text(splits["train"], "train", text_columns)
+    labels = find_labels(splits["train"], columns, None)
     if labels.problem_type != SINGLE:
         raise RecipeError(f"The baseline is for one class per text; {data} is a {labels.problem_type}.")
-    for name, split in splits.items():
-        check_columns(split, name, text_columns, labels.columns)
-    if "test" in splits and not has_labels(splits["test"], labels.columns):
-        del splits["test"]
     splits = with_validation(splits, label_texts(splits["train"], labels.columns))
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     texts = {

@@ -39,6 +39,9 @@ from training.tables import log
 from training.trainer import RecipeTrainer
 
 
+ANSWERS = "predictions.json"
+
+
 @dataclass(kw_only=True)
 class SquadArguments(DataArguments):
     """The questions, and how answers are found."""
@@ -91,6 +94,9 @@ def main() -> None:
     push = plan_push(training, arguments.model_name, texts=2)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
+        if training.do_predict and not Path(training.output_dir, ANSWERS).exists():
+            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
+            evaluate(saved, arguments, method, training)
         return push(training.output_dir)
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
@@ -157,7 +163,7 @@ def write_answers(trainer: "SquadTrainer") -> None:
     if trainer.args.do_predict:
         answers = trainer.answers()
         if trainer.args.should_save:
-            Path(trainer.args.output_dir, "predictions.json").write_text(json.dumps(answers, indent=2) + "\n")
+            Path(trainer.args.output_dir, ANSWERS).write_text(json.dumps(answers, indent=2) + "\n")
 
 
 class SquadTrainer(RecipeTrainer):

@@ -28,6 +28,7 @@ from transformers.hf_argparser import HfArg
 
 from tasks.classification import ClassificationArguments, ClassificationTask, load_task, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
+from training.data import describe_data
 from training.errors import RecipeError, end_with_one_line
 from training.files import write_atomically
 from training.methods import OFF, MethodArguments
@@ -81,7 +82,7 @@ def main() -> None:
     model: PeftModel | None = None
     learned: dict[str, Learned] = {}
     rows = []
-    for name, task in tasks.items():
+    for source, (name, task) in zip(arguments.data, tasks.items(), strict=True):
         model, tokenizer = add_task(model, name, task, arguments.model_name, adapter)
         record_preprocessing(model, arguments.max_length)
         task = task.tokenized(tokenizer, arguments.max_length)
@@ -94,7 +95,8 @@ def main() -> None:
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         trainer.saved_as = "."
-        described = {"model": arguments.model_name, "labels": task.labels.names, **rows[-1]}
+        dataset = describe_data(task.name, source, arguments.data_config, task.splits)
+        described = {"model": arguments.model_name, "dataset": dataset, "labels": task.labels.names, **rows[-1]}
         write_results(trainer, (arguments, adapter, own), **described)
         if training.should_save:
             write_adapter_card(Path(own.output_dir), card_example(own, len(task.text_columns)))

@@ -18,9 +18,9 @@ from training.rules import OneLineErrors, check_unique
 
 def main() -> None:
     """Read the command line and print the tables."""
-    parser = OneLineErrors(usage="python recipes/study_table.py FOLDER [flags]")
+    parser = OneLineErrors(usage="python recipes/study_table.py FOLDER [flags]", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
-    parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN)
+    parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
     arguments = parser.parse_args()
     check_unique("choose", arguments.choose)
     if not any(arguments.folder.rglob("results.json")):

@@ -62,13 +62,16 @@ def main() -> int:
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     """Return the sweep's own flags, and the recipe's."""
     parser = argparse.ArgumentParser(
-        usage="python recipes/sweep.py RECIPE --output_dir FOLDER [flags]", allow_abbrev=False
+        usage="python recipes/sweep.py RECIPE --output_dir FOLDER [flags]",
+        description=__doc__.split("\n\n")[0],
+        epilog="All other flags, such as --data_dir and --model_name, are passed to each run of the recipe.",
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
     add("--output_dir", required=True, type=Path, help="Folder with a folder per task, with a folder per run.")
     for axis in AXES:
-        add(f"--{axis}", nargs="+", metavar="VALUE", help="One or more values of the recipe's flag.")
+        add(f"--{axis}", nargs="+", metavar="VALUE", help=f"One or more values of the recipe's --{axis}.")
     choose_help = "Flags whose values validation chooses, per combination of the rest; default: learning rate, epochs."
     add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help=choose_help)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")

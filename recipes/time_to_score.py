@@ -24,7 +24,11 @@ from training.errors import RecipeError, end_with_one_line
 
 def main() -> None:
     """Read the command line, print the table and write it into the folder."""
-    parser = argparse.ArgumentParser(usage="python recipes/time_to_score.py FOLDER [flags]", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        usage="python recipes/time_to_score.py FOLDER [flags]",
+        description=__doc__.split("\n\n")[0],
+        allow_abbrev=False,
+    )
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
     parser.add_argument("--share", type=float, default=0.99, help="Share of the baseline's best score.")
     parser.add_argument("--baseline", default="full", help="A row of the table.")

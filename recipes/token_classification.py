@@ -12,6 +12,7 @@ Each word's tag is on its first word piece; a sentence longer than --max_length 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datasets import Dataset
 from transformers import (
@@ -60,10 +61,14 @@ def main() -> None:
     training.output_dir = training.output_dir.replace("{task}", "tagging")
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
-        return evaluate(saved, arguments, method, training)
+        evaluate(saved, arguments, method, training)
+        return
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
+        if training.do_predict and run.results["test"] is None and "test" in run.results["dataset"]["rows"]:
+            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
+            run.add(test=evaluate(saved, arguments, method, training)["test"])
         return push(training.output_dir)
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
@@ -106,8 +111,9 @@ def main() -> None:
 
 def evaluate(
     saved: str, arguments: TaggingArguments, method: MethodArguments, training: RecipeTrainingArguments
-) -> None:
-    """Score a saved adapter or model on the validation split and the test split; a single file is the former."""
+) -> dict[str, Any]:
+    """Score a saved adapter or model on the validation split and the test split, and return the content of
+    evaluation.json; a single file is the validation split."""
     model, tokenizer = load_saved(
         saved, None, arguments.model_name, method.base_dtype, AutoModelForTokenClassification
     )
@@ -119,7 +125,7 @@ def evaluate(
     max_length = arguments.max_length or recorded_length(saved, model)
     trainer, data = make_trainer(tags, model, tokenizer, splits, max_length, training)
     scores = without_times(trainer.evaluate())
-    write_evaluation(training, "tagging", saved, scores, labels=tags.names, test=score_test(trainer, data))
+    return write_evaluation(training, "tagging", saved, scores, labels=tags.names, test=score_test(trainer, data))
 
 
 def make_trainer(

@@ -35,7 +35,7 @@ FULL = "full fine-tuning"
 NAMES = {
     "full": FULL,
     "houlsby": "adapters",
-    "top_k": "top layers",
+    "top_k": "fine-tuning of the top k layers",
     "layer_norm": "layer norms",
     "lora": "LoRA",
     "linear": "head only",
@@ -81,16 +81,25 @@ def summarize(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yield a point per method and size: its trained parameters, and the low, middle and high score of its band.
 
     Scores are in percentage points, minus full fine-tuning's mean over its seeds on the same task if it has runs on
-    all tasks.
+    all tasks. A size without runs on all tasks is left out, as a median over fewer tasks is no point of the same line.
+
+    Raises:
+        RecipeError: If no size has runs on all tasks.
     """
     shown = columns(rows)
     scores = [
         {name: list(values) for name, (task, score) in shown.items() if (values := _scores(row, task, score))}
         for row in rows
     ]
-    full = next((own for row, own in zip(rows, scores, strict=True) if row.method == "full"), {})
-    relative = set(full) == set(shown)
-    for row, own in sorted(zip(rows, scores, strict=True), key=lambda pair: pair[0].trained):
+    for row, own in zip(rows, scores, strict=True):
+        if missing := shown.keys() - own.keys():
+            print(f"{row.label}: left out, as it has no run on {', '.join(sorted(missing))}")
+    complete = [(row, own) for row, own in zip(rows, scores, strict=True) if own.keys() == shown.keys()]
+    if not complete:
+        raise RecipeError(f"No size has runs on all of {', '.join(shown)}. Leave out --draw_only to make them.")
+    full = next((own for row, own in complete if row.method == "full"), {})
+    relative = bool(full)
+    for row, own in sorted(complete, key=lambda pair: pair[0].trained):
         changes = {name: [s - (mean(full[name]) if relative else 0) for s in values] for name, values in own.items()}
         if len(changes) > 1:
             low, middle, high = np.percentile([mean(values) for values in changes.values()], [20, 50, 80]).tolist()

@@ -8,27 +8,35 @@ analysis/variants.py: their adapters are saved but cannot be loaded, so give --s
 """
 
 import runpy
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from transformers.hf_argparser import HfArg
+
 from analysis.variants import VARIANTS, with_variant
+from study.presets import GlueArguments, parse_arguments
 from training import methods
-from training.rules import OneLineErrors
+from training.errors import end_with_one_line
+
+
+@dataclass(kw_only=True)
+class VariantArguments(GlueArguments):
+    """The task, the encoder and the variant."""
+
+    variant: str = HfArg(metadata={"choices": [*VARIANTS]}, help="What differs from the paper's adapter.")
 
 
 def main() -> None:
-    """Take --variant from the command line, and run glue.py with the rest."""
-    parser = OneLineErrors(add_help=False, allow_abbrev=False)
-    parser.add_argument("--variant", choices=VARIANTS, required=True)
-    arguments, flags = parser.parse_known_args()
-    sys.argv = [sys.argv[0], *flags]
+    """Read the command line and run the tasks as glue.py does."""
+    arguments, *others = parse_arguments(kind=VariantArguments, recipe="variants.py")
+    glue = runpy.run_path(str(Path(__file__).with_name("glue.py")))
     original = methods.apply_method
     methods.apply_method = with_variant(VARIANTS[arguments.variant], original)
     try:
-        runpy.run_path(str(Path(__file__).with_name("glue.py")), run_name="__main__")
+        glue["run_tasks"](arguments, *others)
     finally:
         methods.apply_method = original
 
 
 if __name__ == "__main__":
-    main()
+    end_with_one_line(main)

@@ -39,7 +39,7 @@ _HYPERPARAMETERS = (
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "warmup_steps", "lr_scheduler_type", "optim", "weight_decay", "adam_beta1", "adam_beta2",
     "adam_epsilon", "max_grad_norm", "label_smoothing_factor", "train_sampling_strategy", "dropout", "init_std",
-    "base_dtype", "bf16", "fp16", "seed",
+    "train_pooler", "class_weights", "base_dtype", "bf16", "fp16", "seed",
 )  # fmt: skip
 _LONGEST_LOG = 30
 

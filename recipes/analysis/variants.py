@@ -66,6 +66,11 @@ class ParallelBottleneck(Bottleneck):
 
     skip: torch.Tensor
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Saved with the weights, which alone would load as those of the paper's adapter, and predict something else.
+        self.register_buffer(type(self).__name__, torch.zeros(1))
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         branch = self.down_proj(self.skip.to(self.down_proj.weight.dtype))
         branch = self.dropout(self.up_proj(self.activation(branch)))

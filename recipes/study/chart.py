@@ -24,6 +24,8 @@ def draw(rows: Sequence[Row]) -> Figure:
             for position, (task, score) in enumerate(shown.values())
             if (cell := row.cell(task, score)) and (mean := cell.mean(score))
         ]
+        if not points:
+            continue
         positions, heights, errors = zip(*points, strict=True)
         bars = axes.bar(
             positions,

@@ -15,10 +15,11 @@ alone and the head alone, which use those of the adapters.
 """
 
 import copy
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from transformers.hf_argparser import HfArg
 
@@ -101,20 +102,29 @@ class GlueArguments(EncoderArguments):
     predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
 
 
+Task = TypeVar("Task", bound=GlueArguments)
+
+
 def parse_arguments(
-    args: Sequence[str] | None = None,
-) -> tuple[GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+    args: Sequence[str] | None = None, kind: type[Task] = GlueArguments, recipe: str = "glue.py"
+) -> tuple[Task, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Parse the command line, or `args`, and check what does not depend on the data.
 
     A preset and the run without data have their own defaults, which flags override. With --evaluate, the encoder and
     the length of texts are None unless they are given: then they are those of the saved adapter.
 
+    Args:
+        args: The words of a command line; default: those of this process.
+        kind: The dataclass of the task and the encoder.
+        recipe: The script, for its usage.
+
     Raises:
         RecipeError: If a value breaks its rule, or does not fit another one.
     """
-    groups = (GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/glue.py [flags]")
-    arguments, method, adapter, training = parser.parse(args)
+    groups = (kind, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
+    # Given words print nothing: that is for the second time, with all defaults.
+    arguments, method, adapter, training = parser.parse(sys.argv[1:] if args is None else args)
     tasks = find_tasks(arguments.task)
     if arguments.preset is not None:
         parser.set_defaults(**preset(arguments.preset, method.method, adapter.share_layers))

@@ -57,8 +57,9 @@ def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted:
         shown = (f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss"))
         print(f"{task:<5} {', '.join(shown)}")
     nine, server = averages.values()
-    print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
-    print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
+    if nine is not None and server is not None:  # --do_train alone scores nothing
+        print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
+        print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
     if not predicted:
         return
     archive = Path(f"{before}submission.zip")

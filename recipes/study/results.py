@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI
+from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI, proper_name
 from sweeping.runs import MEANT_FOR, choose
 from training.errors import RecipeError
 
@@ -23,8 +23,10 @@ ADDING = ("houlsby", "lora")
 # Arguments that do not change what is learned.
 IGNORED = {
     *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
-    *("report_to", "disable_tqdm", "use_cpu", "keep_prefix_gb"),
+    *("report_to", "disable_tqdm", "use_cpu", "keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
+# Arguments that make other rows even if they differ only between tasks: a row is a method on one model.
+OF_ROW = {*MEANT_FOR, "model_name", "init_adapter", "variant"}
 IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
 
 
@@ -141,35 +143,72 @@ def _share(method: str, results: Results) -> float:
 
 
 def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
-    """Arrange results as rows of cells. Runs that differ in any argument except the seed and those in `chosen` are in
-    different rows, so that a mean is over seeds only. Runs without a validation score are left out."""
-    runs: dict[str, dict[str, list[Results]]] = {}
-    for one in (one for one in results if one["best_score"] is not None):
-        task = MISMATCHED if one["chosen_by"] == "mismatched_accuracy" else one["task"]
-        runs.setdefault(_key(one, chosen), {}).setdefault(task, []).append(one)
-    labels = _labels([json.loads(key) for key in runs])
+    """Arrange results as rows of cells. Runs without a validation score are left out.
+
+    Runs of a method are in different rows if they differ in an argument that differs between runs of one task, except
+    the seed and those in `chosen`, so that a mean is over seeds only. What differs only between tasks, such as
+    --max_train_samples for a large one, makes no rows, except OF_ROW; `differences` names it.
+    """
+    runs = _with_defaults([one for one in results if one["best_score"] is not None])
+    values: dict[tuple[str, str, str], set[str]] = {}
+    for one in runs:
+        for name, value in _compared(one, chosen).items():
+            values.setdefault((_task(one), _method(one), name), set()).add(json.dumps(value, sort_keys=True))
+    telling = {(method, name) for (_, method, name), found in values.items() if len(found) > 1}
+    rows: dict[str, dict[str, list[Results]]] = {}
+    for one in runs:
+        method, compared = _method(one), _compared(one, chosen)
+        key = {name: value for name, value in compared.items() if name in OF_ROW or (method, name) in telling}
+        rows.setdefault(json.dumps({**key, "method": method}, sort_keys=True), {}).setdefault(_task(one), []).append(
+            one
+        )
+    labels = _labels([json.loads(key) for key in rows])
     return [
-        Row(labels[number], json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
-        for number, (key, tasks) in enumerate(runs.items())
+        Row(label, json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
+        for label, (key, tasks) in zip(labels, rows.items(), strict=True)
     ]
 
 
-def _key(results: Results, chosen: Sequence[str]) -> str:
+def differences(row: Row, chosen: Sequence[str]) -> dict[str, str]:
+    """Return for each task of a row the arguments that differ between its tasks, except those in `chosen`."""
+    by_task = {task: _compared(next(iter(cell.seeds.values())), chosen) for task, cell in row.cells.items()}
+    names = sorted({name for compared in by_task.values() for name in compared})
+    differing = [name for name in names if len({json.dumps(own.get(name)) for own in by_task.values()}) > 1]
+    return {task: _describe(own, differing) for task, own in by_task.items()}
+
+
+def _with_defaults(results: Sequence[Results]) -> list[Results]:
+    """Return the results with the same arguments: one that an earlier version did not have has its default."""
+    names = {name for one in results for name in one["arguments"]}
+    defaults = {name: value for one in results for name, value in one.get("defaults", {}).items()}
+    missing = {name: defaults.get(name) for name in sorted(names)}
+    return [{**one, "arguments": missing | one["arguments"]} for one in results]
+
+
+def _task(results: Results) -> str:
+    return MISMATCHED if results["chosen_by"] == "mismatched_accuracy" else str(results["task"])
+
+
+def _method(results: Results) -> str:
+    return str(results.get("method", "houlsby"))
+
+
+def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments that change what a run of its method learns, so that equal ones have equal values."""
     arguments = {
-        name: value
+        name: float(value) if type(value) is int else value  # a default of 10 epochs is 10.0 on the command line
         for name, value in results["arguments"].items()
         if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
+        if MEANT_FOR.get(name, _method(results)) == _method(results)
     }
-    method = results.get("method", "houlsby")
     if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:
         # The tasks have different scores, which alone would put them in different rows.
         arguments["metric_for_best_model"] = "main"
     # An adapter or a model is often pretrained in a folder with the task's name.
     for name in ("init_adapter", "model_name", "data"):
         if isinstance(value := arguments.get(name), str):
-            arguments[name] = re.sub(rf"(?<![^\W_]){results['task']}(?![^\W_])", "{task}", value)
-    meant = {name: value for name, value in arguments.items() if MEANT_FOR.get(name, method) == method}
-    return json.dumps(meant | {"method": method}, sort_keys=True)
+            arguments[name] = re.sub(rf"(?<![^\W_]){re.escape(results['task'])}(?![^\W_])", "{task}", value)
+    return arguments
 
 
 def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -177,10 +216,17 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for row in rows:
         same_method = [other for other in rows if other["method"] == row["method"]]
-        telling = [name for name in row if any(other.get(name) != row[name] for other in same_method)]
-        shown = [name for name in row if name in MEANT_FOR or name in telling]
-        labels.append(", ".join([row["method"], *(f"{name} {row[name]}" for name in shown)]))
+        telling = [name for name in row if any(other[name] != row[name] for other in same_method)]
+        options = _describe(row, [name for name in row if name in MEANT_FOR or name in telling])
+        labels.append(", ".join([row["method"], *([options] if options else [])]))
     return labels
+
+
+def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
+    values = ((name, arguments.get(name)) for name in names)
+    return ", ".join(
+        f"{name} {repr(value).removesuffix('.0') if isinstance(value, float) else value}" for name, value in values
+    )
 
 
 def best_cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
@@ -202,9 +248,19 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores."""
+    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores. A task whose
+    runs were chosen by several scores, such as classes and a regression on the same data, has a column for each."""
     rows = list(rows)
     glue = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
-    cells = {task: cell for row in rows for task, cell in row.cells.items()}
     known = {*GLUE_TASKS, MISMATCHED}
-    return glue | {task: (task, cell.best["chosen_by"]) for task, cell in cells.items() if task not in known}
+    scores: dict[str, dict[str, None]] = {}  # as ordered sets
+    for row in rows:
+        for task, cell in row.cells.items():
+            if task not in known:
+                scores.setdefault(task, {})[cell.best["chosen_by"]] = None
+    own = {
+        task if len(of_task) == 1 else f"{task}, {proper_name(score)}": (task, score)
+        for task, of_task in scores.items()
+        for score in of_task
+    }
+    return glue | own

@@ -1,6 +1,6 @@
 """The tables of a study in Markdown: our rows, the papers', and the values that validation has chosen."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from study.papers import (
     mean_of_nine,
     server_average,
 )
-from study.results import Row, arrange, collect, columns, mean_and_error
+from study.results import Row, arrange, collect, columns, differences, mean_and_error
 
 
 MISSING = "-"
@@ -66,14 +66,15 @@ def study(rows: Sequence[Row], chosen: Sequence[str]) -> str:
     papers = paper_lines(shown, of_glue)
     parts = ["## Scores", table(header, [*lines, *papers]), *([NOTES] if papers else [])]
     parts += second_parts(rows)
-    full = next((row for row in rows if row.method == "full"), None)
-    others = [row for row in rows if row is not full]
-    if full and others:
-        differences = [[row.label, *difference_cells(row, full, shown)] for row in others]
+    full = full_fine_tuning(rows)
+    others = [row for row in rows if row.method != "full" or not row.cells.items() <= full.cells.items()]
+    if full.cells and others:
+        compared = [[row.label, *difference_cells(row, full, shown)] for row in others]
         header = ["", *shown, "mean of these columns"]
-        parts += [f"## Difference to {full.label}", table(header, differences), DIFFERENCES]
-    settings = [[row.label, task, *setting_cells(row, task, chosen)] for row in rows for task in row.cells]
-    parts += ["## Chosen on validation", table(["", "task", *chosen, "seeds", "best run"], settings)]
+        parts += [f"## Difference to {full.label}", table(header, compared), DIFFERENCES]
+    settings = [[row.label, *cells] for row in rows for cells in setting_cells(row, chosen)]
+    header = ["", "task", *chosen, "differs between the tasks", "seeds", "best run"]
+    parts += ["## Chosen on validation", table(header, settings)]
     parts += [part for row in rows for part in additional_parts(row)]
     return "\n\n".join(parts) + "\n"
 
@@ -158,6 +159,15 @@ def _by_task(scores: Mapping[tuple[str, str], float]) -> dict[str, dict[str, flo
     return {task: {name: value for (of, name), value in scores.items() if of == task} for task, _ in scores}
 
 
+def full_fine_tuning(rows: Iterable[Row]) -> Row:
+    """Return for each task the runs of full fine-tuning with which the others are compared: of several rows that have
+    the task, those of the row with the most tasks."""
+    full = sorted((row for row in rows if row.method == "full"), key=lambda row: -len(row.cells))
+    cells = {task: cell for row in reversed(full) for task, cell in row.cells.items()}
+    used = [row.label for row in full if any(cells[task] is cell for task, cell in row.cells.items())]
+    return Row("; ".join(used), "full", cells)
+
+
 def difference_cells(row: Row, full: Row, shown: Columns) -> list[str]:
     """Return the row's means minus full fine-tuning's, with the difference's standard error, then their plain mean
     over the columns that both have, and the number of these columns."""
@@ -180,12 +190,15 @@ def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[
     return mean - reference, None if None in (error, reference_error) else hypot(error, reference_error)
 
 
-def setting_cells(row: Row, task: str, chosen: Sequence[str]) -> list[str]:
-    """Return the values that validation has chosen for the task, the seeds, and the folder of the best run."""
-    seeds, best = row.cells[task].seeds, row.cells[task].best
-    arguments = next(iter(seeds.values()))["arguments"]
-    values = (_plain(arguments.get(name)) for name in chosen)
-    return [*values, " ".join(map(str, sorted(seeds))), best["arguments"]["output_dir"]]
+def setting_cells(row: Row, chosen: Sequence[str]) -> Iterator[list[str]]:
+    """Yield for each task the values that validation has chosen for it, the other arguments that differ between the
+    row's tasks, the seeds, and the folder of the best run."""
+    differing = differences(row, chosen)
+    for task, cell in row.cells.items():
+        arguments = next(iter(cell.seeds.values()))["arguments"]
+        values = (_plain(arguments.get(name)) for name in chosen)
+        seeds = " ".join(map(str, sorted(cell.seeds)))
+        yield [task, *values, differing[task] or MISSING, seeds, cell.best["arguments"]["output_dir"]]
 
 
 def paper_lines(shown: Columns, of_glue: bool) -> list[list[str]]:

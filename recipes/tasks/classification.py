@@ -51,6 +51,7 @@ from training.data import (
 )
 from training.errors import RecipeError
 from training.evaluation import find_evaluated, write_evaluation
+from training.files import measure
 from training.methods import MethodArguments, prepare_model
 from training.model import (
     describe_head,
@@ -67,6 +68,7 @@ from training.tables import locate, log
 from training.trainer import RecipeTrainer, check_finite
 
 
+PREDICTIONS = "predictions.csv"
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -126,7 +128,8 @@ class ClassificationTask:
     def tokenized(self, tokenizer: PreTrainedTokenizerBase, max_length: int) -> "ClassificationTask":
         """Return the task with the tokens of its texts."""
         splits = {
-            name: tokenize(split, tokenizer, self.text_columns, max_length) for name, split in self.splits.items()
+            name: tokenize(split, tokenizer, self.text_columns, max_length, name)
+            for name, split in self.splits.items()
         }
         return replace(self, splits=splits)
 
@@ -211,29 +214,41 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
 
 
 def load_evaluated(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, trained_on: Sequence[str]
+    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, run: Mapping[str, Any]
 ) -> ClassificationTask:
     """Load the splits on which a saved adapter or model is scored.
 
-    A single file is scored whole, except one that it was trained on: of that, the validation examples of its run are.
+    A single file is scored whole, except one that its run has split: of that, the validation examples are.
 
     Args:
         arguments: The data, and how to read them.
         training: The training arguments.
         labels: The labels of what is scored; the columns are those of the data.
-        trained_on: The files that it was trained on, as far as they are known.
+        run: The results of the run that has trained it; empty if they are unknown.
     """
     splits, text_columns, columns = _read_splits(arguments, training)
     labels = replace(labels, columns=columns)
     texts = label_texts(splits["train"], columns)
     splits = _encode(splits, labels, text_columns)
-    path = Path(arguments.data).expanduser()
-    if path.is_file() and path.resolve() not in (Path(file).expanduser().resolve() for file in trained_on):
-        splits.setdefault("validation", splits["train"])
+    if "validation" not in splits and Path(arguments.data).expanduser().is_file():
+        trained_on, options = _was_trained_on(run, arguments.data), run.get("arguments", {})
+        was_split = options.get("do_eval", True) and not options.get("validation_file")
+        if trained_on and not was_split:
+            log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
+        if not (trained_on and was_split):
+            splits["validation"] = splits["train"]
     splits = with_validation(splits, rarest_labels(labels, texts))
     del splits["train"]
     log(f"{arguments.name}: {len(splits['validation']):,} examples to score")
     return ClassificationTask(arguments.name, splits, text_columns, labels)
+
+
+def _was_trained_on(run: Mapping[str, Any], file: str) -> bool:
+    """Return whether a run was trained on a file, whatever its name is now."""
+    known = run.get("dataset", {}).get("file")
+    if known is None:  # of an earlier version
+        return Path(str(run.get("arguments", {}).get("data"))).resolve() == Path(file).expanduser().resolve()
+    return bool(known == measure(Path(file).expanduser()))
 
 
 def _read_splits(
@@ -292,7 +307,12 @@ def classification_scores(
     several = problem_type == MULTI
     predicted = (outputs > 0).astype(int) if several else outputs.argmax(-1)
     averages = ("micro", "macro") if several else ("macro",)
-    f1 = {f"{kind}_f1": f1_score(labels, predicted, average=kind, zero_division=0.0) for kind in averages}
+    # For several labels, scikit-learn averages over all columns unless the classes that occur are named.
+    occur = np.flatnonzero((labels + predicted).any(0)) if several else ()
+    named = occur if len(occur) else None
+    f1 = {
+        f"{kind}_f1": f1_score(labels, predicted, labels=named, average=kind, zero_division=0.0) for kind in averages
+    }
     return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
 
 
@@ -326,10 +346,13 @@ def train(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, save the trained weights and results.json, and predict the test split.
 
-    A run that is already finished is left as it is. Returns the content of results.json.
+    Of a run that is already finished, only predictions that it has not made are. Returns the content of results.json.
     """
     run = Run(training, arguments, method, adapter)
     if run.results is not None:
+        if training.do_predict and "test" in task.splits and not Path(training.output_dir, PREDICTIONS).exists():
+            saved = "adapter" if method.adds_weights else "model"
+            return run.add(test=evaluate(f"{training.output_dir}/{saved}", arguments, method, training)["test"])
         return run.results
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     labels = task.labels
@@ -362,9 +385,7 @@ def evaluate(
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype)
     names, problem_type = recorded_labels(saved, model)
     labels = Labels((), problem_type or (REGRESSION if len(names) == 1 else SINGLE), names)
-    trained_on = read_results(saved).get("arguments", {}).get("data", [])
-    files = trained_on if isinstance(trained_on, list) else [trained_on]
-    task = load_evaluated(arguments, training, labels, files)
+    task = load_evaluated(arguments, training, labels, read_results(saved))
     task = task.tokenized(tokenizer, arguments.max_length or recorded_length(saved, model))
     trainer = task.trainer(model, tokenizer, training)
     scores = without_times(trainer.evaluate())
@@ -381,7 +402,7 @@ def predict_test(task: ClassificationTask, trainer: RecipeTrainer) -> dict[str, 
     prediction = trainer.predict(test)
     is_labeled = "label" in test.column_names
     if trainer.is_world_process_zero():
-        path = Path(trainer.args.output_dir, "predictions.csv")
+        path = Path(trainer.args.output_dir, PREDICTIONS)
         path.parent.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame({name: test[name] for name in task.text_columns})
         if is_labeled:

@@ -18,6 +18,7 @@ from houlsby_peft import HoulsbyConfig
 from training.data import load_splits
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
+from training.packaged import PACKAGED
 from training.rules import FLAGS_OF_EXAMPLES, NOT_FLAGS, OneLineErrors, check_flags
 from training.tables import log
 
@@ -39,7 +40,7 @@ class EncoderArguments:
     model_name: str = HfArg(
         aliases=["--model_name_or_path"],
         default=BERT,
-        help=f"Folder, name on the Hub, or {MINILM!r} for the packaged encoder.",
+        help=f"Folder, name on the Hub, or a packaged encoder: {' or '.join(map(repr, PACKAGED))}.",
     )
     max_length: int = HfArg(
         aliases=["--max_seq_length"], default=128, help="Tokens per example; longer ones are truncated."
@@ -147,7 +148,7 @@ class ClassifierArguments(AdapterArguments):
     train_pooler: bool = HfArg(
         default=False,
         help="Also train BERT's pooler, as full fine-tuning does. With an encoder whose pooler was never pretrained, "
-        "such as minilm, adapters then learn sooner and with every seed.",
+        "such as minilm, adapters then learn sooner and with every seed; minilm: true.",
     )
 
     def config(self, **kwargs: Any) -> HoulsbyConfig:
@@ -160,10 +161,12 @@ class RecipeTrainingArguments(TrainingArguments):
     """transformers' TrainingArguments with the defaults of Houlsby et al. 2019: Adam (AdamW without decay), batches of
     32, linear warm-up over a tenth of the steps and linear decay to zero, best epoch by the validation score."""
 
-    _argument_group_name = "training (every argument of transformers' TrainingArguments)"
+    _argument_group_name = "training (arguments of transformers' TrainingArguments)"
 
     output_dir: str = HfArg(default="runs/{task}", help="Folder of checkpoints, adapter and results.json.")
-    learning_rate: float = HfArg(default=3e-4, help="Peak learning rate, reached after the warm-up.")
+    learning_rate: float = HfArg(
+        default=3e-4, help="Peak learning rate, reached after the warm-up; to classify with minilm and adapters: 1e-3."
+    )
     num_train_epochs: float = HfArg(default=10, help="Number of passes over the training data.")
     per_device_train_batch_size: int = HfArg(default=32, help="Examples per training step on each device.")
     per_device_eval_batch_size: int = HfArg(default=64, help="Examples per evaluation step on each device.")
@@ -198,8 +201,14 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     resume_from_checkpoint: str | None = HfArg(
         default=None,
-        help="Checkpoint to resume from, or 'last' for the last complete one in output_dir, whatever the arguments; "
-        "default: the last one of a run with the same arguments.",
+        help="Checkpoint to resume from, or 'last' for the last complete one in output_dir, for example with more "
+        "epochs; default: the last one of a run with the same arguments.",
+    )
+    push_to_hub: bool = HfArg(
+        default=False, help="Push the adapter to the Hub with a generated card, once, at the end of the training."
+    )
+    hub_model_id: str | None = HfArg(
+        default=None, help="Repository to push to, user/name; default: the name of output_dir."
     )
     hub_private_repo: bool = HfArg(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
@@ -226,6 +235,9 @@ class RecipeTrainingArguments(TrainingArguments):
     include_for_metrics: list[str] = field(default_factory=list, init=False)
     batch_eval_metrics: bool = field(default=False, init=False)
     eval_do_concat_batches: bool = field(default=True, init=False)
+    hub_revision: str | None = field(default=None, init=False)
+    hub_strategy: str = field(default="every_save", init=False)
+    hub_always_push: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if not (self.do_train or self.do_eval or self.do_predict):

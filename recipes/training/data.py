@@ -13,6 +13,7 @@ from houlsby_peft import AdapterError
 from houlsby_peft.tables import find_text_columns as find_usual_columns
 from houlsby_peft.tables import match_column
 from training.errors import RecipeError
+from training.files import measure
 from training.rules import looks_like_a_path
 from training.tables import READERS, columns_of, locate, log, number_rows, read_file, read_split
 
@@ -58,10 +59,12 @@ def load_splits(data: str, config: str | None = None, **files: str | None) -> di
 def describe_data(
     name: str, source: str | None, config: str | None, splits: Mapping[str, Dataset], split: str = "validation"
 ) -> dict[str, Any]:
-    """Return what results.json says of the data: the name, the address on the Hub if they are there, the split that
-    the scores are of, and the rows of all splits."""
+    """Return what results.json says of the data: the name, the address on the Hub if they are there, the size and the
+    checksum if they are a file, the split that the scores are of, and the rows of all splits."""
     on_hub = source is not None and not looks_like_a_path(source)
-    address = {"id": source, "config": config} if on_hub else {}
+    address: dict[str, Any] = {"id": source, "config": config} if on_hub else {}
+    if source is not None and (path := Path(source).expanduser()).is_file():
+        address = {"file": measure(path)}
     return {"name": name, **address, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
 
 
@@ -205,11 +208,12 @@ def sample(data: Dataset, size: int | None) -> Dataset:
 
 
 def tokenize(
-    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int
+    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int, name: str = ""
 ) -> Dataset:
     """Add the tokens of the texts, truncated to max_length and unpadded, and their number as `length`.
 
-    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little.
+    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little. Of the split
+    called train, the log says how many texts reach max_length.
     """
     max_length = token_limit(tokenizer, max_length, len(text_columns))
     characters = max_length * CHARACTERS_PER_TOKEN
@@ -219,7 +223,12 @@ def tokenize(
         tokens = tokenizer(*texts, truncation=True, max_length=max_length)
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
-    return data.map(tokenize_batch, batched=True, desc="Tokenizing")
+    tokenized = data.map(tokenize_batch, batched=True, desc="Tokenizing")
+    full = sum(length == max_length for length in tokenized["length"]) if name == "train" else 0
+    if full:
+        log(f"{full:,} of {len(data):,} training texts reach {max_length} tokens, where texts are truncated; see "
+            "--max_length")  # fmt: skip
+    return tokenized
 
 
 def token_limit(tokenizer: PreTrainedTokenizerBase, max_length: int, texts: int = 1) -> int:

@@ -38,7 +38,7 @@ def list_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, int]]
     for path in sorted(paths):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        listed[path.relative_to(folder).as_posix()] = _measure(path)
+        listed[path.relative_to(folder).as_posix()] = measure(path)
     return listed
 
 
@@ -46,7 +46,7 @@ def find_damage(folder: Path, listed: Mapping[str, Mapping[str, int]]) -> str | 
     """Return the first difference between the files of a folder and their list, or None if there is none."""
     for name, expected in listed.items():
         try:
-            found = _measure(folder / name)
+            found = measure(folder / name)
         except FileNotFoundError:
             return f"{name} is missing"
         except OSError as error:
@@ -58,7 +58,8 @@ def find_damage(folder: Path, listed: Mapping[str, Mapping[str, int]]) -> str | 
     return None
 
 
-def _measure(path: Path) -> dict[str, int]:
+def measure(path: Path) -> dict[str, int]:
+    """Return the size and the CRC-32 of a file."""
     size = checksum = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

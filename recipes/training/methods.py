@@ -40,8 +40,8 @@ class MethodArguments:
     )
     base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
         default="float32",
-        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 where the "
-        "processor or GPU multiplies in it.",
+        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' selects bfloat16 if "
+        "the processor or GPU supports it in hardware.",
     )
     keep_prefix: str = HfArg(
         default=AUTO,

@@ -118,7 +118,8 @@ def _lacks_encoder_weights(model: PreTrainedModel, loading: Mapping[str, Any]) -
 def load_classifier(
     name: str, labels: Sequence[str], problem_type: str | None = None, dtype: str = "float32"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the encoder with a new head for these labels, and its tokenizer; see load_model and describe_head."""
+    """Load the encoder with a head for these labels, which is new unless the checkpoint has one of this size, and its
+    tokenizer; see load_model and describe_head."""
     head = describe_head(labels, problem_type)
     label2id = {label: number for number, label in enumerate(labels)}
     model, tokenizer, _ = load_model(AutoModelForSequenceClassification, name, dtype, label2id=label2id, **head)

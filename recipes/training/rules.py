@@ -171,6 +171,9 @@ NOT_FLAGS = {
     "include_for_metrics": "a recipe computes the scores of its task",
     "batch_eval_metrics": "a recipe computes its scores of all predictions at once",
     "eval_do_concat_batches": "a recipe computes its scores of all predictions at once",
+    "hub_revision": "a recipe pushes to the main branch",
+    "hub_strategy": "a recipe pushes once, at the end of the training",
+    "hub_always_push": "a recipe pushes once, at the end of the training",
 }
 
 # Flags of transformers' example scripts, such as run_glue.py, that are not flags of the recipes, with what to do
@@ -183,7 +186,7 @@ FLAGS_OF_EXAMPLES = {
     "model_revision": "download that revision, and give its folder to --model_name",
     "token": "log in with hf auth login, or set the environment variable HF_TOKEN",
     "trust_remote_code": "no code from the Hub is run",
-    "ignore_mismatched_sizes": "a new head is always made for the task",
+    "ignore_mismatched_sizes": "a head of another size is always replaced by a new one",
     "overwrite_cache": "nothing is cached; --overwrite_output_dir starts over",
     "preprocessing_num_workers": "texts are tokenized in the training process",
     "pad_to_max_length": "batches are padded to their longest text",

@@ -36,6 +36,8 @@ _FREE = {
     *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
+# Arguments whose old values a checkpoint brings back: those of the optimizer, the rate and the best score so far.
+_RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ")
 _LISTED = 3
 
 
@@ -45,7 +47,8 @@ class Run:
     The same command in the same folder resumes from the newest usable checkpoint, and does nothing if the run is
     finished. A checkpoint, results.json or a saved file that is incomplete or damaged is reported and not used.
     Different arguments in a folder that holds trained weights are an error, so that no results are lost by accident.
-    `--resume_from_checkpoint last` resumes whatever the arguments are; `--overwrite_output_dir` starts over.
+    `--resume_from_checkpoint last` resumes with other arguments, such as more epochs, unless a checkpoint restores the
+    old ones; `--overwrite_output_dir` starts over.
 
     Only one process at a time can have a run in a folder, until the run or the process ends.
 
@@ -98,6 +101,8 @@ class Run:
             checkpoint = last_checkpoint(folder, training.load_best_model_at_end)
             if checkpoint is None:
                 print(f"{folder} has no checkpoint to resume from: the run starts over.")
+        if checkpoint:
+            _check_restored(Path(checkpoint), arguments)
         if not same or overwrites or asked is not None:
             (folder / RESULTS_FILE).unlink(missing_ok=True)  # those of another run
         write_atomically(folder / ARGUMENTS_FILE, json.dumps(arguments, indent=2) + "\n")
@@ -125,17 +130,22 @@ class Run:
 
     def _refuse_arguments(self, arguments: Mapping[str, Any]) -> None:
         before = read_object(self._folder / ARGUMENTS_FILE)
+        remedy = "Give another --output_dir, or --overwrite_output_dir to start over"
         if before is None:
-            reason = f"a run with unknown arguments (it has no whole {ARGUMENTS_FILE})"
+            reason = f"unknown arguments (it has no whole {ARGUMENTS_FILE})"
         else:
             changed = changed_arguments(before, arguments)
-            reason = f"a run with other arguments: {', '.join(changed[:_LISTED])}" + (
-                f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
-            )
-        raise RecipeError(
-            f"{self._folder} holds {reason}. Give another --output_dir, --overwrite_output_dir to start over, or "
-            "--resume_from_checkpoint last to resume with the new arguments."
-        )
+            reason = f"other arguments: {_list(changed)}"
+            if not any(map(_is_restored, changed)):
+                remedy += ", or --resume_from_checkpoint last to resume with the new arguments"
+        raise RecipeError(f"{self._folder} holds a run with {reason}. {remedy}.")
+
+    def add(self, **entries: Any) -> dict[str, Any]:
+        """Add entries to the results.json of a finished run, and return its content."""
+        content = {**(self.results or {}), **entries}
+        if self._training.process_index == 0:
+            write_atomically(self._folder / RESULTS_FILE, json.dumps(content, indent=2) + "\n")
+        return content
 
     def finish(
         self, trainer: RecipeTrainer, example: str | Sequence[str] | None = None, **results: Any
@@ -169,6 +179,26 @@ def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
         for name in names
         if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
     ]
+
+
+def _is_restored(change: str) -> bool:
+    return change.startswith(_RESTORED)
+
+
+def _list(changed: Sequence[str]) -> str:
+    more = f" and {len(changed) - _LISTED} more" if len(changed) > _LISTED else ""
+    return f"{', '.join(changed[:_LISTED])}{more}"
+
+
+def _check_restored(checkpoint: Path, arguments: Mapping[str, Any]) -> None:
+    """Raise RecipeError if the run of a checkpoint had other values of arguments that the checkpoint restores."""
+    before = read_object(checkpoint.parent / ARGUMENTS_FILE)
+    changed = list(filter(_is_restored, changed_arguments(before, arguments))) if before else []
+    if changed:
+        raise RecipeError(
+            f"{checkpoint} can only be resumed with the optimizer, the learning rate and the score for choosing that "
+            f"it restores: {_list(changed)}. Give the old values, or --overwrite_output_dir to start over."
+        )
 
 
 def in_main_process(training: RecipeTrainingArguments, look: Callable[[], Result]) -> Result:

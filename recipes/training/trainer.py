@@ -196,7 +196,8 @@ class RecipeTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         if isinstance(sampler, LengthGroupedSampler):
-            return _OrderOfEpoch(sampler, lambda: self.args.seed + int(self.state.epoch or 0))
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
         return sampler
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:

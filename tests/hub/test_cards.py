@@ -139,10 +139,14 @@ def test_a_number_that_is_written_otherwise_is_no_change(adapter):
 
 
 def test_changed_hyperparameters_come_first(adapter):
-    card = make_card(adapter, "user/messages", results=RUN)
+    own = {"train_pooler": True, "class_weights": "balanced"}
+    run = RUN | {"arguments": RUN["arguments"] | own, "defaults": RUN["defaults"] | {"train_pooler": False}}
+    card = make_card(adapter, "user/messages", results=run)
     rows = [line for line in card.text.splitlines() if line.startswith("| `")]
     assert rows == [
         "| `max_length` | 128 | 256 |",
+        "| `train_pooler` | True | False |",
+        "| `class_weights` | balanced |  |",
         "| `seed` | 1 | 42 |",
         "| `learning_rate` | 0.0003 |",
         "| `weight_decay` | 0 |",

@@ -131,17 +131,22 @@ class TestTradeoff:
         # Of 0, -1, ... -5 points.
         assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
 
-    def test_scores_are_absolute_if_full_fine_tuning_is_missing_for_a_task(self, finished_run, tmp_path):
+    def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path, capsys):
+        """Full fine-tuning is no exception; without it, scores are absolute."""
         finished_run("cola", "full", 0, 0.9)
         for task in ("cola", "rte"):
             finished_run(task, "houlsby", 0, 0.7)
         run(tradeoff, "--draw_only", "--output_dir", tmp_path)
         points = lines(tmp_path / "tradeoff.jsonl")
-        assert {point["series"]: point["middle"] for point in points} == {
-            "adapters": pytest.approx(70),
-            "full fine-tuning": pytest.approx(90),
-        }
+        assert {point["series"]: point["middle"] for point in points} == {"adapters": pytest.approx(70)}
         assert not any(point["relative"] for point in points)
+        assert "full: left out, as it has no run on RTE\n" in capsys.readouterr().out
+
+    def test_no_size_has_runs_on_all_tasks(self, finished_run, tmp_path):
+        finished_run("cola", "full", 0, 0.9)
+        finished_run("rte", "houlsby", 0, 0.7)
+        with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
+            run(tradeoff, "--draw_only", "--output_dir", tmp_path)
 
     def test_mnli_counts_as_two_tasks(self, finished_run, tmp_path):
         mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
@@ -254,12 +259,18 @@ class TestInitScale:
 class TestLearningCurves:
     def test_means_and_errors_by_epoch(self, finished_run, tmp_path):
         for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
-            epochs = [{"epoch": n + 1.0, "step": 10 * (n + 1), "accuracy": one} for n, one in enumerate(scores)]
+            epochs = [
+                {"epoch": n + 1.0, "step": 10 * (n + 1), "seconds": 30.0 * (n + 1) + 2 * seed, "accuracy": one}
+                for n, one in enumerate(scores)
+            ]
             finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
         (row,) = arrange(finished(tmp_path), CHOSEN)
         # 60 and 80 have a standard error of 10; the third epoch has one seed only.
-        points = learning_curves.curve(row.cells["rte"].seeds, "step", None)
-        assert points == {10: (pytest.approx(70), pytest.approx(10)), 20: (pytest.approx(70), pytest.approx(0))}
+        for x, (first, second) in {"epoch": (1, 2), "step": (10, 20), "seconds": (31, 61)}.items():
+            points = learning_curves.curve(row.cells["rte"].seeds, x, None)
+            assert points == {
+                first: (pytest.approx(70), pytest.approx(10)), second: (pytest.approx(70), pytest.approx(0))
+            }  # fmt: skip
         run(learning_curves, tmp_path)
         assert_drawn(tmp_path / "learning_curves")
 

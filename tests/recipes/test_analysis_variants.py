@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +13,8 @@ from peft import get_peft_model
 from torch.nn import functional as F
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+import houlsby_peft
+from houlsby_peft import AdapterError, Bottleneck, HoulsbyConfig, HoulsbyLayer
 from recipe_runs import run, save_tiny_encoder
 from tiny_models import perturb, tiny_bert
 
@@ -140,18 +142,29 @@ class TestRuns:
             return apply
 
         with_variant = variants.with_variant
+        flags = ["--model_name", encoder, "--output_dir", tmp_path, "--r", 4, "--max_steps", 2, "--eval_strategy",
+                 "steps", "--eval_steps", 2, "--report_to", "none", *NO_CHECKPOINTS]  # fmt: skip
         with (
             patch.object(methods, "apply_method", methods.apply_method),
             patch.object(variants, "with_variant", remember),
         ):
-            run(variants, "--variant", variant, "--model_name", encoder, "--output_dir", tmp_path, "--r", 4,
-                "--max_steps", 2, "--eval_strategy", "steps", "--eval_steps", 2, "--report_to", "none",
-                *NO_CHECKPOINTS)  # fmt: skip
+            run(variants, "--variant", variant, *flags)
         results = json.loads((tmp_path / "results.json").read_text())
         assert 0 <= results["best_score"] <= 1
+        assert results["arguments"]["variant"] == variant
+        with nullcontext() if variant == "attention_only" else pytest.raises(AdapterError):
+            houlsby_peft.load(tmp_path / "adapter")
+        with pytest.raises(RecipeError, match=f"variant was '{variant}', is 'tanh'"):
+            run(variants, "--variant", "tanh", *flags)
         layers = [module for module in trained[0].modules() if isinstance(module, HoulsbyLayer)]
         assert len(layers) == (4 if variant == "attention_only" else 8)
         assert {type(layer.bottleneck("default")) for layer in layers} == {VARIANTS[variant].bottleneck}
+
+    def test_the_help_names_all_flags(self, capsys):
+        with pytest.raises(SystemExit) as end:
+            run(variants, "--help")
+        assert end.value.code == 0
+        assert {"--variant", "--task", "--r"} <= set(capsys.readouterr().out.split())
 
     def test_the_figure(self, tmp_path):
         axes = {"task": ["cola", "rte"], "variant": ["paper", "tanh"], "seed": ["0", "1"]}

@@ -17,7 +17,7 @@ from recipe_runs import run
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 from analysis.grid import FILES, OF_GLUE, _without
 from squad import SquadArguments
-from study.presets import parse_arguments
+from study.presets import GlueArguments, parse_arguments
 from tasks.classification import ClassificationArguments
 from training.arguments import TextArguments
 from training.errors import RecipeError
@@ -29,7 +29,8 @@ SECTION = TEXT.partition("## The papers, cell by cell")[2].partition("\n## ")[0]
 SEQUENCE = re.compile(r"\$\(seq ([\d ]+)\)")
 COMMAND = re.compile(r"(?:accelerate launch|python) recipes/(.*)")
 # The flags of the recipes that are not parsed here, by name.
-GROUPS = (*get_type_hints(parse_arguments)["return"].__args__, SquadArguments, ClassificationArguments, TextArguments)
+_, *OTHERS = get_type_hints(parse_arguments)["return"].__args__
+GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments)
 KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
 
 

@@ -88,10 +88,18 @@ class TestModel:
         model, _ = load_classifier(str(tmp_path), ("no", "yes"))
         assert model.classifier.out_features == 2
 
-    def test_tokenize_cuts_and_counts(self, tiny_model):
+    def test_tokenize_cuts_and_counts(self, tiny_model, capsys):
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         data = Dataset.from_dict({"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]})
-        tokens = tokenize(data, tokenizer, ("a", "b"), max_length=8)
+        tokens = tokenize(data, tokenizer, ("a", "b"), 8, "train")
+        cut = sum(len(ids) == 8 for ids in tokens["input_ids"])
+        assert (
+            f"{cut} of {len(data)} training texts reach 8 tokens, where texts are truncated;"
+            in capsys.readouterr().out
+        )
+        tokenize(data, tokenizer, ("a", "b"), 8, "validation")
+        tokenize(data, tokenizer, ("a", "b"), 99, "train")
+        assert not capsys.readouterr().out
         assert tokens["length"] == [8, 6] == [len(ids) for ids in tokens["input_ids"]]
         assert (
             tokens[0]["input_ids"]
@@ -201,7 +209,7 @@ def predict(base, adapter, num_labels, data, text_columns):
     return torch.cat(outputs).numpy()
 
 
-def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_path):
+def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_path, capsys):
     """MiniLM's pooler must be trained, at the rate of its measured runs."""
     (tmp_path / "FOLDER" / "mrpc").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -213,6 +221,7 @@ def test_the_demo_names_commands_that_learn_with_its_encoder(monkeypatch, tmp_pa
         arguments, _, adapter, training = glue.parse_arguments()
         found.append((arguments.task, arguments.model_name, adapter.train_pooler, training.learning_rate))
     assert found == [("mrpc", "google-bert/bert-base-uncased", False, 3e-4), ("mrpc", "minilm", True, 1e-3)]
+    assert capsys.readouterr().out.count("minilm is trained with") == 1
 
 
 class TestRuns:
@@ -325,6 +334,18 @@ class TestRuns:
         with torch.no_grad():
             one = model(**tokenizer(data[17]["sentence"], return_tensors="pt")).logits[0]
         torch.testing.assert_close(torch.tensor(prediction.predictions[17]), one, atol=1e-5, rtol=1e-5)
+
+    def test_the_order_depends_on_the_seed_of_the_data(self, tmp_path, tiny_model):
+        """And on --seed without one."""
+        model, _ = load_classifier(str(tiny_model), ("no", "yes"))
+        rows = Dataset.from_list([{"input_ids": [1] * (1 + row % 5)} for row in range(400)])
+
+        def order(**seeds):
+            training = RecipeTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **seeds)
+            return list(RecipeTrainer(model, training, train_dataset=rows, eval_dataset=rows)._get_train_sampler())
+
+        assert order(seed=1, data_seed=2) == order(seed=3, data_seed=2) != order(seed=1, data_seed=3)
+        assert order(seed=1) == order(seed=3, data_seed=1)
 
     def test_accumulated_steps_report_the_models_loss(self, monkeypatch, tmp_path, tiny_model):
         """Untouched, the Trainer would report the loss times the number of accumulated steps."""

@@ -34,7 +34,8 @@ def data(tmp_path):
     folder = tmp_path / "pets"
     folder.mkdir()
     for seed, (split, count) in enumerate({"train": 60, "validation": 20, "test": 20}.items()):
-        lines = [json.dumps({"text": text, "label": label}) for text, label in make_rows(count, seed)]
+        rows = [*make_rows(count, seed), ("a row without a label, which is left out", None)]
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
         (folder / f"{split}.jsonl").write_text("\n".join(lines))
     return folder
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from types import MappingProxyType
 
@@ -277,14 +278,23 @@ class TestFromAFileToPredictions:
 
     def test_its_own_file_is_scored_on_the_validation_rows(self, tickets, tmp_path):
         results = json.loads((tickets / "runs" / "tickets" / "results.json").read_text())
-        found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--evaluate", tickets / "runs" / "tickets")
-        # The run has recorded a path in another working directory: the file counts as another one.
+        moved = shutil.copy(tickets / "tickets.csv", tmp_path / "moved.csv")
+        for data in (tickets / "tickets.csv", moved):  # the run has recorded a path in another working directory
+            found = evaluate(tmp_path, "--data", data, "--evaluate", tickets / "runs" / "tickets")
+            assert found["dataset"]["rows"] == {"validation": 6}
+            assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+
+    @pytest.mark.parametrize("flags", [("--do_train",), ("--validation_file", "{file}")])
+    def test_a_file_that_was_trained_on_as_a_whole_is_named(self, encoder, tickets, tmp_path, flags, capsys):
+        data = tickets / "tickets.csv"
+        flags = [flag.format(file=write(tmp_path / "few.csv", TICKETS[:3])) for flag in flags]
+        run(text_classification, "--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+            "--output_dir", tmp_path, *flags)  # fmt: skip
+        found = evaluate(tmp_path, "--data", data, "--evaluate", tmp_path)
         assert found["dataset"]["rows"] == {"validation": 60}
-        results["arguments"]["data"] = str(tickets / "tickets.csv")
-        (tickets / "runs" / "tickets" / "results.json").write_text(json.dumps(results))
-        found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--evaluate", tickets / "runs" / "tickets")
-        assert found["dataset"]["rows"] == {"validation": 6}
-        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+        printed = capsys.readouterr().out
+        assert f"all examples of {data} were trained on" in printed
+        assert "no validation split" not in printed
 
     def test_another_file_is_scored_whole_by_the_classes_of_the_adapter(self, tickets, tmp_path):
         rows = [(1, "", text, "Login") for text in TEXTS.values()]
@@ -365,13 +375,20 @@ class TestFlagsOfTheExamples:
     def test_only_training_uses_all_rows(self, encoder, tmp_path):
         for split in ("train", "test"):
             write(tmp_path / f"{split}.csv")
-        run(text_classification, "--data", tmp_path, "--model_name", encoder, "--output_dir", tmp_path / "run",
-            "--use_cpu", "--max_steps", 1, "--do_train")  # fmt: skip
+        command = (text_classification, "--data", tmp_path, "--model_name", encoder, "--output_dir", tmp_path / "run",
+                   "--use_cpu", "--max_steps", 1, "--do_train")  # fmt: skip
+        run(*command)
         results = json.loads((tmp_path / "run" / "results.json").read_text())
         assert results["dataset"]["rows"] == {"train": 60, "test": 60}
         assert (results["test"], results["best_score"], results["epochs"]) == (None, None, [])
         assert (tmp_path / "run" / "adapter" / "adapter_model.safetensors").is_file()
         assert not (tmp_path / "run" / "predictions.csv").exists()
+
+        run(*command, "--do_predict")  # of the finished run
+        assert len(pd.read_csv(tmp_path / "run" / "predictions.csv")) == 60
+        after = json.loads((tmp_path / "run" / "results.json").read_text())
+        assert {**after, "test": None} == results
+        assert 0 <= after["test"]["accuracy"] <= 1
 
 
 class TestFilesOfArguments:

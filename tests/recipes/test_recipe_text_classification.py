@@ -218,6 +218,12 @@ class TestScores:
         assert scores["accuracy"] == pytest.approx(2 / 3)
         assert scores["micro_f1"] == pytest.approx(f1_score(labels.ravel(), (outputs > 0).ravel()))
 
+    @pytest.mark.parametrize(("rows", "macro"), [([[1, 0, 0], [0, 1, 0]], 1.0), ([[0, 0, 0], [0, 0, 0]], 0.0)])
+    def test_a_label_that_no_row_and_no_prediction_has_is_not_averaged_over(self, rows, macro):
+        labels = np.array(rows, dtype=np.float32)
+        scores = classification_scores(2 * labels - 1, labels, MULTI)
+        assert scores == {"accuracy": 1.0, "macro_f1": macro, "micro_f1": macro}
+
     def test_constant_scores(self):
         scores = classification_scores(np.ones((3, 1)), np.array([1.0, 2.0, 3.0]), REGRESSION)
         assert scores == {"spearmanr": 0.0, "pearson": 0.0}

@@ -70,6 +70,7 @@ def tag(encoder, data, output, *flags):
 
 class TestRuns:
     def test_entities(self, encoder, data, tmp_path):
+        assert tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2, "--do_train", "--do_eval")["test"] is None
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
         assert results["labels"] == results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"

@@ -222,6 +222,19 @@ class TestDamagedFolders:
         with pytest.raises(RecipeError, match=r"holds a run with other arguments: seed was 42, is 1\."):
             run(glue, *flags, "--seed", 1, "--output_dir", folder)
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("learning_rate", 1e-05), ("weight_decay", 0.5), ("metric_for_best_model", "accuracy")]
+    )
+    def test_what_a_checkpoint_restores_must_stay(self, flags, folder, name, value):
+        """transformers takes the optimizer, the learning rate and the best score so far from the checkpoint."""
+        changed = (*flags, f"--{name}", value, "--num_train_epochs", EPOCHS + 1, "--output_dir", folder)
+        with pytest.raises(RecipeError, match=rf"other arguments: .*{name} was .*, is {value!r}.* to start over\.$"):
+            run(glue, *changed)
+        for checkpoint in ("last", folder / "checkpoint-6"):
+            with pytest.raises(RecipeError, match=rf"that it restores: {name} was [^,]*, is {value!r}\. Give the old"):
+                run(glue, *changed, "--resume_from_checkpoint", checkpoint)
+        assert (folder / "results.json").exists()
+
 
 @pytest.mark.parametrize(
     "examples", [pytest.param(6, id="sample"), pytest.param(200, id="many", marks=pytest.mark.slow)]

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from study.papers import COLUMNS, GLUE_TASKS, PAPER_ROWS, mean_of_nine, server_average
-from study.results import arrange, collect, columns, mean_and_error
+from study.reports import write_all
+from study.results import arrange, collect, columns, differences, mean_and_error
 from study.table import print_study, study
 from tasks.glue import TASKS
 
@@ -79,6 +80,12 @@ class TestAverages:
         assert server_average(rest) is None
         assert (mean_of_nine(rest) is None) == (missing != "wnli")
 
+    def test_tasks_that_were_not_scored_have_none(self, tmp_path, capsys):
+        write_all(f"{tmp_path}/{{task}}", {task: {} for task in GLUE_TASKS}, predicted=False)
+        written = json.loads((tmp_path / "all.json").read_text())
+        assert written["mean_of_nine_columns"] is written["server_average"] is None
+        assert "average" not in capsys.readouterr().out
+
     def test_the_mean_and_its_standard_error(self):
         # Deviations of -1, 0, 1: a variance of 2 / 2, so an error of 1 / sqrt(3).
         assert mean_and_error([80, 81, 82]) == (81, pytest.approx(1 / sqrt(3)))
@@ -116,6 +123,10 @@ class TestRows:
         assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
         assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
 
+    def test_a_tasks_name_may_hold_signs_of_a_regular_expression(self):
+        (row,) = arrange([result("notes (1", {"accuracy": 0.5}, data="notes (1.csv")], CHOSEN)
+        assert set(row.cells) == {"notes (1"}
+
     def test_a_cell_is_the_best_points_seeds(self):
         runs = [cola(0.5, 0), cola(0.6, 1), cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
         (row,) = arrange([*runs, cola(0.65, 0, learning_rate=1e-2)], CHOSEN)
@@ -151,6 +162,45 @@ class TestRows:
             cola(0.6, 1, logging_dir="b", report_to=["tensorboard"], predict=True),
         ]
         assert len(arrange(runs, CHOSEN)) == 1
+
+    @pytest.mark.parametrize(
+        ("first", "second", "rows"),
+        [
+            ({}, {"warmup_steps": 0}, 1),
+            ({}, {"warmup_steps": 100}, 2),
+            ({}, {"early_stopping_patience": None}, 1),
+            ({"num_train_epochs": 10}, {"num_train_epochs": 10.0}, 1),
+            ({"warmup_steps": 100}, {"warmup_steps": 0}, 2),
+        ],
+    )
+    def test_an_argument_that_an_earlier_version_lacks_has_its_default(self, first, second, rows):
+        runs = [cola(0.5, **first), {**cola(0.6, 1, **second), "defaults": {"warmup_steps": 0.0}}]
+        labels = [row.label for row in arrange(runs, ["learning_rate"])]
+        assert len(set(labels)) == len(labels) == rows
+
+    def test_what_differs_between_tasks_alone_makes_no_rows(self):
+        runs = [cola(0.5), cola(0.6, method="full"), result("sst2", {"accuracy": 0.9}, max_train_samples=10_000)]
+        houlsby, full = arrange(runs, CHOSEN)
+        assert (houlsby.label, full.label) == ("houlsby, r 64, share_layers 0", "full")
+        assert differences(houlsby, CHOSEN) == {"cola": "max_train_samples None", "sst2": "max_train_samples 10000"}
+        assert differences(full, CHOSEN) == {"cola": ""}
+        settings = study([houlsby], CHOSEN).split("## Chosen")[1]
+        assert by_column(settings, houlsby.label)["differs between the tasks"] == "max_train_samples None"
+
+        whole = result("sst2", {"accuracy": 0.92})
+        assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [{"cola", "sst2"}, {"cola"}, {"sst2"}]
+        assert (
+            len(arrange([cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")], CHOSEN))
+            == 2
+        )
+
+    def test_a_task_may_be_chosen_by_another_score_than_its_main_one(self):
+        runs = [result(task, scores) for task, scores in SCORES.items()]
+        for run in runs:
+            run["chosen_by"] = "accuracy" if run["task"] in ("mrpc", "qqp") else TASKS[run["task"]].main_score
+            run["arguments"]["metric_for_best_model"] = run["chosen_by"]
+        (row,) = arrange(runs, CHOSEN)
+        assert set(row.cells) == set(SCORES)
 
     def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
         runs = [result(task, scores) for task, scores in SCORES.items()]
@@ -220,7 +270,7 @@ class TestTable:
         assert (paper["mean of nine"], paper["server's average"]) == ("81.1", "79.6 printed")
         settings = [line for line in text.splitlines() if "| mrpc " in line]
         assert [cell.strip() for cell in settings[0].strip("|").split("|")[2:]] == [
-            *("0.001", "5", "0 1 2"),
+            *("0.001", "5", "-", "0 1 2"),
             "mrpc-2",
         ], "the best run is that of the last seed"
 
@@ -276,6 +326,14 @@ class TestTable:
         assert line["MRPC"] == f"-4.00 ± {sqrt(2):.2f}"
         assert (line["RTE"], line["SST-2"]) == ("+2.00", "-")
         assert line["mean of these columns"] == "-1.67 of 3"
+
+    def test_the_difference_is_to_the_row_that_has_the_task(self):
+        runs = [cola(0.5), result("rte", {"accuracy": 0.7}), cola(0.6, method="full", model_name="a")]
+        runs += [result(task, SCORES[task], method="full", model_name="b") for task in ("rte", "sst2")]
+        text = study(arrange(runs, CHOSEN), CHOSEN).split("## Difference to full, model_name b; full, model_name a")[1]
+        line = by_column(text, "houlsby, r 64, share_layers 0")
+        assert (line["CoLA"], line["RTE"]) == ("-10.00", "+5.00")
+        assert text.split("## Chosen")[0].count("| full") == 0
 
     def test_each_line_has_the_size_of_its_runs(self):
         """Small adapters have the best mean, and a large one the best run."""
@@ -346,6 +404,22 @@ class TestChart:
         (segments, _) = (bars[name].errorbar.lines[2][0].get_segments() for name in bars)
         assert [tuple(end[1] for end in segment) for segment in segments] == [pytest.approx((50, 54)), (70, 70)]
 
+    def test_one_task_with_scores_of_two_kinds(self):
+        from study.chart import draw
+
+        classes = result("tickets", {"accuracy": 0.9}, problem_type=None)
+        rows = arrange([classes, result("tickets", {"spearmanr": 0.8}, problem_type="regression"), cola(0.5)], CHOSEN)
+        assert list(columns(rows)) == ["CoLA", "tickets, accuracy", "tickets, Spearman correlation"]
+        (axes,) = draw(rows).axes
+        assert sorted(text.get_text() for text in axes.texts) == [f"{score}, one seed" for score in (50.0, 80.0, 90.0)]
+
+    def test_a_row_without_a_score_of_any_column_has_no_bars(self):
+        from study.chart import draw
+
+        rte = {**result("rte", {"loss": 0.4}, method="full"), "chosen_by": "loss"}
+        (axes,) = draw(arrange([cola(0.5), rte], CHOSEN)).axes
+        assert [text.get_text() for text in axes.texts] == ["50.0, one seed"]
+
     def test_labels_do_not_overlap(self):
         from study.chart import COLORS, draw
 
@@ -398,4 +472,4 @@ class TestFiles:
             text=True,
         )
         assert "houlsby, r 64, share_layers 3: mean" in run.stdout
-        assert "| learning_rate | seeds | best run" in run.stdout
+        assert "| learning_rate | differs between the tasks | seeds | best run" in run.stdout
