@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +25,8 @@ from timing import FEWEST, compared, interleaved
 from tiny_models import perturb
 
 
-RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+RUN = BENCHMARKS / "run.py"
 
 
 def test_floating_point_operations_of_the_floor_and_of_adapters_by_hand():
@@ -65,6 +68,43 @@ def test_a_time_limit_ends_the_rounds_but_leaves_enough_of_them():
     assert len(interleaved({"a": lambda: calls.append(1)}, rounds=50, at_most=0)["a"]) == FEWEST
     assert len(calls) == 1 + FEWEST
     assert len(interleaved({"a": lambda: None}, rounds=5, at_most=60)["a"]) == 5
+
+
+def test_missing_and_old_packages_are_named_before_anything_runs(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without the packages of this environment
+    python.chmod(0o755)
+    for name, version in {"torch": "2.11.0+cu130", "transformers": "5.17.0"}.items():
+        metadata = tmp_path / f"{name}-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    environment = {**os.environ, "PYTHON": str(python), "PYTHONPATH": str(tmp_path)}
+    command = ["bash", str(BENCHMARKS / "gpu.sh"), str(tmp_path / "results"), "--device", "cpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert all(said in line for said in ("transformers 5.17.0", "no peft", "no pytest", "pip install -e"))
+    assert "torch" not in line
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_result_of_the_tests_names_why_none_could_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # saves seconds
+    (tmp_path / "tests" / "core").mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\nmarkers = cuda\n")
+    test = "import pytest, warnings\n\n@pytest.mark.cuda\ndef test():\n    warnings.warn('of another version')\n"
+    (tmp_path / "tests" / "test_benchmarks.py").write_text(test)
+    (row,) = gpu.run_tests()
+    assert row["result"].startswith("1 passed, 1 warning")
+    (tmp_path / "tests" / "conftest.py").write_text("import of_another_machine\n")
+    with pytest.raises(RuntimeError, match="No module named 'of_another_machine'"):
+        gpu.run_tests()
+
+
+def test_only_tests_of_the_hub_need_its_server(monkeypatch):
+    monkeypatch.setitem(sys.modules, "local_hub", None)
+    runpy.run_path(str(Path(__file__).parent / "conftest.py"))
 
 
 def failing(error):
