@@ -332,10 +332,12 @@ def compare_memory(models: Models, shape: str, cells: tuple[tuple[int, int], ...
 
 def run_tests() -> Rows:
     """Run the tests that need CUDA."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/core", "tests/test_benchmarks.py"]
+    # Other versions of other libraries may warn, which fails no test here.
+    options = ["-q", "-W", "default", "-m", "cuda"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/core", "tests/test_benchmarks.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TESTS, check=False)
     print(done.stdout[-10_000:], done.stderr[-2_000:], sep="\n")
-    summary = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1]
+    summary = (done.stdout.strip() or done.stderr.strip() or "nothing was printed").splitlines()[-1]
     if done.returncode:
         raise RuntimeError(summary)
     return [{"command": "pytest -m cuda", "result": summary}]
