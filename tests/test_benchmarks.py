@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -246,6 +247,31 @@ def test_the_targets_by_hand():
         *["not measured"] * 6, "met", "missed", "missed",
     ]  # fmt: skip
     assert found[-1]["measured"] == pytest.approx(1.2)
+
+
+def test_the_chart_shows_the_medians_and_the_floor_above_the_others(tmp_path):
+    matplotlib = pytest.importorskip("matplotlib", reason="matplotlib, which draws the chart, is not installed")
+    import chart
+
+    figures = {"shape": "tiny", "length": 8, "ratio_of_minima": 1.25, "ratio_range": [1.2, 1.7]}
+    rows = [
+        {**figures, "batch": batch, "phase": phase, "method": method, "median_ratio": ratio}
+        for batch in (1, 2)
+        for phase in ("train", "eval")
+        for method, ratio in ((FLOOR, 1.0), (OURS, 1.5))
+    ]
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        chart.draw(rows, tmp_path / "chart.svg")
+    texts = re.findall(r"<text .*?</text>", (tmp_path / "chart.svg").read_text(), re.DOTALL)
+    assert sum(">1.500<" in text for text in texts) == 4
+    assert not any(">1.250<" in text for text in texts)
+
+    def heights(name):
+        return [float(re.search(r"[ (]([\d.]+)\)", text)[1]) for text in texts if f">{name}<" in text]
+
+    floor, ours = heights(FLOOR), heights(OURS)
+    assert len(floor) == len(ours) == 2
+    assert all(above < below for above, below in zip(floor, ours, strict=True))
 
 
 @pytest.mark.parametrize(
