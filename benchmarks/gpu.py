@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import itertools
 import os
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,10 +37,12 @@ from timing import compared, interleaved, keep_freed_memory, machine
 
 Rows = list[dict[str, Any]]
 ROOT = Path(__file__).parents[1]
-# The part of the time in which measurements start; the rest is for the last one and the chart.
-_STARTING = 0.9
+# The part of the time in which measurements end; the rest is for starting and for the chart.
+_MEASURING = 0.9
 # Seconds that the tests may take.
 _TESTS = 120
+# Seconds that compiling two models of BERT-base's size and measuring them may take.
+_COMPILING = 150
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Sizes:
         methods: Keys of `METHODS`.
         shapes: Keys of `SHAPES`.
         first: Rows and tokens that are measured first for each shape.
+        bound: Rows and tokens whose kernels take longer than their launches.
         others: The other rows and tokens.
         mixed: Rows, tokens, numbers of adapters and precision of the batches of several adapters.
         predicted: Rows and tokens of predictions.
@@ -62,6 +66,7 @@ class Sizes:
     methods: tuple[str, ...]
     shapes: tuple[str, ...]
     first: tuple[int, int]
+    bound: tuple[int, int]
     others: tuple[tuple[int, int], ...]
     mixed: tuple[tuple[int, int, tuple[int, ...], str], ...]
     predicted: tuple[tuple[int, int], ...]
@@ -75,13 +80,14 @@ WHOLE = Sizes(
     methods=tuple(name for name in METHODS if name != methods.OURS_BF16),
     shapes=("base", "minilm", "large"),
     first=(32, 128),
+    bound=(32, 512),
     others=((8, 128), (1, 128), (32, 512), (8, 512), (1, 512), (32, 64), (8, 64), (1, 64)),
     mixed=(
         (64, 128, (1, 4, 16, 64), "bf16 base"),
-        (64, 128, (16, 64), "bf16 base and adapters"),
+        (64, 128, (1, 16, 64), "bf16 base and adapters"),
         (256, 128, (1, 64, 256), "bf16 base"),
         (256, 16, (1, 64, 256), "bf16 base"),
-        (64, 128, (64,), "float32"),
+        (64, 128, (1, 64), "float32"),
     ),
     predicted=((1, 128), (8, 128), (32, 128), (1, 512)),
     compiled=((1, 128), (32, 128)),
@@ -93,6 +99,7 @@ QUICK = Sizes(
     methods=methods.QUICK,
     shapes=("tiny",),
     first=(2, 8),
+    bound=(2, 16),
     others=(),
     mixed=((4, 8, (1, 3, 4), "bf16 base"),),
     predicted=((1, 8),),
@@ -112,12 +119,14 @@ class Job:
         name: What is measured.
         rows: Returns or yields the rows of the section's table.
         needs_cuda: Whether it is left out on a CPU.
+        seconds: The time that must be left for it to start, which is that of its longest measurement.
     """
 
     section: str
     name: str
     rows: Callable[[], Iterable[dict[str, Any]]]
     needs_cuda: bool = False
+    seconds: float = 20
 
 
 class Models:
@@ -156,7 +165,9 @@ def main() -> None:
     keep_freed_memory()
     sizes = QUICK if args.quick else WHOLE
     report = Report(args.folder, describe(args.device), sizes.first)
-    work(jobs(sizes, args.device), report, args.device, time.monotonic() + 60 * args.minutes * _STARTING)
+    if args.continued:
+        report.load()
+    work(jobs(sizes, args.device), report, args.device, time.monotonic() + 60 * args.minutes * _MEASURING)
     report.write(with_chart=True)
     print(f"\n{report.text()}\nWritten to {args.folder}")
     sys.exit(1 if report.failures else 0)
@@ -166,6 +177,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="Folder for the results.")
     parser.add_argument("--minutes", type=float, default=10, help="Time for everything.")
+    parser.add_argument(
+        "--continue", dest="continued", action="store_true", help="Measure what results.json in the folder lacks."
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="A tiny model and few rounds, to try the kit itself.")
     args = parser.parse_args()
@@ -177,13 +191,15 @@ def parse_arguments() -> argparse.Namespace:
 def work(todo: Iterable[Job], report: Report, device: str, deadline: float) -> None:
     """Do the jobs until the time is over, and write the report after each, so that nothing measured is lost.
 
-    A job that fails or needs more memory is noted, and the next one follows.
+    A job that is in the report is left out. One that fails or needs more memory is noted, and the next one follows.
     """
     for job in todo:
         start = time.monotonic()
+        if report.has(job.section, job.name):
+            continue
         if job.needs_cuda and device != "cuda":
             report.note(job.section, job.name, "needs CUDA")
-        elif start > deadline:
+        elif start + job.seconds > deadline:
             report.note(job.section, job.name, "no time left")
         else:
             _do(job, report, deadline)
@@ -192,9 +208,13 @@ def work(todo: Iterable[Job], report: Report, device: str, deadline: float) -> N
 
 
 def _do(job: Job, report: Report, deadline: float) -> None:
+    report.forget(job.section, job.name)
     try:
+        # Here and not after the last job: after an error of CUDA that stays, this fails as well.
+        free_memory()
+        torch.set_float32_matmul_precision("highest")
         for row in job.rows():
-            report.add(job.section, row)
+            report.add(job.section, job.name, row)
             if time.monotonic() > deadline:
                 report.note(job.section, job.name, "no time left for the rest, if there is any")
                 break
@@ -204,7 +224,6 @@ def _do(job: Job, report: Report, deadline: float) -> None:
         # Whatever it is, it must not cost what else can be measured on this machine.
         traceback.print_exc()
         report.note(job.section, job.name, f"failed: {type(error).__name__}: {_first_line(error)}", failed=True)
-    free_memory()
 
 
 def _first_line(error: Exception) -> str:
@@ -215,23 +234,25 @@ def jobs(sizes: Sizes, device: str) -> Iterator[Job]:
     """Yield all jobs, the most important first, and jobs that use the same models together."""
     models = Models(sizes.methods, device)
     shape = sizes.shapes[0]
+    eager = tuple(way for way in mixed.WAYS if way != mixed.GRAPH)
 
     def step(shape: str, cell: tuple[int, int], precision: str, at_most: float) -> Job:
         name = f"{shape}, {cell[0]} x {cell[1]} tokens, {precision}"
         return Job("steps", name, lambda: steps(models, shape, cell, precision, sizes.rounds, at_most))
 
-    def several(rows: int, tokens: int, numbers: tuple[int, ...], precision: str) -> Job:
+    def several(rows: int, tokens: int, numbers: tuple[int, ...], precision: str, ways: Sequence[str]) -> Job:
         cell = (shape, rows, tokens)
         return Job(
             "mixed",
-            f"{shape}, {rows} x {tokens} tokens, up to {numbers[-1]} adapters, {precision}",
-            lambda: mixed.by_number(cell, numbers, precision, device, sizes.rounds, at_most=1.5),
+            f"{shape}, {rows} x {tokens} tokens, up to {numbers[-1]} adapters, {precision}, {' and '.join(ways)}",
+            lambda: mixed.by_number(cell, numbers, precision, ways, device, sizes.rounds, at_most=1.5),
         )
 
     def predicted(cell: tuple[int, int], compiler: dict[str, Any] | None) -> Job:
         how = "compiled" if compiler else "plain and in CUDA graphs"
         name = f"{shape}, {cell[0]} x {cell[1]} tokens, {how}"
-        return Job("prediction", name, lambda: predictions(models, shape, cell, sizes.rounds, compiler))
+        most = _COMPILING if compiler else Job.seconds
+        return Job("prediction", name, lambda: predictions(models, shape, cell, sizes.rounds, compiler), seconds=most)
 
     def profiled(cell: tuple[int, int], phase: str) -> Job:
         name = f"{shape}, {cell[0]} x {cell[1]} tokens, {phase}"
@@ -239,22 +260,28 @@ def jobs(sizes: Sizes, device: str) -> Iterator[Job]:
 
     for precision in PRECISIONS:
         yield step(shape, sizes.first, precision, at_most=4)
+        if precision != "float32":
+            yield step(shape, sizes.bound, precision, at_most=4)
     # With the models of the last precision, whose base is in bfloat16.
-    for phase in PHASES:
-        yield profiled(sizes.first, phase)
-        yield profiled((1, sizes.first[1]), phase)
-    for cell in sizes.predicted:
-        yield predicted(cell, None)
-    yield several(*sizes.mixed[0])
-    yield Job("tests", "pytest -m cuda", run_tests, needs_cuda=True)
+    for phase, cell in itertools.product(PHASES, (sizes.first, sizes.bound, (1, sizes.first[1]))):
+        yield profiled(cell, phase)
+    for each in sizes.mixed[:2]:
+        yield several(*each, eager)
     yield Job("memory", f"BERT-{sizes.memory[0]}", lambda: compare_memory(models, *sizes.memory))
     for other in sizes.shapes[1:]:
         for precision in ("float32", "bf16 autocast", "bf16 base"):
             yield step(other, sizes.first, precision, at_most=3)
+    yield Job("tests", "pytest -m cuda", run_tests, needs_cuda=True, seconds=_TESTS)
+    # After these, because a failed capture can make dropout fail in all later training of this process.
+    for each in sizes.mixed[:2]:
+        yield several(*each, (mixed.GRAPH,))
+    for cell in sizes.predicted:
+        yield predicted(cell, None)
     for cell in sizes.compiled:
         yield predicted(cell, sizes.compiler)
-    for each in sizes.mixed[1:]:
-        yield several(*each)
+    for each in sizes.mixed[2:]:
+        yield several(*each, eager)
+        yield several(*each, (mixed.GRAPH,))
     for other in sizes.shapes:
         for precision in ("bf16 base", "bf16 autocast", "float32"):
             for cell in sizes.others:
@@ -269,6 +296,8 @@ def steps(
     A method for which there is too little memory beside the models of the others is noted.
     """
     precision = PRECISIONS[name]
+    if precision.tf32:
+        torch.set_float32_matmul_precision("high")
     built = models.get(shape, precision.base)
     given = inputs(*cell, models.device)
     for phase, prepare in PHASES.items():
@@ -332,10 +361,12 @@ def compare_memory(models: Models, shape: str, cells: tuple[tuple[int, int], ...
 
 def run_tests() -> Rows:
     """Run the tests that need CUDA."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "tests/core", "tests/test_benchmarks.py"]
+    # Other versions of other libraries may warn, which fails no test here.
+    options = ["-q", "-W", "default", "-m", "cuda"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/core", "tests/test_benchmarks.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TESTS, check=False)
     print(done.stdout[-10_000:], done.stderr[-2_000:], sep="\n")
-    summary = (done.stdout.strip().splitlines() or ["nothing was printed"])[-1]
+    summary = (done.stdout.strip() or done.stderr.strip() or "nothing was printed").splitlines()[-1]
     if done.returncode:
         raise RuntimeError(summary)
     return [{"command": "pytest -m cuda", "result": summary}]

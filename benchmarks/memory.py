@@ -1,9 +1,9 @@
 """Compute the memory per device and the traffic per step of full fine-tuning and adapters under each strategy.
 
 Nothing is allocated. Sizes come from the shapes of the weights. Activations come from a forward pass on fake tensors
-that records what autograd would save. Everything is in float32 and trained with AdamW; with --bf16, activations are
-those of autocast. Not counted are the temporary tensors of single operations, the workspaces of cuDNN and NCCL, and
-the fragmentation of the allocator.
+that records what autograd would save, with fused attention, as on a GPU, and masks of dropout as on a CPU. Everything
+is in float32 and trained with AdamW; with --bf16, activations are those of autocast. Not counted are the temporary
+tensors of single operations, the workspaces of cuDNN and NCCL, and the fragmentation of the allocator.
 
     python benchmarks/memory.py --shape large --batch 8 --length 128 --processes 4
 """
@@ -30,6 +30,8 @@ from steps import Precision, training_step
 FLOAT = 4
 # AdamW stores two moments per weight.
 MOMENTS = 2
+# Selects a fused kernel of attention on a CPU as well.
+FUSED = {"attention_probs_dropout_prob": 0.0}
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,12 @@ STRATEGIES: dict[str, Callable[[Sizes, int], Memory]] = {
 }
 
 
-def build(shape: str, config: HoulsbyConfig | None) -> nn.Module:
-    """Return a BERT classifier in training mode on the default device. If `config` is None, all weights train."""
-    model = BertForSequenceClassification(BertConfig(**SHAPES[shape])).train()
+def build(shape: str, config: HoulsbyConfig | None, **options: float) -> nn.Module:
+    """Return a BERT classifier in training mode on the default device. If `config` is None, all weights train.
+
+    `options` are other fields of BERT's configuration.
+    """
+    model = BertForSequenceClassification(BertConfig(**SHAPES[shape], **options)).train()
     return model if config is None else get_peft_model(model, config)
 
 
@@ -118,7 +123,8 @@ def sizes(model: nn.Module) -> Sizes:
 def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
     """Return the bytes that autograd saves in a forward pass of `batch` rows of `length` tokens."""
     with torch.device("meta"):
-        model = build(shape, config)
+        # With dropout in the attention, PyTorch keeps matrices of tokens x tokens on a CPU, and none on a GPU.
+        model = build(shape, config, **FUSED)
     # Fake CPU tensors, because meta tensors would select another implementation of attention.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")

@@ -86,9 +86,15 @@ def after_a_change(shape: str, rows: int, length: int, rounds: int, device: str)
 
 
 def by_number(
-    cell: tuple[str, int, int], numbers: Sequence[int], dtype: str, device: str, rounds: int, at_most: float
+    cell: tuple[str, int, int],
+    numbers: Sequence[int],
+    dtype: str,
+    ways: Sequence[str],
+    device: str,
+    rounds: int,
+    at_most: float,
 ) -> Iterator[dict[str, Any]]:
-    """Measure batches of 1 to many adapters in each way of computing them, interleaved with a batch of one adapter.
+    """Measure batches of 1 to many adapters in some ways of computing them, interleaved with a batch of one adapter.
 
     Rows are spread evenly over the adapters, and unevenly, where adapter n has about 1/n of the rows of the first.
 
@@ -96,6 +102,7 @@ def by_number(
         cell: Shape, batch size and length.
         numbers: Numbers of adapters, at most one per row.
         dtype: A key of `DTYPES`.
+        ways: Keys of `WAYS`.
         device: "cpu" or "cuda".
         rounds: Number of rounds.
         at_most: See `interleaved`; for each way and number.
@@ -109,14 +116,14 @@ def by_number(
         if order == "uneven" and number in (1, rows):
             continue
         names = names_of(rows, number)
-        for way, prepare in WAYS.items():
+        for way in ways:
             if number == 1 and way in (UNCHECKED, GROUPED):
                 continue
             facts = {"shape": shape, "rows": rows, "tokens": length, "precision": dtype}
             facts |= {"adapters": number, "spread": order, "way": way}
             forget_batches(model.get_base_model())
             try:
-                with prepare(model, ids, names) as call:
+                with WAYS[way](model, ids, names) as call:
                     first = seconds(call, device)
                     found = compared(interleaved({"one": one, way: call}, rounds, device, at_most), "one")[way]
             # Also for lack of memory, or of a kernel for this dtype.
@@ -165,13 +172,9 @@ def _in_a_graph(model: PeftModel, ids: torch.Tensor, names: Sequence[str]) -> It
     yield graphed(lambda ids: model(input_ids=ids, adapter_names=names).last_hidden_state, ids)
 
 
-UNCHECKED, GROUPED = "baddbmm, weights not checked", "grouped_mm"
-WAYS = {
-    "baddbmm": _as_it_is,
-    UNCHECKED: _without_check,
-    GROUPED: _with_grouped_mm,
-    "baddbmm in a CUDA graph": _in_a_graph,
-}
+BATCHED, GROUPED = "baddbmm", "grouped_mm"
+UNCHECKED, GRAPH = f"{BATCHED}, weights not checked", f"{BATCHED} in a CUDA graph"
+WAYS = {BATCHED: _as_it_is, UNCHECKED: _without_check, GROUPED: _with_grouped_mm, GRAPH: _in_a_graph}
 
 
 class Ragged:
@@ -182,6 +185,9 @@ class Ragged:
 
     def __init__(self, names: Sequence[str], used: Mapping[str, Bottleneck], device: torch.device) -> None:
         bottlenecks = list(used.values())
+        weight = bottlenecks[0].down_proj.weight
+        if weight.is_cuda and weight.dtype != torch.bfloat16:
+            raise NotAvailable(f"on CUDA, grouped_mm loops over the adapters unless they are bfloat16: {weight.dtype}")
         self.activation = bottlenecks[0].activation
         self.down = torch.stack([bottleneck.down_proj.weight.t() for bottleneck in bottlenecks])
         self.up = torch.stack([bottleneck.up_proj.weight.t() for bottleneck in bottlenecks])

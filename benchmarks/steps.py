@@ -23,16 +23,21 @@ from timing import compared, interleaved, resident
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype of the base model, and whether autocast computes in bfloat16. Adapters are always float32."""
+    """The dtype of the base model, and what computes faster: autocast in bfloat16, or float32 products in TF32.
+
+    Adapters are always float32.
+    """
 
     base: torch.dtype = torch.float32
     autocast: bool = False
+    tf32: bool = False
 
 
 PRECISIONS = {
     "float32": Precision(),
     "bf16 autocast": Precision(autocast=True),
     "bf16 base": Precision(torch.bfloat16),
+    "bf16 base, TF32": Precision(torch.bfloat16, tf32=True),
     "bf16 base, autocast": Precision(torch.bfloat16, autocast=True),
 }
 

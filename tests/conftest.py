@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from local_hub import LocalHub
+
+if TYPE_CHECKING:
+    from local_hub import LocalHub
 
 
 # In the background (`nohup pytest &`) Ctrl-C is ignored, which every process that a test starts and interrupts would
@@ -30,5 +33,7 @@ def token_ids() -> torch.Tensor:
 @pytest.fixture(scope="module")
 def hub() -> Iterator[LocalHub]:
     """A Hugging Face Hub of its own for the tests of a file."""
+    from local_hub import LocalHub  # needs uvicorn and starlette, which other tests do not
+
     with LocalHub() as hub:
         yield hub

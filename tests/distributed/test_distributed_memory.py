@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from houlsby_peft import HoulsbyConfig
-from memory import STRATEGIES, Sizes, activations, build, sizes
+from memory import FUSED, STRATEGIES, Sizes, activations, build, sizes
 
 
 METHODS = {
@@ -31,7 +31,7 @@ def allocated(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bf16", [False, True])
 def test_activations(method, bf16):
-    model = build("tiny", METHODS[method])
+    model = build("tiny", METHODS[method], **FUSED)
 
     def forward() -> object:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
