@@ -191,7 +191,7 @@ def test_evaluation_cuts_texts_as_the_run_did(encoder, data, tmp_path, method):
     with patch("glue.tokenize", wraps=glue.tokenize) as spy:
         run(glue, *flags, "--max_length", 9)
         run(glue, *flags)
-    assert [call.args[-1] for call in spy.call_args_list] == [9, 7]
+    assert [call.args[3] for call in spy.call_args_list] == [9, 7]
     found = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
     assert found == pytest.approx(results_of(tmp_path / "run")["best_scores"], rel=1e-5)
 

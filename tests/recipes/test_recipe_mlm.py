@@ -101,7 +101,8 @@ class TestPretraining:
 
     def test_a_checkpoint_brings_back_the_head(self, encoder, data, pretrained, tmp_path):
         checkpoint = next(pretrained.glob("checkpoint-*"))
-        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--seed", 7]
+        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--seed", 7,
+                 "--learning_rate", 0.01]  # fmt: skip
         run(mlm, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", checkpoint)
         resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
         assert all(torch.equal(resumed[name], saved[name]) for name in saved)
