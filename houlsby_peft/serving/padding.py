@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from transformers import DataCollatorWithPadding, PretrainedConfig, PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
 
-def can_pad(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> bool:
-    """Return whether texts may be padded: decoders classify a text by its last token that is not their pad token."""
-    known = getattr(config.get_text_config(), "pad_token_id", None)
-    return tokenizer.pad_token_id is not None and tokenizer.pad_token_id == known
+def can_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel) -> bool:
+    """Return whether texts may be padded for a model, with adapters or without.
+
+    Decoders, whose head is called `score`, classify a text by its last token that is not the pad token which their
+    configuration names.
+    """
+    known = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return tokenizer.pad_token_id is not None and (tokenizer.pad_token_id == known or not hasattr(model, "score"))
 
 
 def stack(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

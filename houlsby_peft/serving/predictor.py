@@ -121,7 +121,7 @@ class Predictor:
                 options |= {} if top_k is None else {"top_k": top_k}
             case "feature-extraction":
                 items = list(several)
-        if not can_pad(self.tokenizer, self.base_model.config):
+        if not can_pad(self.tokenizer, self.base_model):
             batch_size = 1
         with explain_prediction_errors(self.base_model, self.tokenizer):
             return list(pipeline(items, batch_size=batch_size, **options)) if items else []

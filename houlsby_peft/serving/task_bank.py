@@ -319,7 +319,7 @@ def _encode(adapter: HeldAdapter, text: Input) -> list[Row]:
 def _find_group(number: int, adapter: HeldAdapter, row: Row) -> object:
     """Return what the rows that go through a model together have in common. One that cannot be padded goes alone."""
     tokenizer = adapter.reader.tokenizer
-    alone = None if can_pad(tokenizer, adapter.model.config) else number
+    alone = None if can_pad(tokenizer, adapter.model) else number
     return id(adapter.model), tuple(row.inputs), tokenizer.padding_side, alone
 
 
