@@ -361,9 +361,9 @@ class HoulsbyModel(BaseTuner):
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
         """If labels are given, let the base model compute the loss for those of the active adapter."""
-        is_disabled = any(layer.disable_adapters for layer in islice(_tuner_layers(self.model), 1))
-        name = find_adapter_with_head(self.model.houlsby_records, self.active_adapters)
-        if name is None or kwargs.get("labels") is None or is_disabled:
+        has_labels = kwargs.get("labels") is not None
+        name = find_adapter_with_head(self.model.houlsby_records, self.active_adapters) if has_labels else None
+        if name is None or any(layer.disable_adapters for layer in islice(_tuner_layers(self.model), 1)):
             yield
             return
         with use_labels(self.model, self._own_adapters[name], self.model.houlsby_records[name]):

@@ -12,8 +12,8 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 def can_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel) -> bool:
     """Return whether texts may be padded for a model, with adapters or without.
 
-    Decoders, whose head is called `score`, classify a text by its last token that is not the pad token which their
-    configuration names.
+    Decoders, whose head is called `score`, classify a text by its last token other than the pad token in their
+    configuration.
     """
     known = getattr(model.config.get_text_config(), "pad_token_id", None)
     return tokenizer.pad_token_id is not None and (tokenizer.pad_token_id == known or not hasattr(model, "score"))
@@ -38,5 +38,5 @@ def check_lengths(lengths: Iterable[int], name: str) -> None:
     """
     if not all(lengths):
         raise ValueError(
-            f"Each text must have at least one token; the tokenizer of {name!r} found none. Leave it out."
+            f"Each text must have at least one token; the tokenizer of {name!r} found none. Leave out empty texts."
         )

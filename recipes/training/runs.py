@@ -196,8 +196,8 @@ def _check_restored(checkpoint: Path, arguments: Mapping[str, Any]) -> None:
     changed = list(filter(_is_restored, changed_arguments(before, arguments))) if before else []
     if changed:
         raise RecipeError(
-            f"{checkpoint} can only be resumed with the optimizer, the learning rate and the score for choosing that "
-            f"it restores: {_list(changed)}. Give the old values, or --overwrite_output_dir to start over."
+            f"{checkpoint} restores the optimizer, the learning rate and the score that chooses the best epoch, so "
+            f"they must stay the same: {_list(changed)}. Give the old values, or --overwrite_output_dir to start over."
         )
 
 

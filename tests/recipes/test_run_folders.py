@@ -231,7 +231,9 @@ class TestDamagedFolders:
         with pytest.raises(RecipeError, match=rf"other arguments: .*{name} was .*, is {value!r}.* to start over\.$"):
             run(glue, *changed)
         for checkpoint in ("last", folder / "checkpoint-6"):
-            with pytest.raises(RecipeError, match=rf"that it restores: {name} was [^,]*, is {value!r}\. Give the old"):
+            with pytest.raises(
+                RecipeError, match=rf"must stay the same: {name} was [^,]*, is {value!r}\. Give the old"
+            ):
                 run(glue, *changed, "--resume_from_checkpoint", checkpoint)
         assert (folder / "results.json").exists()
 
