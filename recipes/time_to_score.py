@@ -3,11 +3,11 @@
     python recipes/time_to_score.py runs/study
     python recipes/time_to_score.py runs/study --share 0.95 --baseline "full, bf16 True"   # if several rows are "full"
 
-The runs are those of one or more sweeps. The goal of a task is the given share of the baseline's best score, as a mean
-over its seeds. Each run's time is that of its training steps until the first evaluation that reaches the goal, so
-evaluations should be frequent (--eval_strategy steps --save_strategy steps). Evaluations and checkpoints do not count.
-On a CPU it is the time of the processor, so other work on the machine does not matter much. Writes time_to_score.md
-into the folder.
+The runs are those of one or more sweeps. Scores are means over a method's seeds. The goal of a task is the given share
+of the baseline's best score. A method's time is that of its training steps until the first evaluation that reaches the
+goal, so evaluations should be frequent (--eval_strategy steps --save_strategy steps). Evaluations and checkpoints do
+not count. On a CPU it is the time of the processor, so other work on the machine does not matter much. Writes
+time_to_score.md into the folder.
 """
 
 import argparse
@@ -50,57 +50,57 @@ def compare(rows: Sequence[Row], baseline: str, share: float) -> str:
     base = next((row for row in rows if row.label == baseline), None)
     if base is None:
         raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {baseline!r}.")
-    goals = {task: goal(cell, share) for task, cell in base.cells.items()}
+    goals = {task: share * best_score(cell) for task, cell in base.cells.items()}
     heads = [f"{proper_name(task)}, {value:.1f} {proper_name(cell.best['chosen_by'])}"
              for (task, value), cell in zip(goals.items(), base.cells.values(), strict=True)]  # fmt: skip
-    of_baseline = {task: seconds_until(cell, goals[task]) for task, cell in base.cells.items()}
+    of_baseline = {task: mean(seconds_until(cell, goals[task])) for task, cell in base.cells.items()}
     lines = [["method", *heads], ["---"] * (1 + len(heads))]
     for row in rows:
-        times = {task: seconds_until(row.cells[task], value) for task, value in goals.items() if task in row.cells}
-        lines.append([row.label, *(describe(times.get(task, []), of_baseline[task]) for task in goals)])
+        cells = ((row.cells.get(task), task) for task in goals)
+        times = (describe(seconds_until(cell, goals[task]), of_baseline[task]) if cell else "" for cell, task in cells)
+        lines.append([row.label, *times])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def goal(cell: Cell, share: float) -> float:
-    """Return a share of the mean over the seeds of a baseline's best score, in percent."""
-    score = cell.best["chosen_by"]
-    if score.endswith("loss"):
-        raise RecipeError(f"{cell.best['task']} was chosen by {score}, of which a share says nothing. Use a score.")
-    return share * mean(in_percent(one, score, one["best_score"]) for one in cell.seeds.values())
+def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
+    """Return the evaluations of a method on a task, in their order: the mean score in percent, and each seed's time.
 
-
-def seconds_until(cell: Cell, goal: float) -> list[float | None]:
-    """Return for each seed the time of training at the first evaluation that reaches a score; None if none does.
-
-    Args:
-        cell: The runs of a method on a task.
-        goal: The score, in percent.
+    Evaluations that not every seed has, such as those of a run that stopped early, are left out.
 
     Raises:
-        RecipeError: If the evaluations of a run have no times.
+        RecipeError: If the evaluations of a run have no times, or the runs were chosen by a loss.
     """
-    times: list[float | None] = []
+    runs = []
     for results in cell.seeds.values():
-        score, epochs = results["chosen_by"], results["epochs"]
+        task, score, epochs = results["task"], results["chosen_by"], results["epochs"]
+        if score.endswith("loss"):
+            raise RecipeError(f"{task} was chosen by {score}, of which a share says nothing. Use a score.")
         if any("seconds" not in epoch for epoch in epochs):
             raise RecipeError(
-                f"A run on {results['task']} has no times, as an earlier version of the recipes wrote it. Run it "
-                "again with --overwrite_output_dir."
+                f"A run on {task} has no times, as an earlier version of the recipes wrote it. Run it again with "
+                "--overwrite_output_dir."
             )
-        reached = (epoch["seconds"] for epoch in epochs if in_percent(results, score, epoch[score]) >= goal)
-        times.append(next(reached, None))
-    return times
+        runs.append({epoch["step"]: (in_percent(results, score, epoch[score]), epoch["seconds"]) for epoch in epochs})
+    steps = sorted(set.intersection(*map(set, runs)))
+    return [(mean(run[step][0] for run in runs), [run[step][1] for run in runs]) for step in steps]
 
 
-def describe(times: Sequence[float | None], of_baseline: Sequence[float | None]) -> str:
-    """Return a table's cell: the mean over the seeds, their range, and the ratio to the baseline's mean."""
-    reached = [time for time in times if time is not None]
-    if not times or len(reached) < len(times):
-        return f"reached by {len(reached)} of {len(times)} seeds" if times else ""
-    spread = f" ({min(reached):.0f} to {max(reached):.0f})" if len(reached) > 1 else ""
-    whole = [time for time in of_baseline if time is not None]
-    ratio = f", {mean(reached) / mean(whole):.2f}" if len(whole) == len(of_baseline) else ""
-    return f"{mean(reached):.0f} s{spread}{ratio}"
+def best_score(cell: Cell) -> float:
+    """Return the best mean score of a method on a task, in percent."""
+    return max(score for score, _ in mean_curve(cell))
+
+
+def seconds_until(cell: Cell, goal: float) -> list[float]:
+    """Return each seed's time of training at the first evaluation whose mean score reaches a goal; [] if none does."""
+    return next((times for score, times in mean_curve(cell) if score >= goal), [])
+
+
+def describe(times: Sequence[float], of_baseline: float) -> str:
+    """Return a table's cell: the mean time over the seeds, their range, and the ratio to the baseline's mean."""
+    if not times:
+        return "not reached"
+    spread = f" ({min(times):.0f} to {max(times):.0f})" if len(times) > 1 else ""
+    return f"{mean(times):.0f} s{spread}, {mean(times) / of_baseline:.2f}"
 
 
 if __name__ == "__main__":
