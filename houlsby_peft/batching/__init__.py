@@ -1,7 +1,7 @@
 """Rows of different adapters in one batch."""
 
 from .batch import BASE, MixedBatch
-from .forward import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
+from .forward import find_rows, fix_weights, forget_batches, hook_other_wrappers, run_mixed_batch
 from .rows import select_rows
 
 
@@ -9,6 +9,7 @@ __all__ = [
     "BASE",
     "MixedBatch",
     "find_rows",
+    "fix_weights",
     "forget_batches",
     "hook_other_wrappers",
     "run_mixed_batch",

@@ -61,10 +61,12 @@ class _LastBatch:
 
     All weights are checked once per forward pass or generation: a check in each layer would cost more than the
     products there. The check notices weights that are replaced, moved or written in place. Like autograd, it does not
-    notice a write through `.data`; a forward pass in training mode therefore drops the batch.
+    notice a write through `.data`; a forward pass in training mode therefore drops the batch. There is no check if
+    the model's owner has said that the weights stay the same.
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._is_fixed = model in _FIXED
         # A model with many adapters has thousands of modules, so it is searched once.
         layers = [module for module in model.modules() if isinstance(module, HoulsbyTunerLayer)]
         self._containers = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names]
@@ -77,7 +79,7 @@ class _LastBatch:
     def reuse(self, names: Sequence[str]) -> MixedBatch:
         """Return the last batch if it has these names and unchanged weights, else a new one."""
         batch, stacked = self._last
-        if batch.names == tuple(names) and stacked.are_unchanged():
+        if batch.names == tuple(names) and (self._is_fixed or stacked.are_unchanged()):
             return batch
         if len(set(names)) == 1:  # which stacks nothing
             return MixedBatch(names)
@@ -85,12 +87,14 @@ class _LastBatch:
         adapters = (
             container[name] for container in self._containers for name in dict.fromkeys(names) if name in container
         )
-        self._last = (batch, _StackedWeights(module for adapter in adapters for module in adapter.modules()))
+        modules = () if self._is_fixed else (module for adapter in adapters for module in adapter.modules())
+        self._last = (batch, _StackedWeights(modules))
         return batch
 
 
 # Kept beside the models, not in them, so that copies and files of a model do not carry stacked weights.
 _LAST: WeakKeyDictionary[nn.Module, _LastBatch] = WeakKeyDictionary()
+_FIXED: WeakSet[nn.Module] = WeakSet()
 _HOOKED: WeakSet[nn.Module] = WeakSet()
 
 
@@ -173,6 +177,12 @@ def find_rows(model: nn.Module, batches: dict[int, Batch], args: tuple[Any, ...]
 def forget_batches(model: nn.Module) -> None:
     """Drop the stacked weights of a model; called when adapters are added, deleted or trained."""
     _LAST.pop(model, None)
+
+
+def fix_weights(model: nn.Module) -> None:
+    """Say that no weight of an adapter changes while the model has it, so that no batch needs to check this."""
+    _FIXED.add(model)
+    forget_batches(model)
 
 
 def hook_other_wrappers(model: nn.Module, batches: dict[int, Batch]) -> None:

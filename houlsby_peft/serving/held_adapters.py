@@ -20,7 +20,7 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingW
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching import forget_batches
+from ..batching import fix_weights, forget_batches
 from ..checkpoints.untrusted import TOKENIZER_FILES, read_config
 from ..errors import AdapterError
 from ..heads.tasks import task_of_class, task_of_config
@@ -229,6 +229,7 @@ class HeldAdapters:
             for other_kind in self._first.values():
                 _share_weights(predictor.base_model, other_kind.base_model)
             self._first[task.auto_class] = predictor
+            fix_weights(predictor.model.get_base_model())
         return HeldAdapter(reader, predictor.model, files, parts)
 
 

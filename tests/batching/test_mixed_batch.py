@@ -19,7 +19,7 @@ from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
 from contract_models import IDS, SEQ2SEQ_REASON, SEQ2SEQ_WORKS, VOCABULARY, gpt2, llama, t5
 from houlsby_peft import AdapterError, Bottleneck, HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.batching import MixedBatch
+from houlsby_peft.batching import MixedBatch, fix_weights, forget_batches
 from tiny_models import perturb, tiny_bert
 
 
@@ -166,6 +166,23 @@ def test_a_weight_that_changes_in_evaluation_is_stacked_again(token_ids, change)
     torch.testing.assert_close(mixed[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(mixed[[0, 2]], before[[0, 2]], atol=1e-5, rtol=1e-5)
     assert not torch.allclose(mixed[[1, 3, 4]], before[[1, 3, 4]], atol=1e-5, rtol=1e-5)
+
+
+def test_weights_that_stay_the_same_by_their_owners_word_are_not_checked(token_ids):
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4), seed=2).eval()
+    fix_weights(model.get_base_model())
+    names = ["one", "two", "one", "two", "two"]
+    with torch.no_grad():
+        before = model(token_ids, adapter_names=names).logits
+        for name, module in model.named_modules():
+            if name.endswith("two.down_proj"):
+                write_in_place(module)
+        assert torch.equal(model(token_ids, adapter_names=names).logits, before)
+        forget_batches(model.get_base_model())
+        after = model(token_ids, adapter_names=names).logits
+        expected = model(token_ids).logits
+    torch.testing.assert_close(after[[1, 3, 4]], expected[[1, 3, 4]], atol=1e-5, rtol=1e-5)
 
 
 def test_adapters_at_places_that_the_last_batch_did_not_have(token_ids):

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
+from houlsby_peft.batching import forward
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -88,6 +89,15 @@ def test_each_row_is_predicted_as_by_its_adapter_alone(folders, alone, batch_siz
     assert_as_alone(bank.predict(requests, batch_size=batch_size), requests, alone)
     assert bank.tasks == tuple(TASKS)
     assert bank.predict([]) == []
+
+
+def test_no_weights_are_checked_before_a_batch(folders, alone, monkeypatch):
+    """They change only when an adapter is loaded or dropped."""
+    monkeypatch.setattr(forward._StackedWeights, "are_unchanged", lambda _: pytest.fail("weights were checked"))
+    bank = TaskBank(folders)
+    requests = [(task, WORDS[0]) for task in TASKS]
+    for _ in range(2):
+        assert_as_alone(bank.predict(requests), requests, alone)
 
 
 def size(folder):
