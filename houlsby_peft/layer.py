@@ -346,8 +346,8 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         if dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
         hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        own_args, own_kwargs = _cast((args, kwargs), dtype)  # type: ignore[arg-type]
-        return _cast(norm(*own_args, **own_kwargs), hidden.dtype)
+        own_args, own_kwargs = cast((args, kwargs), dtype)  # type: ignore[arg-type]
+        return cast(norm(*own_args, **own_kwargs), hidden.dtype)
 
     def _active_norms(self) -> Iterator[nn.Module]:
         return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
@@ -371,12 +371,12 @@ class _WithZeroGradients(torch.autograd.Function):
         return (gradient, *map(torch.zeros_like, ctx.weights))
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the floating-point tensors inside arguments or results."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
-    if isinstance(value, tuple):
-        return tuple(_cast(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(cast(item, dtype) for item in value)
+    if type(value) is dict:
+        return {key: cast(item, dtype) for key, item in value.items()}
     return value

@@ -23,6 +23,7 @@ from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
+from .heads.find import find_head
 from .heads.tasks import find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
@@ -85,7 +86,9 @@ class HoulsbyModel(BaseTuner):
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
         plan = Plan(model, config)
-        names_fit = plan.check_weights(state_dict, autocast_adapter_dtype, self._may_map_names)
+        # Where transformers loads the weights, nothing casts the adapter to float32.
+        is_cast = autocast_adapter_dtype and self._may_map_names
+        names_fit = plan.check_weights(state_dict, is_cast, self._may_map_names)
         check_name(model, adapter_name)
 
         record = plan.new_record()
@@ -107,7 +110,8 @@ class HoulsbyModel(BaseTuner):
         restore = _remember_model(model, adapter_name)
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
-            add_heads(model, plan.heads, adapter_name, active, self._batches)
+            task_heads = find_head(model, plan.bottlenecks)
+            add_heads(model, plan.heads, task_heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
@@ -206,9 +210,11 @@ class HoulsbyModel(BaseTuner):
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever the file's."""
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
-        if not autocast_adapter_dtype:
-            for layer in _tuner_layers(self.model):
-                layer.cast_to_base(adapter_name)
+        for module in self.model.modules():
+            if isinstance(module, HoulsbyHead):
+                module.cast_adapter(adapter_name, autocast_adapter_dtype)
+            elif isinstance(module, HoulsbyTunerLayer) and not autocast_adapter_dtype:
+                module.cast_to_base(adapter_name)
 
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:

@@ -48,6 +48,11 @@ def dtype_of(module: nn.Module) -> torch.dtype | None:
     return weight.dtype if weight is not None and weight.is_floating_point() else None
 
 
+def adapter_dtype(base: torch.dtype, autocast_adapter_dtype: bool) -> torch.dtype:
+    """Return the dtype of an adapter's weights on a base model of this dtype: float32 on half precision, if wanted."""
+    return torch.float32 if autocast_adapter_dtype and base in (torch.float16, torch.bfloat16) else base
+
+
 def check_base_is_loaded(model: nn.Module) -> None:
     """Refuse to load an adapter through `PeftModel.from_pretrained` onto a base model with layers on disk.
 

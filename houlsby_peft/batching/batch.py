@@ -7,6 +7,7 @@ inference only: PEFT refuses `adapter_names` in training mode, and no gradient r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ class MixedBatch:
             TypeError: A head returns anything but one tensor with a row per example.
         """
         if self.only_name is not None:
-            return wrapper.head(self.only_name)(*args, **kwargs)
+            return wrapper.run(self.only_name, *args, **kwargs)
         inputs = first_tensor((*args, *kwargs.values()))
         if inputs is None or not any(name in wrapper.modules_to_save for name in self.names):
             return wrapper.original_module(*args, **kwargs)
@@ -156,19 +157,21 @@ class MixedBatch:
         index = {name: rows_of(name, names, inputs.device) for name in dict.fromkeys(names)}
         outputs = {}
         for name, rows in index.items():
-            head = wrapper.head(name)
             own_args, own_kwargs = select_rows((args, kwargs), rows, len(names))
-            outputs[name] = head(*own_args, **own_kwargs)
+            outputs[name] = wrapper.run(name, *own_args, **own_kwargs)
             if not isinstance(outputs[name], torch.Tensor) or outputs[name].shape[:1] != (len(rows),):
                 raise TypeError(
                     "Mixed batches need heads that return one tensor with a row per example; "
-                    f"{type(head).__name__} in modules_to_save does not. Run the rows of each adapter separately."
+                    f"{type(wrapper.head(name)).__name__} in modules_to_save does not. Run the rows of each adapter "
+                    "separately."
                 )
         first = outputs[names[0]]
         width = max(output.shape[-1] for output in outputs.values())
-        result = first.new_full((len(names), *first.shape[1:-1], width), float("-inf"))
+        # The base model's head may be in half precision.
+        dtype = reduce(torch.promote_types, (output.dtype for output in outputs.values()))
+        result = first.new_full((len(names), *first.shape[1:-1], width), float("-inf"), dtype=dtype)
         for name, output in outputs.items():
-            result[index[name], ..., : output.shape[-1]] = output
+            result[index[name], ..., : output.shape[-1]] = output.to(dtype)
         return result
 
     def _build_once(self, layer: nn.Module, hidden: torch.Tensor, build: Callable[[], Any]) -> Any:

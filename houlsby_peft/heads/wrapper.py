@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from threading import get_ident
 from typing import Any
 
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..layer import Batch
-from ..offloading import copy_of, device_of, dtype_of
+from ..layer import Batch, cast
+from ..offloading import adapter_dtype, copy_of, device_of, dtype_of
 
 
 class HoulsbyHead(ModulesToSaveWrapper):
     """A head with a trained copy per adapter.
 
-    It differs from PEFT's `ModulesToSaveWrapper` in four ways. Heads of several layers work in a mixed batch. Of
+    It differs from PEFT's `ModulesToSaveWrapper` in five ways. Heads of several layers work in a mixed batch. Of
     several active adapters, the last one's head is used instead of raising an error. An adapter's head may have
-    another number of outputs than the base model's. `unload` restores the base model's head.
+    another number of outputs than the base model's, and another dtype: like the rest of the adapter, it is float32 on
+    a base model in half precision. `unload` restores the base model's head.
     """
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
     batches: Mapping[int, Batch] = {}
+    # Whether the base model has nothing after it that wants its own dtype.
+    is_task_head = False
 
     def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
         if adapter_name not in self.modules_to_save and tied_module is None:
@@ -34,6 +37,24 @@ class HoulsbyHead(ModulesToSaveWrapper):
         if batch is None or self.disable_adapters:
             return super().forward(*args, **kwargs)
         return batch.run_heads(self, args, kwargs)
+
+    def run(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Apply the head that an adapter uses, in the dtype of this head's weights.
+
+        Returns:
+            What the head returns; what the base model goes on with, such as a pooler's output, in the base's dtype.
+        """
+        head = self.head(adapter_name)
+        own, of_base = dtype_of(head), dtype_of(self.original_module)
+        if own is not None:
+            args, kwargs = cast((args, kwargs), own)
+        result = head(*args, **kwargs)
+        return result if self.is_task_head or own == of_base or of_base is None else cast(result, of_base)
+
+    def _forward_wrapped(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.active_adapters:
+            return self._forward_wrapped_passthrough(*args, **kwargs)
+        return self.run(self.active_adapters[0], *args, **kwargs)
 
     def head(self, adapter_name: str) -> nn.Module:
         """Return the head that an adapter uses: its own copy or, without one, the base model's."""
@@ -54,16 +75,22 @@ class HoulsbyHead(ModulesToSaveWrapper):
     def unload_and_optionally_merge_module(self, *args: Any, **kwargs: Any) -> nn.Module:
         return self.original_module  # type: ignore[no-any-return]
 
+    def cast_adapter(self, adapter_name: str, autocast_adapter_dtype: bool) -> None:
+        """Cast an adapter's head to the base model's dtype or, if that is half precision, to float32 if wanted."""
+        dtype = dtype_of(self.original_module)
+        if dtype is not None and adapter_name in self.modules_to_save:
+            self.modules_to_save[adapter_name].to(adapter_dtype(dtype, autocast_adapter_dtype))
+
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str) -> None:
-        """Move a head that PEFT has loaded in place of one on the meta device, in the dtype of the file."""
+        """Move a head that PEFT has loaded in place of one on the meta device; its dtype is that of the file."""
         if adapter_name in self.modules_to_save:
-            head = self.original_module
-            self.modules_to_save[adapter_name].to(device=device_of(head), dtype=dtype_of(head))
+            self.modules_to_save[adapter_name].to(device_of(self.original_module))
 
 
 def add_heads(
     model: nn.Module,
     heads: Mapping[str, nn.Module | None],
+    task_heads: Collection[str],
     adapter_name: str,
     active_adapters: list[str],
     batches: Mapping[int, Batch],
@@ -73,6 +100,7 @@ def add_heads(
     Args:
         model: The base model, changed in place.
         heads: The full names of its heads, each with the adapter's own module or None for a copy of the base model's.
+        task_heads: The names of those that end the model.
         adapter_name: The adapter that trains them.
         active_adapters: The active adapters.
         batches: The mixed batches that the model is running, by thread.
@@ -87,7 +115,7 @@ def add_heads(
             wrapper.set_adapter(active_adapters)
             setattr(model.get_submodule(parent), child_name, wrapper)
         if isinstance(wrapper, HoulsbyHead):
-            wrapper.batches = batches
+            wrapper.batches, wrapper.is_task_head = batches, name in task_heads
             if own is not None:
                 wrapper.modules_to_save[adapter_name] = own
 

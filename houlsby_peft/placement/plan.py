@@ -25,7 +25,7 @@ from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
-from ..offloading import check_base_is_loaded, device_of, dtype_of
+from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
 from .place import Place, fold_places
 from .places import find_places, may_be_left_out, output_width
 
@@ -267,17 +267,15 @@ class Plan:
             elif self.owners[key] == key:
                 with torch.device("meta"):
                     modules[name] = self.new_bottleneck(place)
-            dtype = dtype_of(reference) or torch.float32
-            is_half = dtype in (torch.float16, torch.bfloat16)
-            dtypes[name] = torch.float32 if autocast_adapter_dtype and is_half else dtype
+            dtypes[name] = adapter_dtype(dtype_of(reference) or torch.float32, autocast_adapter_dtype)
         for key, own in self.heads.items():
             head = own or self._model.get_submodule(key)
             modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
-        tensors = {
-            f"{key}.{name}": torch.empty(tensor.shape, dtype=dtypes.get(key, tensor.dtype), device="meta")
-            for key, module in modules.items()
-            for name, tensor in module.state_dict().items()
-        }
+        tensors = {}
+        for key, module in modules.items():
+            for name, tensor in module.state_dict().items():
+                dtype = dtypes.get(key) or adapter_dtype(tensor.dtype, autocast_adapter_dtype)
+                tensors[f"{key}.{name}"] = torch.empty(tensor.shape, dtype=dtype, device="meta")
         tokens = {f"{key}.token_adapter.trainable_tokens_delta": shape for key, shape in self.tokens.items()}
         return tensors | {name: torch.empty(shape, device="meta") for name, shape in tokens.items()}
 

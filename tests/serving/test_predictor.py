@@ -389,7 +389,7 @@ def test_a_base_model_in_half_precision_gives_the_same_answers(base, tmp_path):
     full = houlsby_peft.load(folder, base_model=str(base)).predict(WORDS)
     half = houlsby_peft.load(folder, base_model=str(base), dtype=torch.bfloat16)
     assert half.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
-    assert half.model.base_model.model.classifier.modules_to_save["default"].weight.dtype == torch.bfloat16
+    assert half.model.base_model.model.classifier.modules_to_save["default"].weight.dtype == torch.float32
     found = half.predict(WORDS)
     assert [item["score"] for item in found] == pytest.approx([item["score"] for item in full], rel=0.05)
 

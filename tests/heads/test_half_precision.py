@@ -1,0 +1,84 @@
+"""Heads on a base model in half precision: in float32, as the rest of the adapter is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from torch.nn import functional as F
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from houlsby_peft import HoulsbyConfig
+from tiny_models import perturb, tiny_bert
+
+
+def half_bert(seed=0):
+    return tiny_bert(seed).bfloat16().eval()
+
+
+def adapted(base, **options):
+    model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
+    perturb(model)
+    return model
+
+
+def dtypes(model, part):
+    return {weight.dtype for name, weight in model.named_parameters() if part in name and "default" in name}
+
+
+def test_a_head_computes_in_float32(token_ids):
+    model = adapted(half_bert(), task_type="SEQ_CLS")
+    wrapper = model.base_model.model.classifier
+    pooled = []
+    wrapper.register_forward_pre_hook(lambda _, args: pooled.append(args[0]))
+    logits = model(token_ids).logits
+    assert pooled[0].dtype == torch.bfloat16
+    head = wrapper.modules_to_save["default"]
+    assert head.weight.dtype == logits.dtype == torch.float32
+    assert torch.equal(logits, F.linear(pooled[0].float(), head.weight, head.bias))
+    with model.disable_adapter():
+        assert torch.equal(model(token_ids).logits, half_bert()(token_ids).logits)
+
+
+def test_a_head_of_several_modules_of_which_the_base_model_uses_its_own(token_ids):
+    """In a mixed batch, the base model's second module gets float32 from the first one."""
+    config = DistilBertConfig(vocab_size=99, dim=16, hidden_dim=32, n_layers=2, n_heads=2)
+    torch.manual_seed(0)
+    model = adapted(DistilBertForSequenceClassification(config).bfloat16().eval(), task_type="SEQ_CLS")
+    names = ["default", "__base__", "default", "__base__", "default"]
+    mixed = model(token_ids, adapter_names=names).logits
+    assert mixed.dtype == torch.float32
+    torch.testing.assert_close(mixed[::2], model(token_ids).logits[::2], atol=0.02, rtol=0.02)
+    with model.disable_adapter():
+        torch.testing.assert_close(mixed[1::2], model(token_ids).logits[1::2].float(), atol=0.02, rtol=0.02)
+
+
+def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
+    base = half_bert()
+    model = adapted(base, modules_to_save=["embeddings", "pooler"])
+    assert dtypes(model, "embeddings") == dtypes(model, "pooler") == {torch.float32}
+    found = []
+    base.bert.pooler.register_forward_hook(lambda *call: found.append(call[-1].dtype))
+    assert model(token_ids).logits.dtype == torch.float32
+    assert found == [torch.bfloat16]
+
+
+def test_a_head_in_the_base_models_dtype_if_that_is_wanted(token_ids):
+    config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
+    model = get_peft_model(half_bert(), config, autocast_adapter_dtype=False)
+    assert dtypes(model, "classifier") == {torch.bfloat16}
+    assert model(token_ids).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("low_cpu_mem_usage", [False, True])
+def test_a_loaded_head_loses_no_digit(low_cpu_mem_usage, token_ids, tmp_path):
+    model = adapted(half_bert(), task_type="SEQ_CLS")
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(half_bert(), tmp_path, low_cpu_mem_usage=low_cpu_mem_usage).eval()
+    assert torch.equal(loaded(token_ids).logits, model(token_ids).logits)
+    state = loaded.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    narrow = PeftModel.from_pretrained(
+        half_bert(), tmp_path, low_cpu_mem_usage=low_cpu_mem_usage, autocast_adapter_dtype=False
+    )
+    assert dtypes(narrow, "classifier") == {torch.bfloat16}
