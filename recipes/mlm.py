@@ -61,9 +61,6 @@ def main() -> None:
     groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
     arguments, method, adapter, training = parser.parse()
-    if method.base_dtype == AUTO and not has_head(arguments.model_name):
-        method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
-    method = method.settled(adapter, training)
     if method.keep_prefix not in (AUTO, OFF):
         raise RecipeError("--keep_prefix has no use here, as each epoch masks other words. Leave it out.")
     method.keep_prefix = OFF
@@ -77,6 +74,9 @@ def main() -> None:
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
         return evaluate(saved, arguments, method, training)
+    is_auto, method = method.base_dtype == AUTO, method.settled(adapter, training)
+    if is_auto and method.base_dtype != "float32" and not has_head(arguments.model_name):
+        method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:

@@ -78,13 +78,13 @@ def main() -> None:
     groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
     arguments, method, adapter, training = parser.parse()
-    method = method.settled(adapter, training)
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "squad")
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
         return evaluate(saved, arguments, method, training)
+    method = method.settled(adapter, training)
     least = arguments.stride + QUESTION_TOKENS + 4  # BERT's special tokens, and one of context
     if arguments.max_length < least:
         raise RecipeError(

@@ -57,12 +57,12 @@ def main() -> None:
     groups = (TaggingArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
     arguments, method, adapter, training = parser.parse()
-    method = method.settled(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", "tagging")
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
         evaluate(saved, arguments, method, training)
         return
+    method = method.settled(adapter, training)
     push = plan_push(training, arguments.model_name)
     run = Run(training, arguments, method, adapter)
     if run.results is not None:

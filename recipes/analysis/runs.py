@@ -69,7 +69,7 @@ def read_run(folder: str) -> dict[str, Any]:
 
 
 def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
-    """Load a run of glue.py.
+    """Load a run of glue.py, with the base model in the data type of the training.
 
     Args:
         folder: The output folder, with results.json and adapter/ or model/.
@@ -81,7 +81,7 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     results = read_run(folder)
     arguments, task = results["arguments"], TASKS[results["task"]]
     saved = Path(folder, "model" if Path(folder, "model").is_dir() else "adapter")
-    model, tokenizer = load_saved(str(saved), task.labels, results["model"])
+    model, tokenizer = load_saved(str(saved), task.labels, results["model"], "auto")
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     split = load_splits(task, data_dir or arguments["data_dir"])[task.validation_splits[0]]

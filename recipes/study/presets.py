@@ -37,7 +37,7 @@ BATCH = 32
 # Common to all four, which also keep BERT's own dropout, as the recipe does by default.
 _ALL = {
     "r": 64, "dropout": 0.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "train_sampling_strategy": "random",
-    "keep_prefix": "off",
+    "base_dtype": "float32", "keep_prefix": "off",
 }  # fmt: skip
 _HOULSBY_CODE = {
     "activation": "gelu", "train_layer_norm": "all", "head": "linear", "max_length": 128, "warmup_steps": 0.1,
@@ -138,9 +138,10 @@ def parse_arguments(
             f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
             "--per_device_train_batch_size for another batch."
         )
-    method = method.settled(adapter, training)
     if arguments.evaluate is not None:
         find_evaluated(arguments, adapter, training)
+    elif training.do_train:
+        method = method.settled(adapter, training)
     _check_data(arguments, [task.name for task in tasks])
     for task in tasks:
         copy.copy(training).choose_by(task.scores)

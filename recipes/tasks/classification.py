@@ -324,11 +324,11 @@ def run_task(
 ) -> dict[str, Any]:
     """Load the data, train, push if asked to, and return the content of results.json; or evaluate what is saved, and
     return the content of evaluation.json."""
-    method = method.settled(adapter, training)
     training.output_dir = training.output_dir.replace("{task}", arguments.name)
     saved = find_evaluated(arguments, adapter, training)
     if saved is not None:
         return evaluate(saved, arguments, method, training)
+    method = method.settled(adapter, training)
     task = load_task(arguments, training)
     training.choose_by(task.scores)
     push = plan_push(training, arguments.model_name, len(task.text_columns))

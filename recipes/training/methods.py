@@ -18,7 +18,7 @@ from accelerate import PartialState
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, Place, find_new_modules, find_places, put_two_layer_head
 from training.arguments import AdapterArguments
 from training.errors import RecipeError
-from training.model import POOLER, add_adapter, find_pooler, record_preprocessing
+from training.model import POOLER, add_adapter, find_pooler, keep_in_float32, record_preprocessing
 
 
 AUTO, IN_MEMORY, OFF = "auto", "memory", "off"
@@ -39,9 +39,9 @@ class MethodArguments:
         "method trains the head.",
     )
     base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
-        default="float32",
-        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' selects bfloat16 if "
-        "the processor or GPU supports it in hardware.",
+        default=AUTO,
+        help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 if the "
+        "processor or GPU multiplies in it, else float32.",
     )
     keep_prefix: str = HfArg(
         default=AUTO,
@@ -193,13 +193,12 @@ def apply_method(
     heads = find_new_modules(model)
     if POOLER in (config.modules_to_save or ()):
         heads = list(dict.fromkeys([*heads, find_pooler(model)]))
-    if method.base_dtype == "bfloat16":
-        for name in heads:
-            keep_in_float32(model.get_submodule(name))
-
     if method.method == "houlsby":
         return add_adapter(model, config, init_adapter)
     if method.method == "lora":
+        if method.base_dtype == "bfloat16":
+            for name in heads:
+                keep_in_float32(model.get_submodule(name))
         return _add_lora(model, method, config, heads)
     trained = [model.get_submodule(name) for name in heads]
     if method.method == "full":
@@ -250,15 +249,6 @@ def _find_places(
         return find_places(model, HoulsbyConfig(train_layer_norm=norms, exclude_modules=excluded))
     except ValueError as error:
         raise RecipeError(f"The layers of {type(model).__name__} cannot be found: {error}") from error
-
-
-def keep_in_float32(module: nn.Module) -> None:
-    """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
-
-    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
-
-    module.float().register_forward_pre_hook(convert)
 
 
 def train_only(model: nn.Module, trained: Iterable[nn.Module]) -> None:

@@ -270,7 +270,8 @@ def load_saved(
         name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
         labels: The task's labels, in their order; default: any.
         base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
-        dtype: The data type of the base model's weights.
+        dtype: The data type of the base model's weights. "auto": that of the training, if its results.json is there,
+            and otherwise float32.
         auto_class: The class of the base model with its head.
 
     Raises:
@@ -278,8 +279,10 @@ def load_saved(
         AdapterError: If it is not a usable adapter.
         HubError: If the Hub does not have it, or cannot be reached.
     """
-    folder, weights_dtype = Path(name).expanduser(), getattr(torch, dtype)
-    results = read_results(name)
+    folder, results = Path(name).expanduser(), read_results(name)
+    if dtype == "auto":
+        dtype = results.get("arguments", {}).get("base_dtype") or "float32"
+    weights_dtype = getattr(torch, dtype)
     base = None if base_model is None else find_model(base_model)
     config_file = folder / CONFIG_NAME
     is_adapter = config_file.is_file()
@@ -298,6 +301,10 @@ def load_saved(
                     dtype=weights_dtype,
                     **({"num_labels": len(of_head)} if of_head else {}),
                 )
+                if dtype != "float32":
+                    saved = tuple(fields.get("modules_to_save") or ())
+                    for head in [module for key, module in encoder.named_modules() if saved and key.endswith(saved)]:
+                        keep_in_float32(head)
                 model = PeftModel.from_pretrained(encoder, folder)
             else:
                 model = auto_class.from_pretrained(folder, dtype=weights_dtype)
@@ -311,3 +318,12 @@ def load_saved(
     if labels is not None and found is not None and found != tuple(labels):
         raise RecipeError(f"{name} predicts {', '.join(found)}; the task has {', '.join(labels)}. Give its own task.")
     return model, tokenizer
+
+
+def keep_in_float32(module: nn.Module) -> None:
+    """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
+
+    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
+
+    module.float().register_forward_pre_hook(convert)

@@ -260,6 +260,7 @@ class TestRuns:
             write(tmp_path / "data" / "cola", split, validation[["sentence", "label"]])
         flags = ["--task", "cola", "--data_dir", tmp_path / "data", "--model_name", tiny_model, "--seed", 2]
         schedule = ["--num_train_epochs", 4, "--learning_rate", 3e-3, "--lr_scheduler_type", "constant"]
+        schedule += ["--base_dtype", "float32"]
         _, results = launch(tmp_path, *flags, *schedule, "--per_device_train_batch_size", 8)
 
         assert [entry["epoch"] for entry in results["epochs"]] == [1, 2, 3, 4]

@@ -251,6 +251,17 @@ class TestPrecision:
         output = model(input_ids=torch.ones(2, 5, dtype=torch.long), labels=torch.tensor([0, 1]))
         assert output.loss.dtype == torch.float32
 
+    @pytest.mark.parametrize("method", ["houlsby", "lora"])
+    def test_an_evaluation_has_the_precision_of_the_training(self, encoder, data, tmp_path, method):
+        short(encoder, data, tmp_path / "run", "--task", "rte", "--method", method, "--base_dtype", "bfloat16")
+        flags = ["--task", "rte", "--data_dir", data, "--use_cpu", "--evaluate", tmp_path / "run"]
+        expected = results_of(tmp_path / "run")["best_scores"]
+        for dtype, tolerance in (("auto", 1e-5), ("float32", 0.02)):
+            run(glue, *flags, "--base_dtype", dtype, "--output_dir", tmp_path / dtype)
+            found = json.loads((tmp_path / dtype / "evaluation.json").read_text())["scores"]
+            assert found["loss"] == pytest.approx(expected["loss"], rel=tolerance)
+        assert found["loss"] != pytest.approx(expected["loss"], rel=1e-5)
+
     def test_mixed_precision(self, encoder, data, tmp_path):
         short(encoder, data, tmp_path, "--task", "rte", "--bf16")
         assert results_of(tmp_path)["strategy"]["mixed_precision"] == "bf16"

@@ -62,6 +62,7 @@ def card_of(hub, name):
 
 def test_glue(hub, inputs, tmp_path):
     flags = ["--task", "rte", "--data_dir", inputs, "--hub_model_id", "user/rte", "--hub_private", "--seed", 3]
+    flags += ["--base_dtype", "float32"]
     flags += ["--example", "He came.", "--example", "-- he arrived."]
     first = start(hub, tmp_path, "glue", *flags)
     assert first.returncode == 0, first.stderr

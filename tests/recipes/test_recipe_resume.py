@@ -85,7 +85,7 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path)
     command = [
         *flags,
         *("--save_strategy", "steps", "--save_steps", 5, "--eval_strategy", "steps", "--eval_steps", 5),
-        *("--gradient_accumulation_steps", 2, "--per_device_train_batch_size", 4),
+        *("--gradient_accumulation_steps", 2, "--per_device_train_batch_size", 4, "--base_dtype", "float32"),
     ]
     run(glue, *command, "--output_dir", tmp_path / "whole")
     folder = tmp_path / "killed"
