@@ -30,7 +30,7 @@ ROWS = {"train": 160, "validation_matched": 31, "validation_mismatched": 23}
 FLAGS = (
     f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 --train_sampling_strategy random "
     "--eval_strategy steps --eval_steps 5 --save_strategy steps --save_steps 5 --save_total_limit 4 "
-    "--per_device_eval_batch_size 4 --disable_tqdm true --report_to none"
+    "--per_device_eval_batch_size 4 --disable_tqdm true --report_to none --base_dtype float32"
 ).split()
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
