@@ -68,7 +68,7 @@ def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
     Evaluations that not every seed has, such as those of a run that stopped early, are left out.
 
     Raises:
-        RecipeError: If the evaluations of a run have no times, or the runs were chosen by a loss.
+        RecipeError: If the runs share no evaluations, one has no times, or the runs were chosen by a loss.
     """
     runs = []
     for results in cell.seeds.values():
@@ -82,6 +82,8 @@ def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
             )
         runs.append({epoch["step"]: (in_percent(results, score, epoch[score]), epoch["seconds"]) for epoch in epochs})
     steps = sorted(set.intersection(*map(set, runs)))
+    if not steps:
+        raise RecipeError(f"The runs on {task} must share evaluations, got none at the same step. Evaluate all alike.")
     return [(mean(run[step][0] for run in runs), [run[step][1] for run in runs]) for step in steps]
 
 

@@ -312,6 +312,11 @@ class TestTimeToScore:
         finished_run("rte", "full", 0, 0.8, epochs=[{"epoch": 1.0, "step": 1, "accuracy": 0.8}])
         with pytest.raises(RecipeError, match="A run on rte has no times"):
             run(time_to_score, tmp_path)
+        for seed in (0, 1):
+            epoch = {"epoch": 1.0, "step": 5 + seed, "seconds": 1.0, "accuracy": 0.8}
+            finished_run("rte", "full", seed, 0.8, epochs=[epoch])
+        with pytest.raises(RecipeError, match="The runs on rte must share evaluations"):
+            run(time_to_score, tmp_path)
         with pytest.raises(RecipeError, match=r"--share must be greater than 0 and at most 1, got 99\.0"):
             run(time_to_score, tmp_path, "--share", 99)
 
