@@ -3,7 +3,7 @@
     python benchmarks/run.py                       # the whole table on the CPU: hours
     python benchmarks/run.py --quick               # a few minutes
     python benchmarks/run.py --device cuda
-    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 20
+    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --methods "Houlsby r=64" --rounds 30
     python benchmarks/run.py --parts export --rounds 30
     python benchmarks/run.py --parts mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
@@ -79,6 +79,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="One small shape, few methods and rounds.")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128.")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, metavar="METHOD", help="Compare only these with the frozen floor."
+    )
     parser.add_argument("--mixed_cells", nargs="+", help="The same for batches of several tasks. Default: base:64:32.")
     parser.add_argument("--rounds", type=int, help="Default: 20, or 5 with --quick.")
     parser.add_argument("--threads", type=int, default=1, help="Threads on the CPU.")
@@ -88,6 +91,7 @@ def parse_arguments() -> argparse.Namespace:
         "--output", type=Path, default=Path("benchmark.json"), help="JSON file; the chart is written next to it."
     )
     args = parser.parse_args()
+    args.methods = tuple(dict.fromkeys([FLOOR, *(args.methods or (QUICK if args.quick else METHODS))]))
     args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
     args.mixed_cells = args.mixed_cells or ["tiny:8:16" if args.quick else "base:64:32"]
     args.rounds = args.rounds or (5 if args.quick else 20)
@@ -102,11 +106,10 @@ def parse(cell: str) -> tuple[str, int, int]:
 
 def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
     """Measure training, with its peak memory, and evaluation, also of the `adapters` library if it is given."""
-    names = QUICK if args.quick else tuple(METHODS)
-    rows = measure("train", {name: METHODS[name] for name in names}, cell, args.rounds, args.device)
-    for name, peak in peak_memory(names, cell, args.device).items():
+    rows = measure("train", {name: METHODS[name] for name in args.methods}, cell, args.rounds, args.device)
+    for name, peak in peak_memory(args.methods, cell, args.device).items():
         next(row for row in rows if row["method"] == name)["peak_bytes"] = peak
-    evaluated = {name: EVALUATED[name] for name in names if name in EVALUATED}
+    evaluated = {name: EVALUATED[name] for name in args.methods if name in EVALUATED}
     rows += measure("eval", evaluated, cell, args.rounds, args.device)
     if args.adapters_python:
         rows += adapters_library(cell, args)
