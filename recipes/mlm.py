@@ -16,6 +16,7 @@ need, so that a classifier starts with it.
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -222,7 +224,10 @@ def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
 
 
 class MlmTrainer(RecipeTrainer):
-    """A trainer that computes logits only for masked tokens, and saves the trained head with its checkpoints.
+    """A trainer for masked words.
+
+    It computes logits only for masked tokens, evaluates with the same words masked every time, and saves the trained
+    head with its checkpoints.
 
     Args:
         head: The trained weights of the head, by name; saved in a file beside an adapter's. A whole model has them.
@@ -232,6 +237,17 @@ class MlmTrainer(RecipeTrainer):
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.head = head if isinstance(self.model, PeftModel) else {}
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
+        """Return the batches of the validation texts, with the same words masked in each evaluation and each run.
+
+        With other words each time, the losses of two epochs would differ by chance as well.
+        """
+        random_masks, self.data_collator = self.data_collator, replace(self.data_collator, seed=0)
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = random_masks
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean cross-entropy of the masked tokens; 0 if a batch has none.
