@@ -23,7 +23,7 @@ from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
-from .heads.find import find_head
+from .heads.find import find_last_heads
 from .heads.tasks import find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
@@ -110,7 +110,7 @@ class HoulsbyModel(BaseTuner):
         restore = _remember_model(model, adapter_name)
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
-            task_heads = find_head(model, plan.bottlenecks)
+            task_heads = find_last_heads(model, plan.bottlenecks)
             add_heads(model, plan.heads, task_heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.

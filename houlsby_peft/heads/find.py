@@ -121,6 +121,21 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     ]
 
 
+def find_last_heads(model: nn.Module, adapted: Iterable[str]) -> list[str]:
+    """Return the names of those modules of the task head whose outputs the model returns as they are.
+
+    Other models go on computing with the outputs: MaskFormer multiplies them by the pixels' embeddings, and XLNet for
+    questions by the hidden states.
+
+    Args:
+        model: The base model.
+        adapted: Names of the modules that get a bottleneck.
+    """
+    heads = find_head(model, adapted)
+    is_classifier = type(model).__name__.endswith("Classification")
+    return heads if is_classifier or heads in (["classifier"], ["qa_outputs"], ["lm_head"]) else []
+
+
 def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> list[str]:
     """Return the full names of the encoder's modules beside its layers that the checkpoint lacks.
 

@@ -313,9 +313,10 @@ def replica_of(module):
     return replica
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", [{"kind": "pfeiffer"}, {"kind": "parallel"}, {"invertible": "nice"}], ids=str)
-def test_the_copies_of_data_parallel_compute_the_same(options, token_ids):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options))
+def test_the_copies_of_data_parallel_compute_the_same(options, dtype, token_ids):
+    model = get_peft_model(tiny_bert().to(dtype), HoulsbyConfig(r=4, **options))
     perturb(model)
     assert torch.equal(replica_of(model)(token_ids).logits, model(token_ids).logits)
 
