@@ -45,12 +45,16 @@ def compare(rows: Sequence[Row], baseline: str, share: float) -> str:
     """Return a Markdown table with a row per method and, for each task, its times and their ratio to the baseline's.
 
     Raises:
-        RecipeError: If no row is the baseline, or a score is a loss, of which a share says nothing.
+        RecipeError: If no row is the baseline, or a score is a loss or not positive, of which a share says nothing.
     """
     base = next((row for row in rows if row.label == baseline), None)
     if base is None:
         raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {baseline!r}.")
     goals = {task: share * best_score(cell) for task, cell in base.cells.items()}
+    if low := [task for task, goal in goals.items() if goal <= 0]:
+        raise RecipeError(
+            f"The baseline's best score must be positive, got {goals[low[0]]:.2f} on {low[0]}. Train longer."
+        )
     heads = [f"{proper_name(task)}, {value:.1f} {proper_name(cell.best['chosen_by'])}"
              for (task, value), cell in zip(goals.items(), base.cells.values(), strict=True)]  # fmt: skip
     of_baseline = {task: mean(seconds_until(cell, goals[task])) for task, cell in base.cells.items()}

@@ -320,6 +320,11 @@ class TestTimeToScore:
         with pytest.raises(RecipeError, match=r"--share must be greater than 0 and at most 1, got 99\.0"):
             run(time_to_score, tmp_path, "--share", 99)
 
+    def test_a_score_below_zero_has_no_share(self, finished_run, tmp_path):
+        finished_run("rte", "full", 0, -0.1, epochs=[{"epoch": 1.0, "step": 1, "accuracy": -0.1, "seconds": 1.0}])
+        with pytest.raises(RecipeError, match=r"The baseline's best score must be positive, got -9\.90 on rte"):
+            run(time_to_score, tmp_path)
+
 
 class TestStability:
     def test_starts_and_norms(self, finished_run, tmp_path):
@@ -370,8 +375,8 @@ class TestStability:
         ((pretrainings, _), _) = done.call_args
         for pretraining, rate in zip(pretrainings, ("2e-4", "5e-5"), strict=True):
             flags = pretraining.arguments
-            asked = {name: flags[flags.index(f"--{name}") + 1] for name in ("save_steps", "max_steps", "seed", "bf16")}
-            assert asked == {"save_steps": "10", "max_steps": "30", "seed": "7", "bf16": "true"}
+            expected = {"save_steps": "10", "max_steps": "30", "seed": "7", "bf16": "true", "base_dtype": "float32"}
+            assert {name: flags[flags.index(f"--{name}") + 1] for name in expected} == expected
             assert flags[flags.index("--learning_rate") + 1] == rate
             assert "--use_cpu" in flags
             text = Path(flags[flags.index("--data") + 1]).read_text().split("\n")
