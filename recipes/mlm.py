@@ -15,8 +15,10 @@ need, so that a classifier starts with it.
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +151,13 @@ def has_head(name: str | None) -> bool:
     if name is None:
         return False
     with suppress(OSError, ValueError):  # reported when the model is loaded
-        architectures = AutoConfig.from_pretrained(find_model(name)).architectures or ()
-        return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) for kind in architectures)
+        kinds = AutoConfig.from_pretrained(find_model(name)).architectures or ()
+        # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
+        return any(
+            kind.endswith("ForMaskedLM")
+            or (kind.endswith("ForPreTraining") and not kind.startswith(("Electra", "Funnel")))
+            for kind in kinds
+        )
     return False
 
 
@@ -223,6 +230,11 @@ def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
     return rows_with_text(data, name, columns).select_columns(list(columns))
 
 
+def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a batch in which the choice of the masked words depends only on the texts."""
+    return replace(collator, seed=sum(rows[0]["input_ids"]))(rows)
+
+
 class MlmTrainer(RecipeTrainer):
     """A trainer for masked words.
 
@@ -239,11 +251,11 @@ class MlmTrainer(RecipeTrainer):
         self.head = head if isinstance(self.model, PeftModel) else {}
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
-        """Return the batches of the validation texts, with the same words masked in each evaluation and each run.
+        """Return the batches of the validation texts. The same batch always has the same words masked.
 
         With other words each time, the losses of two epochs would differ by chance as well.
         """
-        random_masks, self.data_collator = self.data_collator, replace(self.data_collator, seed=0)
+        random_masks, self.data_collator = self.data_collator, partial(mask_by_text, self.data_collator)
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:

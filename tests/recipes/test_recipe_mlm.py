@@ -119,6 +119,24 @@ class TestPretraining:
         assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
 
+    def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
+        _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        texts = minimal_pairs()["train"][:16]["sentence"]
+        first, second = ([dict(tokenizer(text)) for text in half] for half in (texts[:8], texts[8:]))
+        random = DataCollatorForLanguageModeling(tokenizer)
+        batch, _, again = (mlm.mask_by_text(random, rows) for rows in (first, second, first))
+        assert all(torch.equal(batch[name], again[name]) for name in batch)
+        assert random.seed is None, "in training, other words are masked each time"
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"), [("BertForPreTraining", True), ("RobertaForMaskedLM", True),
+                               ("ElectraForPreTraining", False), ("BertForSequenceClassification", False)],
+    )  # fmt: skip
+    def test_which_checkpoints_have_a_head_for_masked_words(self, kind, expected, encoder, tmp_path):
+        config = json.loads((encoder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
+        assert mlm.has_head(str(tmp_path)) == expected
+
     def test_a_text_file_is_enough(self, encoder, tmp_path):
         lines = minimal_pairs()["train"][:40]["sentence"]
         (tmp_path / "texts.txt").write_text("\n\n".join(lines) + "\n  \n")
