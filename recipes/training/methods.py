@@ -41,7 +41,7 @@ class MethodArguments:
     base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
         default=AUTO,
         help="Data type of the frozen weights; adapters and LoRA are trained in float32. 'auto' is bfloat16 if the "
-        "processor or GPU multiplies in it, else float32.",
+        "processor or GPU multiplies in it, else float32. Other methods, --fp16, DeepSpeed and FSDP need float32.",
     )
     keep_prefix: str = HfArg(
         default=AUTO,
@@ -103,8 +103,8 @@ class MethodArguments:
             )
         if self.base_dtype == "bfloat16" and not self.adds_weights:
             raise RecipeError(
-                f"--base_dtype {self.base_dtype} is for frozen weights (--method houlsby or lora); {self.method} "
-                "trains some of them, which needs float32. For speed, give --bf16."
+                f"--base_dtype {self.base_dtype} is for --method houlsby or lora, which add weights to a frozen "
+                f"encoder; got {self.method}. Leave it out; for speed, give --bf16."
             )
         if self.keep_prefix not in (AUTO, OFF) and not self._can_keep_prefix(adapter):
             got = f"{self.method} and {' '.join(map(str, adapter.layers or ['no']))}"

@@ -136,6 +136,8 @@ class Run:
         else:
             changed = changed_arguments(before, arguments)
             reason = f"other arguments: {_list(changed)}"
+            if any(change.startswith("base_dtype ") for change in changed):
+                remedy += ", or --base_dtype with the earlier value, which 'auto' chooses by the processor or GPU"
             if not any(map(_is_restored, changed)):
                 remedy += ", or --resume_from_checkpoint last to resume with the new arguments"
         raise RecipeError(f"{self._folder} holds a run with {reason}. {remedy}.")

@@ -220,8 +220,8 @@ class TestHeadAndPooler:
                 "--example needs --method houlsby, got lora",
             ),
             (["--example", "a", "b", "--example", "c"], "--example must give two texts for each pair, got 3"),
-            (["--base_dtype", "bfloat16", "--method", "full"], "is for frozen weights .*; full trains some"),
-            (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "is for frozen weights"),
+            (["--base_dtype", "bfloat16", "--method", "full"], "is for --method houlsby or lora, .*; got full"),
+            (["--base_dtype", "bfloat16", "--method", "top_k", "--top_k", 1], "got top_k. Leave it out"),
         ],
     )
     def test_what_does_not_go_together(self, flags, message):

@@ -221,6 +221,8 @@ class TestDamagedFolders:
         interrupt(folder)
         with pytest.raises(RecipeError, match=r"holds a run with other arguments: seed was 42, is 1\."):
             run(glue, *flags, "--seed", 1, "--output_dir", folder)
+        with pytest.raises(RecipeError, match="or --base_dtype with the earlier value"):
+            run(glue, *flags, "--base_dtype", "bfloat16", "--output_dir", folder)
 
     @pytest.mark.parametrize(
         ("name", "value"), [("learning_rate", 1e-05), ("weight_decay", 0.5), ("metric_for_best_model", "accuracy")]
