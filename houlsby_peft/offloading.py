@@ -44,7 +44,7 @@ def device_of(module: nn.Module) -> torch.device | None:
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
-    weight = next(module.parameters(), None)
+    weight: torch.Tensor | None = next(module.parameters(), None)
     if weight is None:  # as in the copies that DataParallel makes, in which weights are plain attributes
         attributes = chain.from_iterable(vars(each).values() for each in module.modules())
         weight = next((value for value in attributes if isinstance(value, torch.Tensor)), None)

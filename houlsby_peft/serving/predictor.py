@@ -24,6 +24,7 @@ from .embedding import Embedding
 from .padding import can_pad, check_lengths
 from .process_state import set_verbosity
 from .question_answering import QuestionAnswering
+from .tagging import TagPipeline
 
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Predictor:
                     cut = cut_arguments(self.tokenizer, self.model, self.config)
                     return Embedding(self._view(), self.tokenizer, **{"cut": cut, **options})
                 case "token-classification":
-                    options.setdefault("aggregation_strategy", "simple")
+                    options.setdefault("aggregation_strategy", "first" if self.tokenizer.is_fast else "simple")
                     length = cut_arguments(self.tokenizer, self.model, self.config).get("max_length")
                     if length and self.tokenizer.is_fast and options["aggregation_strategy"] != "none":
                         parts["tokenizer"] = copy.deepcopy(self.tokenizer)
@@ -166,7 +167,7 @@ class Predictor:
                         if self.tokenizer.pad_token_id is None:
                             parts["tokenizer"].pad_token = next(iter(self.tokenizer.all_special_tokens), None)
                         options.setdefault("stride", 0)
-                    return transformers.pipeline(self.task.pipeline, **parts, **options)
+                    return transformers.pipeline(self.task.pipeline, pipeline_class=TagPipeline, **parts, **options)
                 case "text-classification":
                     return transformers.pipeline(self.task.pipeline, **parts, **options)
         raise AdapterError(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import torch
-from transformers import TokenClassificationPipeline
 from transformers.pipelines.token_classification import AggregationStrategy
 
 from .embedding import Embedding
 from .predictor import Input, Predictor, check_inputs, check_logits, check_top_k, cut_arguments
 from .question_answering import QuestionAnswering
+from .tagging import TagPipeline
 
 
 @dataclass
@@ -139,7 +139,7 @@ class TokenReader(Reader):
     def __init__(self, predictor: Predictor, task: str) -> None:
         super().__init__(predictor, task)
         # Without an aggregation, for which it would copy the tokenizer.
-        self._pipeline = cast(TokenClassificationPipeline, predictor.pipeline(aggregation_strategy="none"))
+        self._pipeline = cast(TagPipeline, predictor.pipeline(aggregation_strategy="none"))
 
     def encode(self, text: Input) -> list[Row]:
         """Return a text as one row for each part of it."""
@@ -165,7 +165,7 @@ class TokenReader(Reader):
         top_k: int | None,
         threshold: float | None,
     ) -> Any:
-        """Return the entities, as transformers' pipeline aggregates them."""
+        """Return the entities, as the adapter's pipeline aggregates them."""
         parts = []
         for row, (logits,) in zip(rows, values, strict=True):
             logits = logits[:, : len(self.labels)]
@@ -180,7 +180,7 @@ class TokenReader(Reader):
                     "sentence": text,
                 }
             )
-        return self._pipeline.postprocess(parts, aggregation_strategy=AggregationStrategy.SIMPLE)
+        return self._pipeline.postprocess(parts, aggregation_strategy=AggregationStrategy.FIRST)
 
 
 class AnswerReader(Reader):

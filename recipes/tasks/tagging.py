@@ -1,13 +1,16 @@
 """Tags of words: from a data set to word pieces, and from a model's outputs to scores."""
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from houlsby_peft.serving.tagging import find_entities, mark_entities
 from tasks.labels import MULTI, find_labels, label_texts
 from training.data import CHARACTERS_PER_TOKEN, find_column, token_limit
 from training.errors import RecipeError
@@ -20,7 +23,6 @@ WORD_COLUMNS = ("tokens", "words")
 TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
 NO_ENTITY = "no entity"
 IGNORED = -100  # transformers' label for tokens that are neither trained nor scored
-Entity = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Tags:
     @property
     def are_entities(self) -> bool:
         """Whether the tags mark entities, such as B-PER, I-PER and O; otherwise each word's tag stands alone."""
-        return all(name == "O" or name[:2] in ("B-", "I-", "E-", "S-") for name in self.names)
+        return mark_entities(self.names)
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -103,7 +105,7 @@ class Tags:
             chosen = labels != IGNORED
             return ClassScores(labels[chosen], outputs.argmax(-1)[chosen], self.names, len(self.names))
         spans: list[dict[tuple[int, int, int], str]] = [
-            {(row, begin, end): kind for row, tags in enumerate(sentences) for kind, begin, end in entities(tags)}
+            {(row, begin, end): kind for row, tags in enumerate(sentences) for kind, begin, end in find_entities(tags)}
             for sentences in self._of_sentences(outputs, labels)
         ]
         kinds = sorted({name[2:] for name in self.names if name != "O"})
@@ -139,7 +141,8 @@ def tokenize_words(
 ) -> Dataset:
     """Return word pieces, with each word's tag on its first piece, and their number as `length`.
 
-    A sentence longer than max_length becomes several rows, so that no word is lost. Words without a piece, such as a
+    The words are joined by blanks, so that byte-level tokenizers give the tokens with which a text is predicted. A
+    sentence longer than max_length becomes several rows, so that no word is lost. Words without a piece, such as a
     blank, and sentences without words are left out.
 
     Raises:
@@ -150,17 +153,22 @@ def tokenize_words(
     for words, tags in sentences:
         if not words:
             continue
+        cut = [word[: max_length * CHARACTERS_PER_TOKEN] for word in words]
+        text = " ".join(cut)
         tokens = tokenizer(
-            [word[: max_length * CHARACTERS_PER_TOKEN] for word in words],
-            is_split_into_words=True,
+            text,
             truncation=True,
             max_length=max_length,
             return_overflowing_tokens=True,
+            return_offsets_mapping=True,
         )
+        ends = [*accumulate(len(word) + 1 for word in cut)]  # each with the blank after the word
         previous = None
         for row in range(len(tokens["input_ids"])):
             labels = []
-            for word in tokens.word_ids(row):
+            for begin, end in tokens["offset_mapping"][row]:
+                # The last character, as a piece may begin with the blank before its word.
+                word = bisect_right(ends, end - 1) if text[begin:end].strip() else None
                 labels.append(IGNORED if word is None or word == previous else tags[word])
                 previous = previous if word is None else word
             inputs = {name: tokens[name][row] for name in tokenizer.model_input_names if name in tokens}
@@ -170,31 +178,9 @@ def tokenize_words(
     return Dataset.from_list(rows)
 
 
-def entities(tags: Sequence[str]) -> set[Entity]:
-    """Return the entities of a sentence as (kind, first word, last word), by the rules of CoNLL-2000's conlleval.
-
-    An entity begins at B or S, and at I or E after O, after an end, or after another kind. This reads IOB1, IOB2 and
-    IOBES.
-    """
-    found = set()
-    kind, begin, open_ = "", 0, False
-    for word, tag in enumerate([*tags, "O"]):
-        prefix, _, new = tag.partition("-")
-        begins = prefix in ("B", "S") or (prefix in ("I", "E") and not (open_ and new == kind))
-        if open_ and (begins or prefix == "O"):
-            found.add((kind, begin, word - 1))
-            open_ = False
-        if begins:
-            kind, begin, open_ = new, word, True
-        if prefix in ("E", "S") and open_:
-            found.add((kind, begin, word))
-            open_ = False
-    return found
-
-
 def entity_scores(expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return F1, precision and recall over all entities, which match in kind and both ends; 0 instead of 0/0."""
-    pairs = [(entities(a), entities(b)) for a, b in zip(expected, predicted, strict=True)]
+    pairs = [(set(find_entities(a)), set(find_entities(b))) for a, b in zip(expected, predicted, strict=True)]
     right = sum(len(a & b) for a, b in pairs)
     wanted, given = sum(len(a) for a, _ in pairs), sum(len(b) for _, b in pairs)
     return {

@@ -1,0 +1,84 @@
+"""The tags that are predicted for a text: those with which the recipe trains and scores its words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import get_peft_model
+from tokenizers import ByteLevelBPETokenizer
+from transformers import AutoModelForTokenClassification, AutoTokenizer, RobertaConfig, RobertaModel
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft.serving.tagging import find_entities
+from recipe_runs import save_tiny_encoder
+from tasks.tagging import IGNORED, tokenize_words
+
+
+SENTENCES = [sentence.split() for sentence in (
+    "wolfgang king visits new york .", "ada king visited oslo and new york", "wolfster sees ada wolfgang king",
+    "in oslo wolfgang visits ada and visits new york , oslo and york .", "king",
+)]  # fmt: skip
+IOB2 = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+IOBES = ("O", "B-PER", "I-PER", "E-PER", "S-PER")
+PARTS_OF_SPEECH = ("NOUN", "VERB", "ADV-X")
+
+
+def word_piece(folder):
+    words = ["wolf", "##gang", "##ster", "ada", "king", "visit", "##s", "##ed", "new", "york", "oslo", "and", "in"]
+    return save_tiny_encoder(folder, words=[*words, ",", "see"])
+
+
+def byte_level(folder):
+    """Its pieces differ at the beginning of a text and after a blank."""
+    folder.mkdir()
+    bpe = ByteLevelBPETokenizer()
+    marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    bpe.train_from_iterator([" ".join(words) for words in SENTENCES] * 2, 300, min_frequency=2, special_tokens=marks)
+    bpe.save_model(str(folder))
+    torch.manual_seed(0)
+    config = RobertaConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        initializer_range=0.3, bos_token_id=0, pad_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    RobertaModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("names", [IOB2, IOBES, PARTS_OF_SPEECH], ids=["IOB2", "IOBES", "parts of speech"])
+@pytest.mark.parametrize("make", [word_piece, byte_level])
+@torch.no_grad()
+def test_a_text_gets_the_tags_that_the_recipe_scores(make, names, tmp_path):
+    folder = make(tmp_path / "encoder")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(3)
+    base = AutoModelForTokenClassification.from_pretrained(folder, id2label=dict(enumerate(names)))
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="TOKEN_CLS", id2label=dict(enumerate(names)))).eval()
+    head = model.get_base_model().classifier.modules_to_save["default"]
+    torch.nn.init.normal_(head.weight)
+    rows = [tokenize_words([(words, [0] * len(words))], tokenizer, 64)[0] for words in SENTENCES]
+    logits = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows]
+    head.bias -= torch.cat(logits).mean(0)  # so that no tag is much more frequent than the others
+    texts, expected = [], []
+    for words, row, outputs in zip(SENTENCES, rows, logits, strict=True):
+        classes = (outputs - torch.cat(logits).mean(0)).argmax(-1).tolist()
+        tags = [names[number] for number, label in zip(classes, row["labels"], strict=True) if label != IGNORED]
+        assert len(tags) == len(words)
+        found = [(tag, word, word) for word, tag in enumerate(tags)]
+        if names != PARTS_OF_SPEECH:
+            found = find_entities(tags)
+        begins = [len(" ".join([*words[:word], ""])) for word in range(len(words))]
+        texts.append(" ".join(words))
+        expected.append([(kind, begins[first], begins[last] + len(words[last])) for kind, first, last in found])
+    assert len({entity for entities in expected for entity in entities}) > len(SENTENCES)
+
+    model.save_pretrained(tmp_path / "adapter")
+    tokenizer.save_pretrained(tmp_path / "adapter")
+
+    def spans(results):
+        return [[(one["entity_group"], one["start"], one["end"]) for one in result] for result in results]
+
+    adapter = houlsby_peft.load(tmp_path / "adapter", base_model=str(folder))
+    assert spans(adapter.predict(texts)) == expected
+    bank = TaskBank({"tags": tmp_path / "adapter"}, base_model=str(folder))
+    assert spans(bank.predict([("tags", text) for text in texts])) == expected
