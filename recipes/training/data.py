@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
+from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from houlsby_peft import AdapterError
@@ -47,7 +48,7 @@ def load_splits(data: str, config: str | None = None, **files: str | None) -> di
         return {split: read_split(path, split) for split in SPLITS if split in present or split == "train"} | own
     try:
         splits = load_dataset(data, config)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it is a script
         raise RecipeError(
             f"Cannot load the data set {data!r} from the Hub: {error}. Without a network, give a folder or a file."
         ) from error

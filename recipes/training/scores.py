@@ -55,7 +55,9 @@ class ClassScores:
         return [int(number) for number in numbers if number < self.scored]
 
     def by_class(self) -> dict[str, dict[str, float]]:
-        """Return precision, recall, F1 and support of each present class."""
+        """Return precision, recall, F1 and support of each present class; without any, an empty dict."""
+        if not self.present:
+            return {}
         columns = precision_recall_fscore_support(
             self.expected, self.predicted, labels=self.present, zero_division=0.0
         )
@@ -68,6 +70,8 @@ class ClassScores:
 
     def table(self) -> str:
         """Return scikit-learn's report of the present classes: of those with the lowest F1, if they are many."""
+        if not self.present:
+            return "none occurs among the labels or the predictions"
         names = [_shorten(self.names[number]) for number in self.present]
         report = classification_report(
             self.expected, self.predicted, labels=self.present, target_names=names, digits=3, zero_division=0.0
@@ -84,8 +88,8 @@ class ClassScores:
 
     def confusion(self) -> tuple[NDArray[np.int64], list[str]] | None:
         """Return the counts of predictions (columns) by label (rows) of all classes that occur, and their names; None
-        if examples have several labels."""
-        if self.expected.ndim == 2:
+        if examples have several labels, or no class occurs."""
+        if self.expected.ndim == 2 or not self.present:
             return None
         numbers = np.union1d(self.expected, self.predicted)
         matrix = confusion_matrix(self.expected, self.predicted, labels=numbers)

@@ -95,13 +95,16 @@ def _read_lines(path: Path) -> Dataset:
 def _read_conll(path: Path) -> Dataset:
     """Read sentences from a CoNLL file: words from its first column, tags from its last, without document marks.
 
+    A line before a sentence that begins with "# " and has an equals sign is a comment, as in CoNLL-U.
+
     Raises:
         ValueError: If a line has a word without a tag.
     """
     sentences: list[dict[str, Any]] = [{"tokens": [], "tags": [], WHERE: "line 1"}]
     for number, line in enumerate(_read_text(path).split("\n"), start=1):
         columns = line.split()
-        if not columns or columns[0] == "-DOCSTART-":
+        is_comment = line.startswith("# ") and "=" in line and not sentences[-1]["tokens"]
+        if not columns or columns[0] == "-DOCSTART-" or is_comment:
             sentences.append({"tokens": [], "tags": [], WHERE: f"line {number + 1}"})
         elif len(columns) == 1:
             raise ValueError(f"line {number} must have a word and a tag, got {line[:50]!r}")

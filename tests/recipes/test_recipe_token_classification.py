@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -115,6 +116,21 @@ class TestData:
         rows = load_splits(str(tmp_path))["train"]
         assert list(zip(rows["tokens"], rows["tags"], strict=True)) == list(sentences(5))
 
+    def test_comments_in_a_conll_file(self, tmp_path):
+        """A line of a sentence is none, whatever its word is."""
+        (tmp_path / "a.conll").write_text("# id = 3 domain=en\nAda _ B-PER\n# a=b O\n\n# _ O\n1 _ O\n")
+        rows = read_file(tmp_path / "a.conll")
+        assert rows["tokens"] == [["Ada", "#"], ["#", "1"]]
+        assert rows["tags"] == [["B-PER", "O"], ["O", "O"]]
+
+    def test_a_data_set_that_is_a_script(self):
+        error = RuntimeError("Dataset scripts are no longer supported, but found names.py")
+        with (
+            patch("training.data.load_dataset", side_effect=error),
+            pytest.raises(RecipeError, match="Cannot load the data set 'user/names' from the Hub: Dataset scripts"),
+        ):
+            load_splits("user/names")
+
     @pytest.mark.parametrize(
         ("content", "message"),
         [
@@ -203,6 +219,13 @@ class TestScores:
         predicted = [["B-X", "O", "O"], ["B-Y", "O", "B-X"]]
         assert entity_scores(expected, predicted) == pytest.approx({"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
         assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
+
+    def test_no_entity_is_expected_or_predicted(self):
+        """As in a split whose tags are withheld."""
+        tags = Tags("tokens", "tags", ("B-X", "O"))
+        classes = tags.score_classes(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
+        assert (classes.by_class(), classes.confusion()) == ({}, None)
+        assert classes.table() == "none occurs among the labels or the predictions"
 
     def test_scores_leave_out_what_is_no_word(self):
         outputs = np.full((1, 4, 2), -1.0)
