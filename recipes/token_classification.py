@@ -6,8 +6,8 @@
     accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging    # nothing is trained
 
 The data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the
-first and the last column), an empty line after each sentence, and comments before one, such as "# id = 3". Tags such as
-B-PER are scored by entity, others by word. Each word's tag is on its first word piece; a sentence longer than
+first and the last column), an empty line after each sentence, and comments before one, such as "# id = 3". Tags such
+as B-PER are scored by entity, others by word. Each word's tag is on its first word piece; a sentence longer than
 --max_length is read in several parts.
 """
 
