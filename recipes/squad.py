@@ -9,7 +9,7 @@
 Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs; for
 fine-tuning 3e-5, 5e-5 and 1e-4 and 2, 3 and 5 epochs. The columns are those of the Hub's rajpurkar/squad. Contexts of
 any length are read in overlapping windows. The answers of the best epoch are written to predictions.json, in the
-format of the official scripts, with the same scores.
+format of the official scripts, with the same scores; those of --evaluate to evaluation_predictions.json.
 """
 
 import json
@@ -40,6 +40,8 @@ from training.trainer import RecipeTrainer
 
 
 ANSWERS = "predictions.json"
+# Those of --evaluate, which may be in the folder of a run: its results.json is about ANSWERS.
+EVALUATED_ANSWERS = "evaluation_predictions.json"
 
 
 @dataclass(kw_only=True)
@@ -96,7 +98,7 @@ def main() -> None:
     if run.results is not None:
         if training.do_predict and not Path(training.output_dir, ANSWERS).exists():
             saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
-            evaluate(saved, arguments, method, training)
+            evaluate(saved, arguments, method, training, ANSWERS)
         return push(training.output_dir)
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
@@ -123,7 +125,7 @@ def main() -> None:
     log(f"{len(trainer.train_dataset):,} training windows; {len(splits['validation']):,} questions to score")
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    write_answers(trainer)
+    write_answers(trainer, ANSWERS)
     dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
     run.finish(
         trainer,
@@ -137,9 +139,14 @@ def main() -> None:
 
 
 def evaluate(
-    saved: str, arguments: SquadArguments, method: MethodArguments, training: RecipeTrainingArguments
+    saved: str,
+    arguments: SquadArguments,
+    method: MethodArguments,
+    training: RecipeTrainingArguments,
+    file: str = EVALUATED_ANSWERS,
 ) -> None:
-    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers."""
+    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers to
+    `file` in the output folder."""
     splits = arguments.load_splits()
     name = "validation" if "validation" in splits else "train"
     check_questions(splits[name], name)
@@ -150,7 +157,7 @@ def evaluate(
     trainer = SquadTrainer(windows, {"validation": questions}, model=model, args=training)
     log(f"{len(questions):,} questions to score")
     write_evaluation(training, "squad", saved, without_times(trainer.evaluate()))
-    write_answers(trainer)
+    write_answers(trainer, file)
 
 
 def has_unanswered(questions: Dataset) -> bool:
@@ -158,12 +165,12 @@ def has_unanswered(questions: Dataset) -> bool:
     return not all(answers["text"] for answers in questions["answers"])
 
 
-def write_answers(trainer: "SquadTrainer") -> None:
-    """Write the answers to the validation questions to predictions.json, if --do_predict asks for them."""
+def write_answers(trainer: "SquadTrainer", file: str) -> None:
+    """Write the answers to the validation questions to `file` in the output folder, if --do_predict asks for them."""
     if trainer.args.do_predict:
         answers = trainer.answers()
         if trainer.args.should_save:
-            Path(trainer.args.output_dir, ANSWERS).write_text(json.dumps(answers, indent=2) + "\n")
+            Path(trainer.args.output_dir, file).write_text(json.dumps(answers, indent=2) + "\n")
 
 
 class SquadTrainer(RecipeTrainer):
