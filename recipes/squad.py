@@ -94,7 +94,7 @@ def main() -> None:
             f"tokens, special tokens and one of context, got {arguments.max_length}. Raise it, or lower --stride."
         )
     push = plan_push(training, arguments.model_name, texts=2)
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files())
     if run.results is not None:
         if training.do_predict and not Path(training.output_dir, ANSWERS).exists():
             saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"

@@ -350,7 +350,7 @@ def train(
 
     Of a run that is already finished, only predictions that it has not made are. Returns the content of results.json.
     """
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=task.labels.names)
     if run.results is not None:
         if training.do_predict and "test" in task.splits and not Path(training.output_dir, PREDICTIONS).exists():
             saved = "adapter" if method.adds_weights else "model"

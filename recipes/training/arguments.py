@@ -15,7 +15,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments, get_sched
 from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
-from training.data import load_splits
+from training.data import find_files, load_splits
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
 from training.packaged import PACKAGED
@@ -74,6 +74,11 @@ class DataArguments(EncoderArguments):
     def load_splits(self) -> dict[str, Dataset]:
         """Load the data set as training.data.load_splits does."""
         return load_splits(self.data, self.data_config, validation=self.validation_file, test=self.test_file)
+
+    def find_files(self) -> dict[str, Path]:
+        """Return the files that are trained and validated on, by their splits; none for a data set on the Hub."""
+        files = find_files(self.data, validation=self.validation_file)
+        return {split: file for split, file in files.items() if split != "test"}
 
 
 @dataclass(kw_only=True)
