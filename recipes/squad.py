@@ -32,7 +32,7 @@ from training.data import describe_data, sample
 from training.errors import RecipeError, end_with_one_line
 from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
-from training.model import load_model, load_saved, recorded_length
+from training.model import load_model, load_saved, recorded_length, recorded_null_threshold
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.tables import log
@@ -42,6 +42,7 @@ from training.trainer import RecipeTrainer
 ANSWERS = "predictions.json"
 # Those of --evaluate, which may be in the folder of a run: its results.json is about ANSWERS.
 EVALUATED_ANSWERS = "evaluation_predictions.json"
+NULL_THRESHOLD = 0.0
 
 
 @dataclass(kw_only=True)
@@ -63,8 +64,9 @@ class SquadArguments(DataArguments):
     max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
     null_threshold: float = HfArg(
         aliases=["--null_score_diff_threshold"],
-        default=0.0,
-        help="Give no answer if 'no answer' scores higher than the best answer by more than this.",
+        default=NULL_THRESHOLD,
+        help="Give no answer if 'no answer' scores higher than the best answer by more than this; to --evaluate, the "
+        "recorded value is the default.",
     )
     max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
 
@@ -152,7 +154,14 @@ def evaluate(
     check_questions(splits[name], name)
     questions = sample(splits[name], arguments.max_eval_samples)
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForQuestionAnswering)
-    arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
+    threshold = arguments.null_threshold
+    if threshold is None:
+        threshold = recorded_null_threshold(saved, model)
+    arguments = replace(
+        arguments,
+        max_length=arguments.max_length or recorded_length(saved, model),
+        null_threshold=NULL_THRESHOLD if threshold is None else threshold,
+    )
     windows = arguments.windows(tokenizer, has_unanswered(splits[name]))
     trainer = SquadTrainer(windows, {"validation": questions}, model=model, args=training)
     log(f"{len(questions):,} questions to score")

@@ -331,7 +331,8 @@ class RecipeParser(OneLineErrors, HfArgumentParser):
             super().set_defaults(predict=True)
         trains = values.do_train or not (values.do_eval or values.do_predict) if "do_train" in values else True
         if getattr(values, "evaluate", None) is not None or not trains:
-            super().set_defaults(model_name=None, max_length=None)  # what is evaluated knows them
+            known = ("model_name", "max_length", "null_threshold")  # by what is evaluated
+            super().set_defaults(**dict.fromkeys(name for name in known if name in values))
         elif "train_pooler" in values and values.model_name == MINILM:
             advised = MINILM_SETTINGS.get(getattr(values, "method", "houlsby"), {})
             advised = {name: value for name, value in advised.items() if name not in self._own_defaults}
