@@ -25,7 +25,7 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 from study import reports as glue_reports
 from study.presets import GlueArguments, parse_arguments
 from tasks import demo
-from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks, load_splits, load_test_sets
+from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_files, find_tasks, load_splits, load_test_sets
 from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
@@ -85,7 +85,7 @@ def train(
     push = plan_push(training, arguments.model_name, len(task.text_columns))
     if adapter.init_adapter is not None:
         adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=find_files(task, arguments.data_dir))
     if run.results is not None:
         if arguments.predict:
             saved = "adapter" if method.adds_weights else "model"

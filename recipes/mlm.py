@@ -82,7 +82,7 @@ def main() -> None:
     if is_auto and method.base_dtype != "float32" and not has_head(arguments.model_name):
         method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files())
     if run.results is not None:
         return push(training.output_dir)
 

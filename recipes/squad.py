@@ -9,7 +9,7 @@
 Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs; for
 fine-tuning 3e-5, 5e-5 and 1e-4 and 2, 3 and 5 epochs. The columns are those of the Hub's rajpurkar/squad. Contexts of
 any length are read in overlapping windows. The answers of the best epoch are written to predictions.json, in the
-format of the official scripts, with the same scores.
+format of the official scripts, with the same scores; those of --evaluate to evaluation_predictions.json.
 """
 
 import json
@@ -32,7 +32,7 @@ from training.data import describe_data, sample
 from training.errors import RecipeError, end_with_one_line
 from training.evaluation import find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
-from training.model import load_model, load_saved, recorded_length
+from training.model import load_model, load_saved, recorded_length, recorded_null_threshold
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.tables import log
@@ -40,6 +40,9 @@ from training.trainer import RecipeTrainer
 
 
 ANSWERS = "predictions.json"
+# Those of --evaluate, which may be in the folder of a run: its results.json is about ANSWERS.
+EVALUATED_ANSWERS = "evaluation_predictions.json"
+NULL_THRESHOLD = 0.0
 
 
 @dataclass(kw_only=True)
@@ -61,8 +64,9 @@ class SquadArguments(DataArguments):
     max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
     null_threshold: float = HfArg(
         aliases=["--null_score_diff_threshold"],
-        default=0.0,
-        help="Give no answer if 'no answer' scores higher than the best answer by more than this.",
+        default=NULL_THRESHOLD,
+        help="Give no answer if 'no answer' scores higher than the best answer by more than this; to --evaluate, the "
+        "recorded value is the default.",
     )
     max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
 
@@ -92,11 +96,11 @@ def main() -> None:
             f"tokens, special tokens and one of context, got {arguments.max_length}. Raise it, or lower --stride."
         )
     push = plan_push(training, arguments.model_name, texts=2)
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files())
     if run.results is not None:
         if training.do_predict and not Path(training.output_dir, ANSWERS).exists():
             saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
-            evaluate(saved, arguments, method, training)
+            evaluate(saved, arguments, method, training, ANSWERS)
         return push(training.output_dir)
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
@@ -123,7 +127,7 @@ def main() -> None:
     log(f"{len(trainer.train_dataset):,} training windows; {len(splits['validation']):,} questions to score")
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    write_answers(trainer)
+    write_answers(trainer, ANSWERS)
     dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
     run.finish(
         trainer,
@@ -137,20 +141,32 @@ def main() -> None:
 
 
 def evaluate(
-    saved: str, arguments: SquadArguments, method: MethodArguments, training: RecipeTrainingArguments
+    saved: str,
+    arguments: SquadArguments,
+    method: MethodArguments,
+    training: RecipeTrainingArguments,
+    file: str = EVALUATED_ANSWERS,
 ) -> None:
-    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers."""
+    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers to
+    `file` in the output folder."""
     splits = arguments.load_splits()
     name = "validation" if "validation" in splits else "train"
     check_questions(splits[name], name)
     questions = sample(splits[name], arguments.max_eval_samples)
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForQuestionAnswering)
-    arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
+    threshold = arguments.null_threshold
+    if threshold is None:
+        threshold = recorded_null_threshold(saved, model)
+    arguments = replace(
+        arguments,
+        max_length=arguments.max_length or recorded_length(saved, model),
+        null_threshold=NULL_THRESHOLD if threshold is None else threshold,
+    )
     windows = arguments.windows(tokenizer, has_unanswered(splits[name]))
     trainer = SquadTrainer(windows, {"validation": questions}, model=model, args=training)
     log(f"{len(questions):,} questions to score")
     write_evaluation(training, "squad", saved, without_times(trainer.evaluate()))
-    write_answers(trainer)
+    write_answers(trainer, file)
 
 
 def has_unanswered(questions: Dataset) -> bool:
@@ -158,12 +174,12 @@ def has_unanswered(questions: Dataset) -> bool:
     return not all(answers["text"] for answers in questions["answers"])
 
 
-def write_answers(trainer: "SquadTrainer") -> None:
-    """Write the answers to the validation questions to predictions.json, if --do_predict asks for them."""
+def write_answers(trainer: "SquadTrainer", file: str) -> None:
+    """Write the answers to the validation questions to `file` in the output folder, if --do_predict asks for them."""
     if trainer.args.do_predict:
         answers = trainer.answers()
         if trainer.args.should_save:
-            Path(trainer.args.output_dir, ANSWERS).write_text(json.dumps(answers, indent=2) + "\n")
+            Path(trainer.args.output_dir, file).write_text(json.dumps(answers, indent=2) + "\n")
 
 
 class SquadTrainer(RecipeTrainer):

@@ -77,6 +77,8 @@ def main() -> None:
     set_seed(training.seed)
 
     runs = {name: of_task(training, name) for name in tasks}
+    for name, own in runs.items():  # a score that one of the tasks lacks is refused before results are deleted
+        own.choose_by(tasks[name].scores)
     take_folder(training, [own.output_dir for own in runs.values()])
     pushes = {name: plan_push(own, arguments.model_name, len(tasks[name].text_columns)) for name, own in runs.items()}
     model: PeftModel | None = None
@@ -87,7 +89,6 @@ def main() -> None:
         record_preprocessing(model, arguments.max_length)
         task = task.tokenized(tokenizer, arguments.max_length)
         own = runs[name]
-        own.choose_by(task.scores)
         trainer = task.trainer(model, tokenizer, own)
         trainer.train()
         learned[name] = Learned(task, trainer, trainer.predict(task.splits["validation"]).predictions)

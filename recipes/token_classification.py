@@ -65,7 +65,7 @@ def main() -> None:
         return
     method = method.settled(adapter, training)
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files())
     if run.results is not None:
         if training.do_predict and run.results["test"] is None and "test" in run.results["dataset"]["rows"]:
             saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"

@@ -69,6 +69,8 @@ from training.trainer import RecipeTrainer, check_finite
 
 
 PREDICTIONS = "predictions.csv"
+# Those of --evaluate, which may be in the folder of a run: its results.json is about PREDICTIONS.
+EVALUATED_PREDICTIONS = "evaluation_predictions.csv"
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -348,11 +350,12 @@ def train(
 
     Of a run that is already finished, only predictions that it has not made are. Returns the content of results.json.
     """
-    run = Run(training, arguments, method, adapter)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=task.labels.names)
     if run.results is not None:
         if training.do_predict and "test" in task.splits and not Path(training.output_dir, PREDICTIONS).exists():
             saved = "adapter" if method.adds_weights else "model"
-            return run.add(test=evaluate(f"{training.output_dir}/{saved}", arguments, method, training)["test"])
+            found = evaluate(f"{training.output_dir}/{saved}", arguments, method, training, PREDICTIONS)
+            return run.add(test=found["test"])
         return run.results
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     labels = task.labels
@@ -362,7 +365,7 @@ def train(
     trainer = task.trainer(model, tokenizer, training)
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    test = predict_test(task, trainer)
+    test = predict_test(task, trainer, PREDICTIONS)
     return run.finish(
         trainer,
         example=[task.splits.get("validation", task.splits["train"])[0][column] for column in task.text_columns],
@@ -379,9 +382,14 @@ def train(
 
 
 def evaluate(
-    saved: str, arguments: ClassificationArguments, method: MethodArguments, training: RecipeTrainingArguments
+    saved: str,
+    arguments: ClassificationArguments,
+    method: MethodArguments,
+    training: RecipeTrainingArguments,
+    file: str = EVALUATED_PREDICTIONS,
 ) -> dict[str, Any]:
-    """Score a saved adapter or model, predict the test split, and return the content of evaluation.json."""
+    """Score a saved adapter or model, write the predictions for the test split to `file` in the output folder, and
+    return the content of evaluation.json."""
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype)
     names, problem_type = recorded_labels(saved, model)
     labels = Labels((), problem_type or (REGRESSION if len(names) == 1 else SINGLE), names)
@@ -390,19 +398,19 @@ def evaluate(
     trainer = task.trainer(model, tokenizer, training)
     scores = without_times(trainer.evaluate())
     dataset = describe_data(task.name, arguments.data, arguments.data_config, task.splits)
-    test = predict_test(task, trainer)
+    test = predict_test(task, trainer, file)
     return write_evaluation(training, task.name, saved, scores, dataset=dataset, labels=names, test=test)
 
 
-def predict_test(task: ClassificationTask, trainer: RecipeTrainer) -> dict[str, float] | None:
-    """Write the predictions for the test split to predictions.csv; return their scores if it has labels."""
+def predict_test(task: ClassificationTask, trainer: RecipeTrainer, file: str) -> dict[str, float] | None:
+    """Write the predictions for the test split to `file` in the output folder; return the scores if it has labels."""
     test = task.splits.get("test")
     if test is None or not trainer.args.do_predict:
         return None
     prediction = trainer.predict(test)
     is_labeled = "label" in test.column_names
     if trainer.is_world_process_zero():
-        path = Path(trainer.args.output_dir, PREDICTIONS)
+        path = Path(trainer.args.output_dir, file)
         path.parent.mkdir(parents=True, exist_ok=True)
         table = pd.DataFrame({name: test[name] for name in task.text_columns})
         if is_labeled:

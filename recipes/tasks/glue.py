@@ -18,7 +18,7 @@ from tasks.minimal_pairs import LABELS, minimal_pairs
 from tasks.submission import TEST_SETS
 from training.data import check_columns
 from training.errors import RecipeError
-from training.tables import locate, read_split
+from training.tables import find_split, locate, read_split
 from training.trainer import check_finite
 
 
@@ -205,6 +205,14 @@ def load_splits(task: GlueTask, data_dir: str | None, evaluated_only: bool = Fal
         check_columns(data, name, task.text_columns)
         splits[split] = numeric_labels(data, name, len(task.labels))
     return splits
+
+
+def find_files(task: GlueTask, data_dir: str | None) -> dict[str, Path]:
+    """Return the files that load_splits reads, by their splits; those on the Hub and generated ones have none."""
+    if data_dir is None or task.name == MINIMAL_PAIRS:
+        return {}
+    folder = Path(data_dir).expanduser() / task.name
+    return {split: file for split in task.splits if (file := find_split(folder, split)) is not None}
 
 
 def numeric_labels(data: Dataset, name: str, num_labels: int) -> Dataset:

@@ -15,7 +15,7 @@ from transformers import HfArgumentParser, Trainer, TrainingArguments, get_sched
 from transformers.hf_argparser import HfArg
 
 from houlsby_peft import HoulsbyConfig
-from training.data import load_splits
+from training.data import find_files, load_splits
 from training.errors import RecipeError
 from training.model import MINILM, POOLER
 from training.packaged import PACKAGED
@@ -74,6 +74,11 @@ class DataArguments(EncoderArguments):
     def load_splits(self) -> dict[str, Dataset]:
         """Load the data set as training.data.load_splits does."""
         return load_splits(self.data, self.data_config, validation=self.validation_file, test=self.test_file)
+
+    def find_files(self) -> dict[str, Path]:
+        """Return the files that are trained and validated on, by their splits; none for a data set on the Hub."""
+        files = find_files(self.data, validation=self.validation_file)
+        return {split: file for split, file in files.items() if split != "test"}
 
 
 @dataclass(kw_only=True)
@@ -326,7 +331,8 @@ class RecipeParser(OneLineErrors, HfArgumentParser):
             super().set_defaults(predict=True)
         trains = values.do_train or not (values.do_eval or values.do_predict) if "do_train" in values else True
         if getattr(values, "evaluate", None) is not None or not trains:
-            super().set_defaults(model_name=None, max_length=None)  # what is evaluated knows them
+            known = ("model_name", "max_length", "null_threshold")  # by what is evaluated
+            super().set_defaults(**dict.fromkeys(name for name in known if name in values))
         elif "train_pooler" in values and values.model_name == MINILM:
             advised = MINILM_SETTINGS.get(getattr(values, "method", "houlsby"), {})
             advised = {name: value for name, value in advised.items() if name not in self._own_defaults}

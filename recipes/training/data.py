@@ -16,7 +16,7 @@ from houlsby_peft.tables import match_column
 from training.errors import RecipeError
 from training.files import measure
 from training.rules import looks_like_a_path
-from training.tables import READERS, columns_of, locate, log, number_rows, read_file, read_split
+from training.tables import READERS, columns_of, find_split, locate, log, number_rows, read_file, read_split
 
 
 SPLITS = ("train", "validation", "test")
@@ -55,6 +55,21 @@ def load_splits(data: str, config: str | None = None, **files: str | None) -> di
     if "train" not in splits:
         raise RecipeError(f"The data set {data!r} must have a split 'train', got only {', '.join(splits)}.")
     return {split: number_rows(splits[split]) for split in SPLITS if split in splits} | own
+
+
+def find_files(data: str, **files: str | None) -> dict[str, Path]:
+    """Return the files that load_splits reads, by their splits; those on the Hub have none.
+
+    Args:
+        data, files: As for load_splits.
+    """
+    own = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
+    path = Path(data).expanduser()
+    if path.is_file():
+        return {"train": path, **own}
+    if not looks_like_a_path(data):
+        return own
+    return {split: file for split in SPLITS if (file := find_split(path, split)) is not None} | own
 
 
 def describe_data(

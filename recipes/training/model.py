@@ -239,6 +239,20 @@ def recorded_labels(saved: str, model: nn.Module) -> tuple[tuple[str, ...], str 
     return tuple(config.id2label.values()), config.problem_type
 
 
+def recorded_null_threshold(saved: str, model: nn.Module) -> float | None:
+    """Return the threshold for giving no answer with which a run was scored, or None if it is not recorded.
+
+    Args:
+        saved: What the run has saved, as for load_saved.
+        model: The loaded model.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    if isinstance(config, HoulsbyConfig) and config.record.null_threshold is not None:
+        return config.record.null_threshold
+    threshold = read_results(saved).get("arguments", {}).get("null_threshold")
+    return threshold if isinstance(threshold, (int, float)) else None
+
+
 def _check_same_options(config: HoulsbyConfig, path: str) -> None:
     """Raise RecipeError if the saved adapter has other options; the message names the recipe's flags."""
     source = HoulsbyConfig.from_pretrained(path)

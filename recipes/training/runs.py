@@ -5,7 +5,8 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from houlsby_peft.hub.card import write_card_of_saved
 from training.arguments import RecipeTrainingArguments
 from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
-from training.files import find_damage, read_object, refuse_folder, write_atomically
+from training.files import find_damage, measure, read_object, refuse_folder, write_atomically
 from training.packaged import hub_name
 from training.report import is_houlsby, push_command, report_end
 from training.results import RESULTS_FILE, merge, write_results
@@ -29,6 +30,7 @@ Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
 ARGUMENTS_FILE = "arguments.json"
 LOCK_FILE = "run.lock"
 LAST = "last"
+TRAINED_ON = "trained_on"  # the entry of ARGUMENTS_FILE that says what the data of a run are
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
@@ -36,8 +38,10 @@ _FREE = {
     *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
-# Arguments whose old values a checkpoint brings back: those of the optimizer, the rate and the best score so far.
-_RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ")
+# How changes of the data begin.
+_DATA = ("data of ", "classes ")
+# What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
+_RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ", *_DATA)
 _LISTED = 3
 
 
@@ -50,23 +54,36 @@ class Run:
     `--resume_from_checkpoint last` resumes with other arguments, such as more epochs, unless a checkpoint restores the
     old ones; `--overwrite_output_dir` starts over.
 
+    Files of the same names with other content, and other classes, are different data, with which no checkpoint can be
+    resumed: a head would give its outputs other names. Runs of earlier versions have not recorded their data, and are
+    taken to have those of now.
+
     Only one process at a time can have a run in a folder, until the run or the process ends.
 
     Args:
         training: The training arguments, with the final `output_dir`.
         groups: The other arguments, as dataclasses.
+        files: The files that are trained and validated on, by their splits; none for data from elsewhere.
+        classes: The names of the classes, if they are known before the data are loaded.
 
     Attributes:
         results: The results of a run that is already finished, or None.
         checkpoint: The folder to resume from, or None.
 
     Raises:
-        RecipeError: If the folder cannot be written, is in use or holds a run with other arguments, or the checkpoint
-            to resume from cannot be used.
+        RecipeError: If the folder cannot be written, is in use or holds a run with other arguments or data, or the
+            checkpoint to resume from cannot be used.
     """
 
-    def __init__(self, training: RecipeTrainingArguments, *groups: Any) -> None:
+    def __init__(
+        self,
+        training: RecipeTrainingArguments,
+        *groups: Any,
+        files: Mapping[str, Path] | None = None,
+        classes: Sequence[str] = (),
+    ) -> None:
         self.groups = (*groups, training)
+        self._files, self._classes = files or {}, classes
         self._folder, self._training = Path(training.output_dir), training
         try:
             self.results, self.checkpoint = in_main_process(training, self._open_folder)
@@ -75,7 +92,8 @@ class Run:
             raise
 
     def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
-        training, folder, arguments = self._training, self._folder, json.loads(json.dumps(merge(self.groups)))
+        training, folder = self._training, self._folder
+        arguments = json.loads(json.dumps(merge(self.groups) | _describe_trained_on(self._files, self._classes)))
         asked, overwrites = training.resume_from_checkpoint, training.overwrite_output_dir
         same = not changed_arguments(read_object(folder / ARGUMENTS_FILE) or {}, arguments)
         if same and not overwrites and asked is None and (results := self._read_results()) is not None:
@@ -135,7 +153,9 @@ class Run:
             reason = f"unknown arguments (it has no whole {ARGUMENTS_FILE})"
         else:
             changed = changed_arguments(before, arguments)
-            reason = f"other arguments: {_list(changed)}"
+            of_data = [change.startswith(_DATA) for change in changed]
+            kind = "data" if all(of_data) else "arguments and data" if any(of_data) else "arguments"
+            reason = f"other {kind}: {_list(changed)}"
             if any(change.startswith("base_dtype ") for change in changed):
                 remedy += ", or --base_dtype with the earlier value, which 'auto' chooses by the processor or GPU"
             if not any(map(_is_restored, changed)):
@@ -174,13 +194,53 @@ class Run:
 
 
 def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that differ between two runs and change what is learned."""
-    names: Iterable[str] = sorted(before.keys() | now.keys())
+    """Return the data and the arguments that differ between two runs and change what is learned."""
+    names: Iterable[str] = sorted((before.keys() | now.keys()) - {TRAINED_ON})
     return [
-        f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
-        for name in names
-        if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        *_changed_data(before.get(TRAINED_ON, {}), now.get(TRAINED_ON, {})),
+        *(
+            f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+            for name in names
+            if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
+        ),
     ]
+
+
+def _describe_trained_on(files: Mapping[str, Path], classes: Sequence[str]) -> dict[str, Any]:
+    """Return the entry TRAINED_ON, with the names, sizes and checksums of the files; nothing if nothing is known."""
+    try:
+        measured = {split: {"name": path.name, **measure(path)} for split, path in files.items()}
+    except OSError:  # reported when the data are loaded
+        measured = {}
+    known = {"files": measured, "classes": list(classes)}
+    return {TRAINED_ON: known} if measured or classes else {}
+
+
+def _changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what differs between the data of two runs, as far as both are known; each begins with one of _DATA.
+
+    A file may have another name or another place.
+    """
+    were, are = before.get("files", {}), now.get("files", {})
+    # Without files of training on one side, its data are unknown, on the Hub or no longer there.
+    known = "train" in were and "train" in are
+    for split in sorted(were.keys() | are.keys() if known else were.keys() & are.keys()):
+        if split not in were:
+            yield f"data of {split} were in no file, are in {are[split]['name']}"
+        elif split not in are:
+            yield f"data of {split} were in {were[split]['name']}, are in no file"
+        elif were[split]["bytes"] != are[split]["bytes"]:
+            sizes = were[split]["bytes"], are[split]["bytes"]
+            yield f"data of {split} have changed: {are[split]['name']} had {sizes[0]:,} bytes, has {sizes[1]:,}"
+        elif were[split]["crc32"] != are[split]["crc32"]:
+            yield f"data of {split} have changed: {are[split]['name']} has the same size and other content"
+    old, new = before.get("classes"), now.get("classes")
+    if old and new and old != new:
+        yield f"classes were {_shorten(old)}, are {_shorten(new)}"
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return textwrap.shorten(", ".join(names), 200, placeholder=" ...")
 
 
 def _is_restored(change: str) -> bool:
@@ -193,13 +253,14 @@ def _list(changed: Sequence[str]) -> str:
 
 
 def _check_restored(checkpoint: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise RecipeError if the run of a checkpoint had other values of arguments that the checkpoint restores."""
+    """Raise RecipeError if the run of a checkpoint had other data, or other values of what the checkpoint restores."""
     before = read_object(checkpoint.parent / ARGUMENTS_FILE)
     changed = list(filter(_is_restored, changed_arguments(before, arguments))) if before else []
     if changed:
         raise RecipeError(
             f"{checkpoint} restores the optimizer, the learning rate and the score that chooses the best epoch, so "
-            f"they must stay the same: {_list(changed)}. Give the old values, or --overwrite_output_dir to start over."
+            f"they and the data must stay the same: {_list(changed)}. Give the old ones, or --overwrite_output_dir to "
+            "start over."
         )
 
 

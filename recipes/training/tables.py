@@ -124,15 +124,20 @@ READERS: dict[str, Callable[[Path], Dataset]] = {
 }
 
 
+def find_split(folder: Path, split: str) -> Path | None:
+    """Return the file `split` in a folder, with the first extension of READERS that exists, or None."""
+    return next((path for extension in READERS if (path := folder / f"{split}{extension}").is_file()), None)
+
+
 def read_split(folder: Path, split: str) -> Dataset:
-    """Read the file `split` in a folder, with the first extension of READERS that exists.
+    """Read the file `split` in a folder, as find_split finds it.
 
     Raises:
         RecipeError: If the folder or the file is missing, cannot be read or has no rows.
     """
     if not folder.is_dir():
         raise RecipeError(f"There is no folder {folder}. It should hold one file per split, such as train.parquet.")
-    path = next((path for extension in READERS if (path := folder / f"{split}{extension}").is_file()), None)
+    path = find_split(folder, split)
     if path is None:
         found = ", ".join(sorted(file.name for file in folder.iterdir())) or "nothing"
         raise RecipeError(f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}.")

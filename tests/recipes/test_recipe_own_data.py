@@ -311,12 +311,27 @@ class TestFromAFileToPredictions:
         test = write(tmp_path / "test.csv", [row[: len(header)] for row in TICKETS[:6]], header)
         saved = tickets / "runs" / "tickets" / "adapter"
         found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--test_file", test, "--evaluate", saved)
-        table = pd.read_csv(tmp_path / "predictions.csv")
+        table = pd.read_csv(tmp_path / "evaluation_predictions.csv")
         assert table["predicted"].tolist() == list(TEXTS) * 2
         assert list(table.columns) == ["message", *(["label"] if labeled else []), "predicted", "probability"]
         assert (found["test"] is None) == (not labeled)
         if labeled:
             assert found["test"]["accuracy"] == 1.0
+
+    def test_an_evaluation_leaves_the_predictions_of_a_run(self, encoder, tmp_path):
+        """Also in the run's own folder, where its results.json stays as well."""
+        for split in ("train", "test"):
+            write(tmp_path / f"{split}.csv")
+        folder = tmp_path / "run"
+        run(text_classification, "--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 2,
+            "--output_dir", folder)  # fmt: skip
+        before = {name: (folder / name).read_bytes() for name in ("predictions.csv", "results.json")}
+        write(tmp_path / "test.csv", TICKETS[:6])
+        for flags in (("--evaluate", folder), ("--do_eval", "--do_predict")):
+            evaluate(folder, "--data", tmp_path, *flags)
+            assert len(pd.read_csv(folder / "evaluation_predictions.csv")) == 6
+            (folder / "evaluation_predictions.csv").unlink()
+            assert {name: (folder / name).read_bytes() for name in before} == before
 
     @pytest.mark.parametrize("method", ["full", "lora"])
     def test_other_methods(self, encoder, tickets, tmp_path, method):

@@ -294,7 +294,26 @@ class TestRuns:
             tmp_path / "again")  # fmt: skip
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
         assert found == pytest.approx(results["best_scores"])
-        assert json.loads((tmp_path / "again" / "predictions.json").read_text()) == answers
+        assert json.loads((tmp_path / "again" / "evaluation_predictions.json").read_text()) == answers
+
+    def test_an_evaluation_leaves_the_answers_of_a_run(self, encoder, folder, tmp_path):
+        self.squad(encoder, folder, tmp_path / "run")
+        before = {name: (tmp_path / "run" / name).read_bytes() for name in ("predictions.json", "results.json")}
+        run(squad, "--data", folder / "validation.jsonl", "--max_eval_samples", 3, "--evaluate", tmp_path / "run",
+            "--use_cpu", "--stride", 16, "--output_dir", tmp_path / "run")  # fmt: skip
+        assert len(json.loads((tmp_path / "run" / "evaluation_predictions.json").read_text())) == 3
+        assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
+
+    @pytest.mark.parametrize("method", ["houlsby", "lora"])
+    def test_an_evaluation_abstains_as_the_run_did(self, encoder, folder, tmp_path, method):
+        """By the threshold in the adapter, or in results.json for another method; a flag overrides it."""
+        thresholds = {"always": -1000, "never": 1000}
+        self.squad(encoder, folder, tmp_path / "run", "--null_threshold", thresholds["always"], "--method", method)
+        for flags, expected in (((), "always"), (("--null_threshold", thresholds["never"]), "never")):
+            run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
+                tmp_path / "again", *flags)  # fmt: skip
+            answers = json.loads((tmp_path / "again" / "evaluation_predictions.json").read_text()).values()
+            assert not any(answers) if expected == "always" else all(answers)
 
     def test_the_saved_adapter_gives_the_answers(self, encoder, folder, tmp_path, tokenizer):
         """In plain PyTorch, window by window."""

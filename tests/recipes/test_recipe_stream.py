@@ -183,6 +183,15 @@ def test_results_are_not_lost_unasked(encoder, data, tmp_path):
     assert [row["task"] for row in json.loads((tmp_path / "stream.json").read_text())] == ["two_classes", "three"]
 
 
+def test_a_score_that_a_later_task_lacks_is_refused_before_any_training(encoder, data, tmp_path):
+    (tmp_path / "stream.json").write_text("[]")
+    with pytest.raises(RecipeError, match=r"must be one of main, spearmanr, pearson, loss, got 'accuracy'"):
+        run(stream, "--data", data / "three.jsonl", data / "grade.jsonl", "--model_name", encoder, "--output_dir",
+            tmp_path, "--use_cpu", "--max_steps", 1, "--metric_for_best_model", "accuracy",
+            "--overwrite_output_dir")  # fmt: skip
+    assert list(tmp_path.iterdir()) == [tmp_path / "stream.json"]
+
+
 def test_a_name_that_pytorch_takes(encoder, data, tmp_path):
     shutil.copy(data / "three.jsonl", tmp_path / "train.jsonl")
     with pytest.raises(RecipeError, match=r"No task can be called train\. Rename the file or folder .*train.jsonl"):

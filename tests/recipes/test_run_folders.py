@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,7 @@ import glue
 import mlm
 import squad
 import stream
+import text_classification
 import token_classification
 from recipe_runs import run, save_tiny_encoder
 from tasks.glue import TASKS
@@ -30,7 +32,7 @@ from tasks.minimal_pairs import minimal_pairs
 from training.checkpoints import SEAL, find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.model import load_saved
-from training.runs import LOCK_FILE
+from training.runs import LOCK_FILE, changed_arguments
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -215,7 +217,9 @@ class TestDamagedFolders:
             (tmp_path / "checkpoint-3").mkdir()
             (tmp_path / "checkpoint-3" / "adapter_config.json").write_text("{")
         run(glue, *flags, "--max_steps", 1, "--output_dir", tmp_path)
-        assert json.loads((tmp_path / "arguments.json").read_text()) == results(tmp_path)["arguments"]
+        arguments = json.loads((tmp_path / "arguments.json").read_text())
+        assert set(arguments.pop("trained_on")["files"]) == {"train", "validation"}
+        assert arguments == results(tmp_path)["arguments"]
 
     def test_trained_weights_of_other_arguments_are_not_lost(self, flags, folder):
         interrupt(folder)
@@ -238,6 +242,113 @@ class TestDamagedFolders:
             ):
                 run(glue, *changed, "--resume_from_checkpoint", checkpoint)
         assert (folder / "results.json").exists()
+
+
+def write_texts(path, classes, texts=None):
+    """Write a file of 24 texts, each class as often as the others."""
+    texts = minimal_pairs()["train"]["sentence"][:24] if texts is None else texts
+    pd.DataFrame({"text": texts, "label": [*classes] * (24 // len(classes))}).to_csv(path, index=False)
+
+
+class TestOtherData:
+    """Files with other content are other data, under whatever name; the same content is the same data."""
+
+    @pytest.fixture
+    def command(self, flags, tmp_path):
+        """The command of a run of two epochs, which has ended."""
+        write_texts(tmp_path / "texts.csv", "ab")
+        model = flags[flags.index("--model_name") + 1]
+        command = (
+            *("--data", tmp_path / "texts.csv", "--model_name", model, "--use_cpu", "--num_train_epochs", 2),
+            *("--save_total_limit", 2, "--output_dir", tmp_path / "run"),
+        )
+        run(text_classification, *command)
+        return command
+
+    def interrupt(self, folder):
+        (folder / "results.json").unlink()
+        shutil.rmtree(folder / "adapter")
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda file: write_texts(file, "ba"), "texts.csv has the same size and other content. Give"),
+            (lambda file: write_texts(file, "ac"), "has the same size and other content, classes were a, b, are a, c"),
+            (lambda file: write_texts(file, "abc"), "other content, classes were a, b, are a, b, c"),
+            (lambda file: file.write_text(file.read_text() + "more,a\n"), r"texts.csv had 1,?\d+ bytes, has 1,?\d+"),
+        ],
+        ids=["other labels", "other names of the classes", "more classes", "more rows"],
+    )
+    @pytest.mark.parametrize("ended", [True, False], ids=["finished", "interrupted"])
+    def test_are_refused(self, command, tmp_path, change, message, ended):
+        folder = tmp_path / "run"
+        if not ended:
+            self.interrupt(folder)
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        change(tmp_path / "texts.csv")
+        with pytest.raises(RecipeError, match=f"holds a run with other data: data of train have changed: .*{message}"):
+            run(text_classification, *command)
+        for checkpoint in ("last", folder / "checkpoint-1"):  # its head has the old classes
+            with pytest.raises(RecipeError, match="and the data must stay the same: data of train have changed: "):
+                run(text_classification, *command, "--resume_from_checkpoint", checkpoint)
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        run(text_classification, *command, "--overwrite_output_dir")
+        labels = pd.read_csv(tmp_path / "texts.csv")["label"]
+        assert results(folder)["labels"] == sorted(set(labels))
+
+    def test_the_same_content_is_the_same_data(self, command, tmp_path, capsys):
+        content = (tmp_path / "texts.csv").read_bytes()
+        (tmp_path / "texts.csv").unlink()
+        (tmp_path / "texts.csv").write_bytes(content)
+        run(text_classification, *command)
+        assert "holds this run, finished: nothing is trained." in capsys.readouterr().out
+        (tmp_path / "texts.csv").rename(tmp_path / "moved.csv")
+        run(text_classification, *command, "--data", tmp_path / "moved.csv", "--resume_from_checkpoint", "last")
+        assert "Resuming from" in capsys.readouterr().out
+
+    def test_runs_of_earlier_versions_are_accepted(self, command, tmp_path, capsys):
+        """They have not recorded their data."""
+        path = tmp_path / "run" / "arguments.json"
+        arguments = json.loads(path.read_text())
+        assert set(arguments.pop("trained_on")) == {"files", "classes"}
+        path.write_text(json.dumps(arguments))
+        write_texts(tmp_path / "texts.csv", "ba")
+        run(text_classification, *command)
+        assert "holds this run, finished: nothing is trained." in capsys.readouterr().out
+
+    @pytest.mark.parametrize("recipe", [glue, mlm, squad, token_classification])
+    def test_of_every_recipe(self, flags, tmp_path, recipe):
+        model, rows = flags[flags.index("--model_name") + 1], minimal_pairs()["train"]["sentence"][:8]
+        folder, data = tmp_path / "data" / "cola", {"sentence": rows, "label": [0, 1] * 4}
+        if recipe is mlm:
+            data = {"text": rows}
+        elif recipe is token_classification:
+            data = {"tokens": [row.split() for row in rows], "tags": [["A", *["B"] * row.count(" ")] for row in rows]}
+        elif recipe is squad:
+            answers = [{"text": [row.split()[0]], "answer_start": [0]} for row in rows]
+            model = save_tiny_encoder(tmp_path / "model", max_position_embeddings=128)
+            data = {"id": [*"abcdefgh"], "question": ["who"] * 8, "context": rows, "answers": answers}
+        folder.mkdir(parents=True)
+        pd.DataFrame(data).to_parquet(folder / "train.parquet")
+        pd.DataFrame(data).to_parquet(folder / "validation.parquet")
+        source = ("--task", "cola", "--data_dir", folder.parent) if recipe is glue else ("--data", folder)
+        length = ("--max_length", 100, "--stride", 16) if recipe is squad else ()
+        command = (recipe, *source, "--model_name", model, "--use_cpu", "--max_steps", 1, "--output_dir",
+                   tmp_path / "run", *length)  # fmt: skip
+        run(*command)
+        run(*command)
+        pd.DataFrame(data)[:7].to_parquet(folder / "validation.parquet")
+        with pytest.raises(RecipeError, match=r"other data: data of validation have changed: validation\.parquet"):
+            run(*command)
+        (folder / "validation.parquet").unlink()
+        with pytest.raises(RecipeError, match=r"data of validation were in validation\.parquet, are in no file"):
+            run(*command)
+
+    def test_of_the_hub_only_the_classes_are_known(self):
+        before, now = ({"trained_on": {"files": {}, "classes": classes}} for classes in (["a", "b"], ["a", "c"]))
+        assert changed_arguments(before, now) == ["classes were a, b, are a, c"]
+        local = {"trained_on": {"files": {"train": {"name": "a.csv", "bytes": 1, "crc32": 1}}, "classes": ["a", "b"]}}
+        assert changed_arguments(before, local) == changed_arguments({}, local) == []
 
 
 @pytest.mark.parametrize(
