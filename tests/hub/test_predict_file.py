@@ -169,6 +169,19 @@ def test_pairs_come_from_two_columns(adapter, tmp_path):
         assert [float(row["score"]) for row in found] == pytest.approx([e["score"] for e in expected], abs=2e-6)
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_a_pair_needs_one_of_its_texts(name, adapter, tmp_path, capsys):
+    texts = [text for text, _ in TEXTS[:2]]
+    missing = None if name == "in.jsonl" else " "
+    pairs = [(texts[0], ""), ("", texts[1]), (missing, texts[0]), ("", missing)]
+    source = write(tmp_path / name, [dict(zip(("sentence1", "sentence2"), pair, strict=True)) for pair in pairs])
+    expected = houlsby_peft.load(adapter).predict([(first or "", second) for first, second in pairs[:3]])
+    found = predict(adapter, source, tmp_path / "out.csv")
+    assert [row["label"] for row in found] == [*(result["label"] for result in expected), ""]
+    assert [float(row["score"]) for row in found[:3]] == pytest.approx([e["score"] for e in expected], abs=2e-6)
+    assert "1 of 4 rows have no text" in capsys.readouterr().err
+
+
 def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
     torch.manual_seed(3)
     labels = {"id2label": options["id2label"]} if "id2label" in options else {}
@@ -185,6 +198,10 @@ def test_question_answering_tagging_regression_and_several_labels(base, tmp_path
     (row,) = predict(folder, source, tmp_path / "qa.csv")
     assert row["answer"] == houlsby_peft.load(folder).predict([(question, text)])[0]["answer"]
     assert text[int(row["start"]) : int(row["end"])] == row["answer"]
+    (row,) = predict(
+        folder, write(tmp_path / "none.csv", [{"context": " ", "question": question}]), tmp_path / "n.csv"
+    )
+    assert not row["answer"]
 
     source = write(tmp_path / "text.csv", [{"id": "1", "sentence": text}])
     folder = save_adapter(tmp_path / "tags", base, AutoModelForTokenClassification, id2label={0: "O", 1: "B-X"})
