@@ -224,6 +224,7 @@ def _predict_file(options: argparse.Namespace) -> None:
         count = 1
     table = TableReader(options.file)
     columns = find_text_columns(table.columns, named, count)
+    table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
     adapter = _load(options, options.device)

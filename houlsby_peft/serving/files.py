@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-from ..errors import AdapterError, check_count, shortened
+from ..errors import AdapterError, check_count
 from ..tables import Row, TableReader, TableWriter, find_format
 from .predictor import Input, Predictor
 
@@ -55,6 +55,7 @@ def predict_file(
     """
     if top_k is not None:
         check_count("top_k", top_k)
+    table.check_texts(columns)
     added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
     names = _rename(added, table.columns)
     if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
@@ -139,10 +140,6 @@ def _read_input(row: Mapping[str, Any], columns: Sequence[str], needs_all: bool)
     texts = []
     for column in columns:
         value = row.get(column)
-        if isinstance(value, (list, dict, bytes)):
-            raise AdapterError(
-                f"The column {column!r} must hold text; got {shortened(repr(value))}. Name another one."
-            )
         texts.append("" if value is None else str(value))
     if not (all if needs_all else any)(map(str.strip, texts)):
         return None

@@ -249,7 +249,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.csv", "a,b,c\n1,2,3\n", ["--text-column", *"abc"], "must be in one or two columns; got a, b, c. Name at"),
         ("in.jsonl", '{"text": "a"}\n[1]\n', [], r"in.jsonl .*line 2 must be a JSON object, got \[1\]"),
         ("in.jsonl", '{"text": "a", "text": "b"}\n', [], "line 1 must be a JSON object: each key must be there once"),
-        ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' must hold text; got \['a'\]"),
+        ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' of .* must hold text; got \['a'\] in line 1. Name another"),
         ("in.xlsx", "", [], r"must be a file that ends in .csv, .tsv, .jsonl, .parquet; got in.xlsx"),
         ("in.parquet", "no", [], "in.parquet cannot be read as parquet"),
         ("in.csv", "text\na\n", ["--top-k", "0"], "top_k must be a whole number of at least 1; got 0"),
@@ -262,6 +262,38 @@ def test_mistakes_are_one_line(name, content, flags, message, adapter, tmp_path)
     assert str(exit_.value).startswith("error: ")
     assert "\n" not in str(exit_.value)
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("bad", "flags", "message"),
+    [
+        (r'{"text": "\ud83d"}', [], r"line 2502 must hold characters, got '\\ud83d', half of a surrogate pair"),
+        (r'{"text": "a", "id": "\uDC00"}', [], r"line 2502 must hold characters, got '\\udc00'"),
+        ('{"text": {"en": "a"}}', [], r"'text' of .* must hold text; got {'en': 'a'} in line 2502"),
+        ('{"text": "a", "id": [1]}', ["--text-column", "id"], r"'id' of .* must hold text; got \[1\] in line 2502"),
+    ],
+)
+def test_a_bad_text_is_found_before_the_model_is_loaded(bad, flags, message, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("houlsby_peft_cli._load", None)
+    lines = [r'{"text": "\ud83d\ude00", "id": 1}'] * 2501
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, bad, *lines]))
+    with pytest.raises(SystemExit, match=message):
+        predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv", *flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_bad_texts_of_parquet_are_found_before_the_model_is_loaded(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("houlsby_peft_cli._load", None)
+    pq.write_table(pa.table({"text": [["a"]], "body": [b"a"]}), tmp_path / "in.parquet")
+    for flags, kind in (([], "list<"), (["--text-column", "body"], "binary")):
+        with pytest.raises(SystemExit, match=f"must hold text; got values of the type {kind}"):
+            predict(adapter, tmp_path / "in.parquet", tmp_path / "out.csv", *flags)
+    good = pa.array(["a"] * 2500)
+    broken = pa.array([b"a\xff"]).view(pa.string())
+    pq.write_table(pa.table({"text": pa.chunked_array([good, broken])}), tmp_path / "in.parquet")
+    with pytest.raises(SystemExit, match=r"rows from row 2,048 on: .*Invalid UTF8"):
+        predict(adapter, tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
 def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
