@@ -48,14 +48,19 @@ def match_column(columns: Sequence[str], name: str) -> str | None:
 
 
 def find_text_columns(
-    columns: Sequence[str], named: Sequence[str] | None = None, count: int | None = None
+    columns: Sequence[str],
+    named: Sequence[str] | None = None,
+    count: int | None = None,
+    recorded: Sequence[str] | None = None,
 ) -> list[str]:
     """Return the columns of a table that hold the texts.
 
     Args:
         columns: The names of the table's columns.
-        named: One or two names that the user has given, without regard to case. None: the usual names.
+        named: One or two names that the user has given, without regard to case. None: those recorded, if the table has
+            all of them, or else the usual names.
         count: How many columns are needed. None: one, or two for pairs.
+        recorded: The names of the columns that an adapter was trained on, if it records them.
 
     Raises:
         AdapterError: More than two columns are named, one of them does not exist, or no column has a usual name.
@@ -68,7 +73,7 @@ def find_text_columns(
             raise AdapterError(f"The column {name!r} must be in the file; it has {', '.join(columns)}.")
     if named:
         return [column for _, column in matched if column is not None]
-    for usual in TEXT_COLUMNS:
+    for usual in (*([recorded] if recorded else []), *TEXT_COLUMNS):
         found = [column for name in usual if (column := match_column(columns, name)) is not None]
         if count in (None, len(usual)) and len(found) == len(usual):
             return found
@@ -76,6 +81,26 @@ def find_text_columns(
         "A column must have one of the usual names for text, such as text or message, or be named with --text-column; "
         f"the file has {', '.join(columns)}."
     )
+
+
+def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str) -> None:
+    """Check that an adapter reads as many texts at once as it was trained on.
+
+    Args:
+        columns: The columns of the texts that it is to read.
+        recorded: The names of the columns that it was trained on. None: they are not recorded, and nothing is checked.
+        flag: The flag that names columns.
+
+    Raises:
+        AdapterError: It was trained on pairs and would read single texts, or the reverse.
+    """
+    if recorded is not None and len(columns) != len(recorded):
+        kind, remedy = ("pairs of texts", "two columns") if len(recorded) == 2 else ("single texts", "one column")
+        names = " and ".join(shortened(repr(name)) for name in recorded)
+        raise AdapterError(
+            f"This adapter must read {kind}, as it was trained on {names}; got {', '.join(columns)}. Name {remedy} "
+            f"with {flag}."
+        )
 
 
 class TableReader:

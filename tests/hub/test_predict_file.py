@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 import tracemalloc
 from pathlib import Path
@@ -182,6 +183,52 @@ def test_a_pair_needs_one_of_its_texts(name, adapter, tmp_path, capsys):
     assert "1 of 4 rows have no text" in capsys.readouterr().err
 
 
+def with_record(adapter: Path, folder: Path, *columns: str) -> Path:
+    """A copy of an adapter that records the columns of its training."""
+    shutil.copytree(adapter, folder)
+    path = folder / "adapter_config.json"
+    fields = json.loads(path.read_text())
+    fields["recorded"]["text_columns"] = list(columns)
+    path.write_text(json.dumps(fields))
+    return folder
+
+
+def test_the_columns_of_the_training_are_read(adapter, tmp_path, capsys):
+    texts = [text for text, _ in TEXTS[:3]]
+    source = write(tmp_path / "in.csv", [dict(zip(("text", "Body", "title"), texts, strict=True))])
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body")
+    single = with_record(adapter, tmp_path / "single", "Title")
+    for folder, inputs in ((pairs, (texts[2], texts[1])), (single, texts[2])):
+        (expected,) = houlsby_peft.load(adapter).predict([inputs])
+        (row,) = predict(folder, source, tmp_path / f"{folder.name}.csv")
+        assert float(row["score"]) == pytest.approx(expected["score"], abs=2e-6)
+    said = capsys.readouterr().err
+    assert "text: title, Body\n" in said
+    assert "text: title\n" in said
+    # What the user names comes first.
+    predict(single, source, tmp_path / "named.csv", "--text-column", "body")
+    assert "text: Body\n" in capsys.readouterr().err
+
+
+def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_path):
+    texts = [text for text, _ in TEXTS[:3]]
+    source = write(tmp_path / "in.csv", [dict(zip(("text", "sentence1", "sentence2"), texts, strict=True))])
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
+    for flags, columns in (([], "text"), (["--text-column", "sentence1"], "sentence1")):
+        with pytest.raises(SystemExit) as exit_:
+            predict(pairs, source, tmp_path / "out.csv", *flags)
+        assert str(exit_.value) == (
+            "error: This adapter must read pairs of texts, as it was trained on 'title' and 'body\\x1b[2J'; got "
+            f"{columns}. Name two columns with --text-column."
+        )
+    single = with_record(adapter, tmp_path / "single", "body")
+    with pytest.raises(SystemExit, match=r"must read single texts, .* on 'body'; got sentence1, sentence2. Name one"):
+        predict(single, source, tmp_path / "out.csv", "--pairs")
+    assert not (tmp_path / "out.csv").exists()
+    for folder, flags in ((pairs, ["--pairs"]), (pairs, ["--text-column", "text", "sentence1"]), (single, [])):
+        assert len(predict(folder, source, tmp_path / "out.csv", "--overwrite", *flags)) == 1
+
+
 def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
     torch.manual_seed(3)
     labels = {"id2label": options["id2label"]} if "id2label" in options else {}
@@ -343,3 +390,6 @@ def test_text_columns_are_found_by_name():
     assert find_text_columns(["hypothesis", "premise"]) == ["premise", "hypothesis"]
     assert find_text_columns(["Title", "BODY"]) == ["BODY"]
     assert find_text_columns(["question", "sentence"], count=1) == ["sentence"]
+    assert find_text_columns(["text", "Title", "BODY"], recorded=["title", "body"]) == ["Title", "BODY"]
+    assert find_text_columns(["text", "Title", "BODY"], count=1, recorded=["title", "body"]) == ["text"]
+    assert find_text_columns(["text", "Title"], recorded=["title", "body"]) == ["text"]
