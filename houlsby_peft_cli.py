@@ -109,7 +109,9 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
     predict.add_argument(
-        "--text-column", nargs="+", help="column of --file with the texts, or two for pairs; default: detected by name"
+        "--text-column",
+        nargs="+",
+        help="column of --file with the texts, or two for pairs; default: those of the training, or detected by name",
     )
     predict.add_argument("--question-column", help="column of --file with the questions; default: question")
     predict.add_argument("--context-column", help="column of --file with the texts that answer; default: context")
@@ -210,7 +212,7 @@ def _predict_file(options: argparse.Namespace) -> None:
     from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.load import find_folder
-    from houlsby_peft.tables import TableReader, check_output, find_text_columns
+    from houlsby_peft.tables import TableReader, check_number_of_texts, check_output, find_text_columns
 
     if options.texts:
         raise ValueError(f"predict takes either texts or --file; got both, with the text {options.texts[0]!r}.")
@@ -223,7 +225,10 @@ def _predict_file(options: argparse.Namespace) -> None:
     elif task_of_config(config).pipeline != "text-classification":
         count = 1
     table = TableReader(options.file)
-    columns = find_text_columns(table.columns, named, count)
+    recorded = config.record.text_columns if config.record else None
+    columns = find_text_columns(table.columns, named, count, recorded)
+    check_number_of_texts(columns, recorded, "--text-column")
+    table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
     adapter = _load(options, options.device)

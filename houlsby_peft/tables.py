@@ -37,6 +37,7 @@ FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _SEPARATORS = (",", ";", "\t", "|")
 _LOOKED_AT = 1000  # lines, to find the separator
 _PART_BYTES = 1 << 16
+_PART_ROWS = 2048
 _NOT_IN_CP1252 = b"\x81\x8d\x8f\x90\x9d"
 
 
@@ -47,14 +48,19 @@ def match_column(columns: Sequence[str], name: str) -> str | None:
 
 
 def find_text_columns(
-    columns: Sequence[str], named: Sequence[str] | None = None, count: int | None = None
+    columns: Sequence[str],
+    named: Sequence[str] | None = None,
+    count: int | None = None,
+    recorded: Sequence[str] | None = None,
 ) -> list[str]:
     """Return the columns of a table that hold the texts.
 
     Args:
         columns: The names of the table's columns.
-        named: One or two names that the user has given, without regard to case. None: the usual names.
+        named: One or two names that the user has given, without regard to case. None: those recorded, if the table has
+            all of them, or else the usual names.
         count: How many columns are needed. None: one, or two for pairs.
+        recorded: The names of the columns that an adapter was trained on, if it records them.
 
     Raises:
         AdapterError: More than two columns are named, one of them does not exist, or no column has a usual name.
@@ -67,7 +73,7 @@ def find_text_columns(
             raise AdapterError(f"The column {name!r} must be in the file; it has {', '.join(columns)}.")
     if named:
         return [column for _, column in matched if column is not None]
-    for usual in TEXT_COLUMNS:
+    for usual in (*([recorded] if recorded else []), *TEXT_COLUMNS):
         found = [column for name in usual if (column := match_column(columns, name)) is not None]
         if count in (None, len(usual)) and len(found) == len(usual):
             return found
@@ -75,6 +81,26 @@ def find_text_columns(
         "A column must have one of the usual names for text, such as text or message, or be named with --text-column; "
         f"the file has {', '.join(columns)}."
     )
+
+
+def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str) -> None:
+    """Check that an adapter reads as many texts at once as it was trained on.
+
+    Args:
+        columns: The columns of the texts that it is to read.
+        recorded: The names of the columns that it was trained on. None: they are not recorded, and nothing is checked.
+        flag: The flag that names columns.
+
+    Raises:
+        AdapterError: It was trained on pairs and would read single texts, or the reverse.
+    """
+    if recorded is not None and len(columns) != len(recorded):
+        kind, remedy = ("pairs of texts", "two columns") if len(recorded) == 2 else ("single texts", "one column")
+        names = " and ".join(shortened(repr(name)) for name in recorded)
+        raise AdapterError(
+            f"This adapter must read {kind}, as it was trained on {names}; got {', '.join(columns)}. Name {remedy} "
+            f"with {flag}."
+        )
 
 
 class TableReader:
@@ -94,7 +120,7 @@ class TableReader:
 
     Raises:
         AdapterError: The file does not exist, is of another format, has no rows, or a row cannot be read; the message
-            names its line.
+            names its line. In Parquet files, rows are counted from 0.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,14 +134,33 @@ class TableReader:
         self.columns: list[str] = []
         self.kinds: dict[str, type] = {}
         self.count = 0
+        # Why a column holds no texts, for the first line where it does not.
+        self._not_text: dict[str, str] = {}
         if self.format == ".parquet":
             self._parquet = _open_parquet(path)
-            self.columns, self.count = list(self._parquet.schema_arrow.names), self._parquet.metadata.num_rows
+            self.columns = list(self._parquet.schema_arrow.names)
+            self._check_batches()
         else:
             self.encoding = find_encoding(path)
             (self._check_lines if self.format == ".jsonl" else self._check_separated)()
         if not self.count:
             raise _refusal(path, "it has no rows; give a file with some")
+
+    def check_texts(self, columns: Sequence[str]) -> None:
+        """Check that columns hold texts, or numbers and the like, which can be read as texts.
+
+        Args:
+            columns: Their names.
+
+        Raises:
+            AdapterError: A column holds lists, objects or bytes; the message names the first line with one.
+        """
+        for column in columns:
+            if column in self._not_text:
+                raise AdapterError(
+                    f"The column {column!r} of {self.path} must hold text; got {self._not_text[column]}. Name another "
+                    "one, or write texts into it."
+                )
 
     def parts(self, size: int) -> Iterator[tuple[list[Row], Any]]:
         """Yield the rows, so many at a time, each part with the Arrow batch that it was read from, if it was."""
@@ -206,9 +251,11 @@ class TableReader:
         self.columns = [name for name in names if name or names.count(name) == 1]
 
     def _check_lines(self) -> None:
-        for _, row in self._lines():
+        for line, row in self._lines():
             self.count += 1
             for name, value in row.items():
+                if isinstance(value, (list, dict)) and name not in self._not_text:
+                    self._not_text[name] = f"{shortened(repr(value))} in line {line}"
                 is_simple = isinstance(value, (bool, float, str)) or (isinstance(value, int) and abs(value) < 2**63)
                 kind = type(value) if is_simple else object
                 if value is not None and (known := self.kinds.setdefault(name, kind)) is not kind:
@@ -217,6 +264,20 @@ class TableReader:
                     self.kinds.setdefault(name, str)
             self.columns += [name for name in row if name not in self.columns]
 
+    def _check_batches(self) -> None:
+        types = _import_pyarrow("pyarrow.types")
+        is_of_bytes = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+        for field in self._parquet.schema_arrow:
+            if types.is_nested(field.type) or any(check(field.type) for check in is_of_bytes):
+                self._not_text[field.name] = f"values of the type {field.type}"
+        try:
+            for batch in self._parquet.iter_batches(_PART_ROWS):
+                batch.validate(full=True)
+                self.count += len(batch)
+        except (OSError, ValueError) as error:
+            reason = f"one of the {_PART_ROWS:,} rows from row {self.count:,} on: {shortened(str(error))}; correct it"
+            raise _refusal(self.path, reason) from error
+
     def _lines(self) -> Iterator[tuple[int, Row]]:
         with self._open("\n") as file:
             for number, line in enumerate(file, start=1):
@@ -224,6 +285,12 @@ class TableReader:
                     continue
                 try:
                     row = json.loads(line, object_pairs_hook=_as_object)
+                    if re.search(r"\\u[dD]", line):  # JSON can escape half of a surrogate pair, which is no character
+                        json.dumps(row, ensure_ascii=False).encode()
+                except UnicodeEncodeError as error:
+                    half = ascii(error.object[error.start])
+                    reason = f"line {number} must hold characters, got {half}, half of a surrogate pair; correct it"
+                    raise _refusal(self.path, reason) from error
                 except (ValueError, RecursionError) as error:
                     raise _refusal(self.path, f"line {number} must be a JSON object: {error}") from error
                 if not isinstance(row, dict):

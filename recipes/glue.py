@@ -98,8 +98,8 @@ def train(
         splits = load_splits(task, arguments.data_dir)
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
-    head = describe_head(task.labels)
-    model = prepare_model(model, method, adapter, training, arguments.max_length, task_type="SEQ_CLS", **head)
+    recorded = {"text_columns": task.text_columns, "task_type": "SEQ_CLS", **describe_head(task.labels)}
+    model = prepare_model(model, method, adapter, training, arguments.max_length, **recorded)
     if training.should_log:
         print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
     splits = tokenized(splits, task, tokenizer, arguments)

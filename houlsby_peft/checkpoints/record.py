@@ -51,6 +51,7 @@ class AdapterRecord:
         max_length: The number of tokens to which texts were cut in training.
         null_threshold: For question answering: no answer is given if that scores higher than the best answer by more
             than this. None: there is always an answer.
+        text_columns: For text classification: the names of the columns that held the texts, two for pairs.
         task_type: PEFT's name for the task of the head. Saved in PEFT's own field, not in the record.
         has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not saved.
         source: The file that this record was read from. None: it was made in this process. Not saved.
@@ -64,6 +65,7 @@ class AdapterRecord:
     two_layer_head: bool = False
     max_length: int | None = None
     null_threshold: float | None = None
+    text_columns: list[str] | None = None
     task_type: str | None = None
     has_labels_of_base: bool = False
     source: Source | None = None
@@ -84,6 +86,9 @@ class AdapterRecord:
             "two_layer_head": lambda value: isinstance(value, bool),
             "max_length": lambda value: isinstance(value, int) and not isinstance(value, bool) and value > 0,
             "null_threshold": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+            "text_columns": lambda value: (
+                isinstance(value, list) and len(value) in (1, 2) and all(map(_is_text, value))
+            ),
         }
         known = {name: fields[name] for name in checks if fields.get(name) is not None}
         for name, value in known.items():

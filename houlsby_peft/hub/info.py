@@ -44,6 +44,7 @@ def describe(adapter: str | os.PathLike[str], revision: str | None = None) -> di
         "problem_type": config.kind_of_problem,
         "labels": facts.labels,
         "max_length": record.max_length if record else None,
+        "text_columns": record.text_columns if record else None,
         "base_model": {
             "name": config.base_model_name_or_path,
             "revision": config.revision,

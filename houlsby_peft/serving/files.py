@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-from ..errors import AdapterError, check_count, shortened
+from ..errors import AdapterError, check_count
 from ..tables import Row, TableReader, TableWriter, find_format
 from .predictor import Input, Predictor
 
@@ -36,7 +36,8 @@ def predict_file(
     `score_1`, `label_2` and so on, or, in JSON lines, in the list `predictions`; of several labels per text, in the
     lists `labels` (those with a score of at least 0.5) and `scores`; of tags, in `entities`; of questions, in
     `answer`, `score`, `start` and `end`; without a head, in `embedding`. A name that the table has already gets the
-    prefix `predicted_`. A row without text gets no prediction.
+    prefix `predicted_`. A row without text gets no prediction: a pair of texts needs one of them, as in the recipes'
+    training, but a question needs its context.
 
     Args:
         adapter: What `load` has returned.
@@ -54,19 +55,21 @@ def predict_file(
     """
     if top_k is not None:
         check_count("top_k", top_k)
+    table.check_texts(columns)
     added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
     names = _rename(added, table.columns)
     if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
         top_k = max(1, len(adapter.labels))
     options = {"batch_size": batch_size, **({} if top_k is None else {"top_k": top_k})}
     columns_of_file = {names[name]: kind for name, kind in added.items()}
+    needs_all = adapter.task.pipeline == "question-answering"
     empty = 0
     with (
         TableWriter(output, table, columns_of_file) if output else nullcontext() as writer,
         tqdm(total=table.count, unit=" rows", disable=None) as bar,
     ):
         for rows, batch in table.parts(_PART_ROWS):
-            inputs = [_read_input(row, columns) for row in rows]
+            inputs = [_read_input(row, columns, needs_all) for row in rows]
             # Texts of like length stand together, so that little is padding.
             order = sorted((i for i, text in enumerate(inputs) if text), key=lambda i: sum(map(len, inputs[i] or ())))
             found: list[Row] = [dict.fromkeys(names.values()) for _ in rows]
@@ -132,16 +135,12 @@ def _rename(added: Iterable[str], columns: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _read_input(row: Mapping[str, Any], columns: Sequence[str]) -> Input | None:
-    """Return the text or the pair of texts of a row; None if one of them is missing."""
+def _read_input(row: Mapping[str, Any], columns: Sequence[str], needs_all: bool) -> Input | None:
+    """Return the text or the pair of texts of a row; None if all of them are missing or, with `needs_all`, one is."""
     texts = []
     for column in columns:
         value = row.get(column)
-        if isinstance(value, (list, dict, bytes)):
-            raise AdapterError(
-                f"The column {column!r} must hold text; got {shortened(repr(value))}. Name another one."
-            )
-        if value is None or not str(value).strip():
-            return None
-        texts.append(str(value))
+        texts.append("" if value is None else str(value))
+    if not (all if needs_all else any)(map(str.strip, texts)):
+        return None
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])

@@ -120,6 +120,10 @@ class Predictor:
             case "text-classification":
                 options = cut_arguments(self.tokenizer, self.model, self.config)
                 options |= {} if top_k is None else {"top_k": top_k}
+                # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
+                items = [
+                    item if isinstance(item, str) else {key: [text] for key, text in item.items()} for item in items
+                ]
             case "feature-extraction":
                 items = list(several)
         if not can_pad(self.tokenizer, self.base_model):

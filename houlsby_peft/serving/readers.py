@@ -76,7 +76,9 @@ class Reader:
 
     def encode(self, text: Input) -> list[Row]:
         """Return an input as rows of the model."""
-        return [Row(dict(self.tokenizer(*((text,) if isinstance(text, str) else text), **self.cut)))]
+        # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
+        encoded = self.tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut)
+        return [Row({name: values[0] for name, values in encoded.items()})]
 
     def decode(
         self,

@@ -60,6 +60,7 @@ from training.model import (
     read_results,
     recorded_labels,
     recorded_length,
+    recorded_text_columns,
 )
 from training.results import without_times
 from training.runs import Run, plan_push
@@ -216,7 +217,11 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
 
 
 def load_evaluated(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, labels: Labels, run: Mapping[str, Any]
+    arguments: ClassificationArguments,
+    training: RecipeTrainingArguments,
+    labels: Labels,
+    run: Mapping[str, Any],
+    recorded: Sequence[str] | None = None,
 ) -> ClassificationTask:
     """Load the splits on which a saved adapter or model is scored.
 
@@ -227,8 +232,13 @@ def load_evaluated(
         training: The training arguments.
         labels: The labels of what is scored; the columns are those of the data.
         run: The results of the run that has trained it; empty if they are unknown.
+        recorded: The columns of the texts that it was trained on, if they are recorded.
+
+    Raises:
+        RecipeError: As for load_task.
+        AdapterError: If the data have single texts for an adapter of pairs, or the reverse.
     """
-    splits, text_columns, columns = _read_splits(arguments, training)
+    splits, text_columns, columns = _read_splits(arguments, training, recorded)
     labels = replace(labels, columns=columns)
     texts = label_texts(splits["train"], columns)
     splits = _encode(splits, labels, text_columns)
@@ -254,12 +264,12 @@ def _was_trained_on(run: Mapping[str, Any], file: str) -> bool:
 
 
 def _read_splits(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments
+    arguments: ClassificationArguments, training: RecipeTrainingArguments, recorded: Sequence[str] | None = None
 ) -> tuple[dict[str, Dataset], tuple[str, ...], tuple[str, ...]]:
     """Return the splits without what is left out, and the columns of the texts and of the labels."""
     with training.main_process_first():
         splits = arguments.load_splits()
-    text_columns = find_text_columns(splits["train"], arguments.text_columns)
+    text_columns = find_text_columns(splits["train"], arguments.text_columns, recorded)
     columns = find_label_columns(splits["train"], arguments.label_columns)
     clash = [column for column in columns if column in text_columns]
     if clash:
@@ -360,7 +370,8 @@ def train(
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     labels = task.labels
     model, tokenizer = load_classifier(arguments.model_name, labels.names, labels.problem_type, method.base_dtype)
-    model = prepare_model(model, method, adapter, training, arguments.max_length, task_type="SEQ_CLS", **task.head)
+    recorded = {"text_columns": task.text_columns, "task_type": "SEQ_CLS", **task.head}
+    model = prepare_model(model, method, adapter, training, arguments.max_length, **recorded)
     task = task.tokenized(tokenizer, arguments.max_length)
     trainer = task.trainer(model, tokenizer, training)
     trainer.train(run.checkpoint)
@@ -393,7 +404,8 @@ def evaluate(
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype)
     names, problem_type = recorded_labels(saved, model)
     labels = Labels((), problem_type or (REGRESSION if len(names) == 1 else SINGLE), names)
-    task = load_evaluated(arguments, training, labels, read_results(saved))
+    recorded = recorded_text_columns(saved, model)
+    task = load_evaluated(arguments, training, labels, read_results(saved), recorded)
     task = task.tokenized(tokenizer, arguments.max_length or recorded_length(saved, model))
     trainer = task.trainer(model, tokenizer, training)
     scores = without_times(trainer.evaluate())

@@ -11,8 +11,8 @@ from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
 from houlsby_peft import AdapterError
+from houlsby_peft.tables import check_number_of_texts, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
-from houlsby_peft.tables import match_column
 from training.errors import RecipeError
 from training.files import measure
 from training.rules import looks_like_a_path
@@ -84,12 +84,27 @@ def describe_data(
     return {"name": name, **address, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
 
 
-def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns of a text or a pair of texts: those named on the command line, else by their usual names.
+def find_text_columns(
+    data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the columns of a text or a pair of texts: those named on the command line, else those recorded if the
+    data have all of them, else by their usual names.
+
+    Args:
+        data: The data.
+        named: The names on the command line.
+        recorded: The columns that what is evaluated was trained on. None: nothing is evaluated, or they are unknown.
 
     Raises:
         RecipeError: If more than two are named, or none is named and none found.
+        AdapterError: If they are one and those recorded two, or the reverse.
     """
+    found = _find_text_columns(data, named, recorded)
+    check_number_of_texts(found, recorded, "--text_columns")
+    return found
+
+
+def _find_text_columns(data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None) -> tuple[str, ...]:
     if named is not None:
         if not 1 <= len(named) <= 2:
             raise RecipeError(f"--text_columns must name a text or a pair of texts, got {', '.join(named)}.")
@@ -100,7 +115,7 @@ def find_text_columns(data: Dataset, named: Sequence[str] | None) -> tuple[str, 
             )
         return tuple(match_column(columns_of(data), name) or name for name in named)
     try:
-        return tuple(find_usual_columns(columns_of(data)))  # as `houlsby-peft predict` finds them
+        return tuple(find_usual_columns(columns_of(data), recorded=recorded))  # as `houlsby-peft predict` finds them
     except AdapterError as error:
         widths = {name: sum(map(len, map(str, data[:100][name]))) for name in columns_of(data)}
         raise RecipeError(

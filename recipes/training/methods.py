@@ -1,7 +1,7 @@
 """What is trained: Houlsby adapters, or one of the methods they are compared with; and what stays frozen."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -136,16 +136,17 @@ def prepare_model(
     training: TrainingArguments,
     max_length: int,
     null_threshold: float | None = None,
+    text_columns: Sequence[str] | None = None,
     **fields: Any,
 ) -> PreTrainedModel | PeftModel:
-    """Apply the method to a task's model, record in an adapter how texts are cut, and keep the frozen prefix if asked.
+    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked.
 
     Args:
         model: The model with its new head; changed in place.
         method: What to train. Its `keep_prefix`, if it is 'auto', becomes what is done.
         adapter: The adapter's options.
         training: The training arguments.
-        max_length, null_threshold: As for record_preprocessing.
+        max_length, null_threshold, text_columns: As for record_preprocessing.
         fields: Further fields of the adapter's configuration, such as task_type.
 
     Raises:
@@ -153,7 +154,7 @@ def prepare_model(
     """
     config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
     adapted = apply_method(model, method, config, adapter.init_adapter)
-    record_preprocessing(adapted, max_length, null_threshold)
+    record_preprocessing(adapted, max_length, null_threshold, text_columns)
     if method.keep_prefix == AUTO:
         method.keep_prefix_gb = min(method.keep_prefix_gb, psutil.virtual_memory().available / 2e9)
         try:

@@ -179,17 +179,24 @@ def add_adapter(
     return model
 
 
-def record_preprocessing(model: nn.Module, max_length: int, null_threshold: float | None = None) -> None:
-    """Record in the active Houlsby adapter how its texts are cut, so that predictions treat texts alike.
+def record_preprocessing(
+    model: nn.Module,
+    max_length: int,
+    null_threshold: float | None = None,
+    text_columns: Sequence[str] | None = None,
+) -> None:
+    """Record in the active Houlsby adapter how its texts are read, so that predictions treat texts alike.
 
     Args:
         model: The model; one without a Houlsby adapter is left as it is.
         max_length: The number of tokens to which texts are cut.
         null_threshold: For question answering with unanswerable questions; see `AdapterRecord`.
+        text_columns: For text classification, the columns of the texts.
     """
     config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
     if isinstance(config, HoulsbyConfig):
         config.record.max_length, config.record.null_threshold = max_length, null_threshold
+        config.record.text_columns = None if text_columns is None else list(text_columns)
 
 
 def recorded_length(saved: str, model: nn.Module) -> int:
@@ -213,6 +220,21 @@ def recorded_length(saved: str, model: nn.Module) -> int:
             f"{saved} does not record to how many tokens its texts were cut, nor does results.json beside it. Give "
             "--max_length."
         ) from error
+
+
+def recorded_text_columns(saved: str, model: nn.Module) -> Sequence[str] | None:
+    """Return the columns of the texts that a run was trained on: those in the adapter or else, if they were named on
+    the command line, in the run's results.json. None: they are in neither.
+
+    Args:
+        saved: What the run has saved, as for load_saved.
+        model: The loaded model.
+    """
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    record = config.record if isinstance(config, HoulsbyConfig) else None
+    if record is not None and record.text_columns is not None:
+        return record.text_columns
+    return read_results(saved).get("arguments", {}).get("text_columns")
 
 
 def read_results(saved: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 import tracemalloc
 from pathlib import Path
@@ -169,6 +170,65 @@ def test_pairs_come_from_two_columns(adapter, tmp_path):
         assert [float(row["score"]) for row in found] == pytest.approx([e["score"] for e in expected], abs=2e-6)
 
 
+@pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
+def test_a_pair_needs_one_of_its_texts(name, adapter, tmp_path, capsys):
+    texts = [text for text, _ in TEXTS[:2]]
+    missing = None if name == "in.jsonl" else " "
+    pairs = [(texts[0], ""), ("", texts[1]), (missing, texts[0]), ("", missing)]
+    source = write(tmp_path / name, [dict(zip(("sentence1", "sentence2"), pair, strict=True)) for pair in pairs])
+    expected = houlsby_peft.load(adapter).predict([(first or "", second) for first, second in pairs[:3]])
+    found = predict(adapter, source, tmp_path / "out.csv")
+    assert [row["label"] for row in found] == [*(result["label"] for result in expected), ""]
+    assert [float(row["score"]) for row in found[:3]] == pytest.approx([e["score"] for e in expected], abs=2e-6)
+    assert "1 of 4 rows have no text" in capsys.readouterr().err
+
+
+def with_record(adapter: Path, folder: Path, *columns: str) -> Path:
+    """A copy of an adapter that records the columns of its training."""
+    shutil.copytree(adapter, folder)
+    path = folder / "adapter_config.json"
+    fields = json.loads(path.read_text())
+    fields["recorded"]["text_columns"] = list(columns)
+    path.write_text(json.dumps(fields))
+    return folder
+
+
+def test_the_columns_of_the_training_are_read(adapter, tmp_path, capsys):
+    texts = [text for text, _ in TEXTS[:3]]
+    source = write(tmp_path / "in.csv", [dict(zip(("text", "Body", "title"), texts, strict=True))])
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body")
+    single = with_record(adapter, tmp_path / "single", "Title")
+    for folder, inputs in ((pairs, (texts[2], texts[1])), (single, texts[2])):
+        (expected,) = houlsby_peft.load(adapter).predict([inputs])
+        (row,) = predict(folder, source, tmp_path / f"{folder.name}.csv")
+        assert float(row["score"]) == pytest.approx(expected["score"], abs=2e-6)
+    said = capsys.readouterr().err
+    assert "text: title, Body\n" in said
+    assert "text: title\n" in said
+    # What the user names comes first.
+    predict(single, source, tmp_path / "named.csv", "--text-column", "body")
+    assert "text: Body\n" in capsys.readouterr().err
+
+
+def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_path):
+    texts = [text for text, _ in TEXTS[:3]]
+    source = write(tmp_path / "in.csv", [dict(zip(("text", "sentence1", "sentence2"), texts, strict=True))])
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
+    for flags, columns in (([], "text"), (["--text-column", "sentence1"], "sentence1")):
+        with pytest.raises(SystemExit) as exit_:
+            predict(pairs, source, tmp_path / "out.csv", *flags)
+        assert str(exit_.value) == (
+            "error: This adapter must read pairs of texts, as it was trained on 'title' and 'body\\x1b[2J'; got "
+            f"{columns}. Name two columns with --text-column."
+        )
+    single = with_record(adapter, tmp_path / "single", "body")
+    with pytest.raises(SystemExit, match=r"must read single texts, .* on 'body'; got sentence1, sentence2. Name one"):
+        predict(single, source, tmp_path / "out.csv", "--pairs")
+    assert not (tmp_path / "out.csv").exists()
+    for folder, flags in ((pairs, ["--pairs"]), (pairs, ["--text-column", "text", "sentence1"]), (single, [])):
+        assert len(predict(folder, source, tmp_path / "out.csv", "--overwrite", *flags)) == 1
+
+
 def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
     torch.manual_seed(3)
     labels = {"id2label": options["id2label"]} if "id2label" in options else {}
@@ -185,6 +245,10 @@ def test_question_answering_tagging_regression_and_several_labels(base, tmp_path
     (row,) = predict(folder, source, tmp_path / "qa.csv")
     assert row["answer"] == houlsby_peft.load(folder).predict([(question, text)])[0]["answer"]
     assert text[int(row["start"]) : int(row["end"])] == row["answer"]
+    (row,) = predict(
+        folder, write(tmp_path / "none.csv", [{"context": " ", "question": question}]), tmp_path / "n.csv"
+    )
+    assert not row["answer"]
 
     source = write(tmp_path / "text.csv", [{"id": "1", "sentence": text}])
     folder = save_adapter(tmp_path / "tags", base, AutoModelForTokenClassification, id2label={0: "O", 1: "B-X"})
@@ -232,7 +296,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.csv", "a,b,c\n1,2,3\n", ["--text-column", *"abc"], "must be in one or two columns; got a, b, c. Name at"),
         ("in.jsonl", '{"text": "a"}\n[1]\n', [], r"in.jsonl .*line 2 must be a JSON object, got \[1\]"),
         ("in.jsonl", '{"text": "a", "text": "b"}\n', [], "line 1 must be a JSON object: each key must be there once"),
-        ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' must hold text; got \['a'\]"),
+        ("in.jsonl", '{"text": ["a"]}\n', [], r"'text' of .* must hold text; got \['a'\] in line 1. Name another"),
         ("in.xlsx", "", [], r"must be a file that ends in .csv, .tsv, .jsonl, .parquet; got in.xlsx"),
         ("in.parquet", "no", [], "in.parquet cannot be read as parquet"),
         ("in.csv", "text\na\n", ["--top-k", "0"], "top_k must be a whole number of at least 1; got 0"),
@@ -245,6 +309,38 @@ def test_mistakes_are_one_line(name, content, flags, message, adapter, tmp_path)
     assert str(exit_.value).startswith("error: ")
     assert "\n" not in str(exit_.value)
     assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("bad", "flags", "message"),
+    [
+        (r'{"text": "\ud83d"}', [], r"line 2502 must hold characters, got '\\ud83d', half of a surrogate pair"),
+        (r'{"text": "a", "id": "\uDC00"}', [], r"line 2502 must hold characters, got '\\udc00'"),
+        ('{"text": {"en": "a"}}', [], r"'text' of .* must hold text; got {'en': 'a'} in line 2502"),
+        ('{"text": "a", "id": [1]}', ["--text-column", "id"], r"'id' of .* must hold text; got \[1\] in line 2502"),
+    ],
+)
+def test_a_bad_text_is_found_before_the_model_is_loaded(bad, flags, message, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("houlsby_peft_cli._load", None)
+    lines = [r'{"text": "\ud83d\ude00", "id": 1}'] * 2501
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, bad, *lines]))
+    with pytest.raises(SystemExit, match=message):
+        predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv", *flags)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_bad_texts_of_parquet_are_found_before_the_model_is_loaded(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("houlsby_peft_cli._load", None)
+    pq.write_table(pa.table({"text": [["a"]], "body": [b"a"]}), tmp_path / "in.parquet")
+    for flags, kind in (([], "list<"), (["--text-column", "body"], "binary")):
+        with pytest.raises(SystemExit, match=f"must hold text; got values of the type {kind}"):
+            predict(adapter, tmp_path / "in.parquet", tmp_path / "out.csv", *flags)
+    good = pa.array(["a"] * 2500)
+    broken = pa.array([b"a\xff"]).view(pa.string())
+    pq.write_table(pa.table({"text": pa.chunked_array([good, broken])}), tmp_path / "in.parquet")
+    with pytest.raises(SystemExit, match=r"rows from row 2,048 on: .*Invalid UTF8"):
+        predict(adapter, tmp_path / "in.parquet", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
 
 
 def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
@@ -294,3 +390,6 @@ def test_text_columns_are_found_by_name():
     assert find_text_columns(["hypothesis", "premise"]) == ["premise", "hypothesis"]
     assert find_text_columns(["Title", "BODY"]) == ["BODY"]
     assert find_text_columns(["question", "sentence"], count=1) == ["sentence"]
+    assert find_text_columns(["text", "Title", "BODY"], recorded=["title", "body"]) == ["Title", "BODY"]
+    assert find_text_columns(["text", "Title", "BODY"], count=1, recorded=["title", "body"]) == ["text"]
+    assert find_text_columns(["text", "Title"], recorded=["title", "body"]) == ["text"]

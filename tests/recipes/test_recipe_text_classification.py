@@ -17,6 +17,8 @@ from sklearn.metrics import f1_score
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
 
 import text_classification
+from houlsby_peft import AdapterError
+from houlsby_peft_cli import main
 from recipe_runs import run, save_tiny_encoder
 from tasks.classification import ClassificationArguments, classification_scores, load_task
 from tasks.labels import MULTI, REGRESSION, SINGLE, Labels, describe_balance, find_labels
@@ -41,10 +43,11 @@ def classify(encoder, data, output, *flags):
 
 
 def logits_of(encoder, adapter, texts, num_labels):
-    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch."""
+    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch; pairs are two lists of texts."""
     model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
     model = PeftModel.from_pretrained(model, adapter).eval()
-    batch = AutoTokenizer.from_pretrained(adapter)(list(texts), padding=True, return_tensors="pt")
+    texts = texts if isinstance(texts[0], list) else [list(texts)]
+    batch = AutoTokenizer.from_pretrained(adapter)(*texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         return model(**batch).logits.numpy()
 
@@ -83,6 +86,35 @@ class TestRuns:
         results = classify(encoder, tmp_path, tmp_path / "run", "--text_columns", "title", "body")
         assert results["labels"] == ["score"]
         assert set(results["test"]) == {"pearson", "spearmanr"}
+
+    @pytest.mark.parametrize("method", ["houlsby", "lora"])
+    def test_the_columns_of_pairs_are_those_of_later_evaluations(self, encoder, tmp_path, capsys, method):
+        frame = pd.DataFrame({"title": SENTENCES, "body": SENTENCES[::-1], "label": ["a", "b"] * 60})
+        frame.to_csv(tmp_path / "mails.csv", index=False)
+        out, data = tmp_path / "run", tmp_path / "mails.csv"
+        results = classify(encoder, data, out, "--text_columns", "title", "body", "--method", method)
+        if method == "houlsby":
+            saved = json.loads((out / "adapter" / "adapter_config.json").read_text())
+            assert saved["recorded"]["text_columns"] == ["title", "body"]
+            main(["predict", str(out / "adapter"), "--file", str(data), "--output", str(tmp_path / "new.csv")])
+            assert "text: title, body\n" in capsys.readouterr().err
+            expected = logits_of(encoder, out / "adapter", [SENTENCES, SENTENCES[::-1]], 2)
+            found = pd.read_csv(tmp_path / "new.csv")["predicted_label"].map({"a": 0, "b": 1})
+            assert (found == expected.argmax(-1)).mean() > 0.98, "logits may be equal but for rounding"
+
+        flags = ["--evaluate", out, "--output_dir", tmp_path / "evaluation", "--use_cpu"]
+        run(text_classification, "--data", data, *flags)
+        assert "texts: title, body; " in capsys.readouterr().out
+        found = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
+        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+
+        frame.rename(columns={"title": "subject"}).to_csv(tmp_path / "others.csv", index=False)
+        message = (
+            r"must read pairs of texts, .* on 'title' and 'body'; got body\. Name two columns with --text_columns"
+        )
+        with pytest.raises(AdapterError, match=message):
+            run(text_classification, "--data", tmp_path / "others.csv", *flags)
+        run(text_classification, "--data", tmp_path / "others.csv", *flags, "--text_columns", "subject", "body")
 
     def test_the_pooler_is_trained_and_saved(self, encoder, tmp_path):
         for split in ("train", "test"):

@@ -75,6 +75,18 @@ def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(base
 
 
 @torch.no_grad()
+def test_a_pair_with_an_empty_text_is_read_as_in_training(base, tokenizer, tmp_path):
+    """In a batch, a pair has a second end mark even if its second text is empty; a tokenizer alone leaves it out."""
+    model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "no", 1: "yes"})
+    pairs = [(WORDS[0], ""), ("", WORDS[0])]
+    expected = [model(**tokenizer([a], [b], return_tensors="pt")).logits.softmax(-1).amax().item() for a, b in pairs]
+    found = houlsby_peft.load(tmp_path).predict(pairs)
+    assert [item["score"] for item in found] == pytest.approx(expected, rel=1e-4)
+    of_bank = houlsby_peft.TaskBank({"task": tmp_path}).predict([("task", pair) for pair in pairs])
+    assert [item["score"] for item in of_bank] == pytest.approx(expected, rel=1e-4)
+
+
+@torch.no_grad()
 def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
     model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "similarity"})
     assert json.loads((tmp_path / "adapter_config.json").read_text())["recorded"]["problem_type"] == "regression"

@@ -146,9 +146,8 @@ def _set_field(chance: random.Random, files: Files) -> tuple[Files, str]:
     where, inside = chance.choice(((CONFIG, None), (CONFIG, None), (CONFIG, "recorded"), (TOKENIZER_CONFIG, None)))
     whole = config if where == CONFIG else json.loads(files[where])
     inner = whole.setdefault(inside, {}) if inside else whole
-    more = {None: ("revision", "auto_mapping", "base_fingerprint"), "recorded": ("max_length", "null_threshold")}[
-        inside
-    ]
+    of_record = ("max_length", "null_threshold", "text_columns")
+    more = {None: ("revision", "auto_mapping", "base_fingerprint"), "recorded": of_record}[inside]
     more = ("model_max_length", "padding_side", "tokenizer_class", "pad_token") if where == TOKENIZER_CONFIG else more
     key, value = chance.choice([*inner, *more]), copy.deepcopy(chance.choice(VALUES))
     inner[key] = value
