@@ -86,7 +86,7 @@ def main() -> None:
     rows = []
     for source, (name, task) in zip(arguments.data, tasks.items(), strict=True):
         model, tokenizer = add_task(model, name, task, arguments.model_name, adapter)
-        record_preprocessing(model, arguments.max_length)
+        record_preprocessing(model, arguments.max_length, text_columns=task.text_columns)
         task = task.tokenized(tokenizer, arguments.max_length)
         own = runs[name]
         trainer = task.trainer(model, tokenizer, own)
