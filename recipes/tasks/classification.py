@@ -358,14 +358,18 @@ def train(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, save the trained weights and results.json, and predict the test split.
 
-    Of a run that is already finished, only predictions that it has not made are. Returns the content of results.json.
+    Of a run that is already finished, only predictions that it has not made are, or those for another test file.
+    Returns the content of results.json.
     """
     run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=task.labels.names)
+    test_file = arguments.measure_test()
     if run.results is not None:
-        if training.do_predict and "test" in task.splits and not Path(training.output_dir, PREDICTIONS).exists():
+        other = run.results.get("test_file", test_file) != test_file  # earlier versions have not recorded it
+        is_missing = other or not Path(training.output_dir, PREDICTIONS).exists()
+        if training.do_predict and "test" in task.splits and is_missing:
             saved = "adapter" if method.adds_weights else "model"
             found = evaluate(f"{training.output_dir}/{saved}", arguments, method, training, PREDICTIONS)
-            return run.add(test=found["test"])
+            return run.add(test=found["test"], test_file=test_file)
         return run.results
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     labels = task.labels
@@ -389,6 +393,7 @@ def train(
         r=adapter.r,
         learning_rate=training.learning_rate,
         test=test,
+        test_file=test_file,
     )
 
 

@@ -17,6 +17,7 @@ from transformers.hf_argparser import HfArg
 from houlsby_peft import HoulsbyConfig
 from training.data import find_files, load_splits
 from training.errors import RecipeError
+from training.files import measure
 from training.model import MINILM, POOLER
 from training.packaged import PACKAGED
 from training.rules import FLAGS_OF_EXAMPLES, NOT_FLAGS, OneLineErrors, check_flags
@@ -79,6 +80,11 @@ class DataArguments(EncoderArguments):
         """Return the files that are trained and validated on, by their splits; none for a data set on the Hub."""
         files = find_files(self.data, validation=self.validation_file)
         return {split: file for split, file in files.items() if split != "test"}
+
+    def measure_test(self) -> dict[str, int] | None:
+        """Return the size and the checksum of the file of the test split, or None if there is no such file."""
+        file = find_files(self.data, test=self.test_file).get("test")
+        return None if file is None else measure(file)
 
 
 @dataclass(kw_only=True)

@@ -405,6 +405,14 @@ class TestFlagsOfTheExamples:
         assert {**after, "test": None} == results
         assert 0 <= after["test"]["accuracy"] <= 1
 
+        write(tmp_path / "test.csv", TICKETS[:6])  # other texts, which are not trained on
+        for _ in range(2):
+            run(*command, "--do_predict")
+            assert len(pd.read_csv(tmp_path / "run" / "predictions.csv")) == 6
+            last = json.loads((tmp_path / "run" / "results.json").read_text())
+            assert {**last, "test": after["test"], "test_file": after["test_file"]} == after
+            assert last["test_file"] != after["test_file"]
+
 
 class TestFilesOfArguments:
     VALUES = MappingProxyType({
