@@ -21,7 +21,7 @@ from transformers.activations import ACT2FN
 from .bottleneck import KINDS, PAPER_INIT_STD
 from .checkpoints.downloads import describe_damage_in_cache, find_repo
 from .checkpoints.record import AdapterRecord, Source, numbered
-from .checkpoints.weights import find_weights, refuse_pickle
+from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle
 from .errors import AdapterError, explain_hub_errors, shortened
 from .registration import houlsby_peft_type
 
@@ -195,8 +195,9 @@ class HoulsbyConfig(PeftConfig):
                 reason = f"{type(error).__name__}: {given}. Save or download the adapter again."
             raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {reason}{damage}") from error
         if isinstance(config, cls):  # PEFT returns another class for the file of another method
-            find = partial(find_weights, pretrained_model_name_or_path, subfolder, kwargs)
-            config._mark_as_loaded(config.record or AdapterRecord(), find)
+            place: dict[str, Any] = {key: kwargs[key] for key in DOWNLOAD_OPTIONS if kwargs.get(key) is not None}
+            find = partial(find_weights, pretrained_model_name_or_path, subfolder, place)
+            config._mark_as_loaded(config.record or AdapterRecord(), find, kwargs.get("token"))
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
@@ -260,8 +261,13 @@ class HoulsbyConfig(PeftConfig):
         config._mark_as_loaded(replace(record, places=places or record.places))
         return config
 
-    def _mark_as_loaded(self, record: AdapterRecord, find_weights: Callable[[], Path | None] | None = None) -> None:
-        record.source = Source(self._shape_settings(), find_weights)
+    def _mark_as_loaded(
+        self,
+        record: AdapterRecord,
+        find_weights: Callable[[bool | str | None], Path | None] | None = None,
+        token: bool | str | None = None,
+    ) -> None:
+        record.source = Source(self._shape_settings(), find_weights, token=token)
         self.record = record
 
     def _shape_settings(self) -> dict[str, Any]:
