@@ -114,6 +114,8 @@ class HoulsbyModel(BaseTuner):
             task_heads = find_last_heads(model, plan.bottlenecks)
             add_heads(model, plan.heads, task_heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+            # As PEFT does for its part: to activate the adapters in a layer also says which of its weights train.
+            training = [(weight, weight.requires_grad) for weight in model.parameters()] if plan.ends else []
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
                 # The owner first: some models, such as XLM-R's, hold the output embedding before the embeddings.
@@ -121,6 +123,8 @@ class HoulsbyModel(BaseTuner):
                     parent, _, name = key.rpartition(".")
                     parts = (model.get_submodule(key), name, model.get_submodule(parent))
                     self._create_and_replace(config, adapter_name, *parts, key)
+            for weight, requires_grad in training:
+                weight.requires_grad_(requires_grad)
         except Exception:
             restore()
             raise
