@@ -115,6 +115,19 @@ def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, target
     torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
 
 
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+def test_a_head_does_not_train_before_its_adapter_is_active(task_type):
+    """DistributedDataParallel would wait for its gradients."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, task_type=task_type))
+    for name, options in {"own": {"id2label": labels(4)}, "of_base": {}}.items():
+        model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
+        own = [weight for key, weight in model.named_parameters() if f".{name}." in key]
+        assert not any(weight.requires_grad for weight in own)
+    model.set_adapter("own")
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad and "modules_to_save" in key}
+    assert {key.rsplit("modules_to_save.", 1)[1] for key in trained} == {"own.weight", "own.bias"}
+
+
 @pytest.mark.parametrize("layers", [[0], [3], range(4)])
 def test_the_loss_stays_that_of_the_adapters_labels_without_some_of_its_layers(layers, token_ids):
     config = HoulsbyConfig(r=4, train_layer_norm=False, id2label={0: "score"})
