@@ -21,7 +21,7 @@ from transformers.activations import ACT2FN
 from .bottleneck import KINDS, PAPER_INIT_STD
 from .checkpoints.downloads import describe_damage_in_cache, find_repo
 from .checkpoints.record import AdapterRecord, Source, numbered
-from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle
+from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle, refuse_pickle_just_saved
 from .errors import AdapterError, explain_hub_errors, shortened
 from .registration import houlsby_peft_type
 
@@ -209,9 +209,12 @@ class HoulsbyConfig(PeftConfig):
             ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
         """
         folder = Path(save_directory)
-        refuse_pickle(folder)
         # PEFT gives this argument. transformers does not; it writes the weights after the configuration, and no card.
         has_weights = "auto_mapping_dict" in kwargs
+        if has_weights:
+            refuse_pickle_just_saved(folder)
+        else:
+            refuse_pickle(folder)
         super().save_pretrained(save_directory, **kwargs)
         fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         if repo := find_repo(fields["base_model_name_or_path"] or ""):

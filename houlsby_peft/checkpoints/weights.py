@@ -89,6 +89,24 @@ def refuse_pickle(folder: Path) -> None:
         raise ValueError(_pickle_message(folder))
 
 
+def refuse_pickle_just_saved(folder: Path) -> None:
+    """Refuse weights that were pickled beside those of an earlier save, which would be loaded in their place.
+
+    A pickled file that is older than the safetensors file is a leftover, which nothing reads.
+
+    Raises:
+        ValueError: The folder holds `adapter_model.bin`, and no safetensors file that is newer.
+    """
+    refuse_pickle(folder)
+    pickled, safe = folder / WEIGHTS_NAME, folder / SAFETENSORS_WEIGHTS_NAME
+    if pickled.is_file() and pickled.stat().st_mtime_ns >= safe.stat().st_mtime_ns:
+        raise ValueError(
+            f"An adapter's weights must be saved in {SAFETENSORS_WEIGHTS_NAME}; got {pickled}, a pickled file beside "
+            f"the {SAFETENSORS_WEIGHTS_NAME} of an earlier save, which would be loaded in its place. Delete it, and "
+            "save the adapter again without safe_serialization=False."
+        )
+
+
 def check_file(
     file: Path, expected: Mapping[str, torch.Tensor], may_map_names: bool = False, optional_prefix: str = ""
 ) -> bool:
