@@ -159,6 +159,21 @@ class HoulsbyConfig(PeftConfig):
         # Whatever loads an adapter sets this after it has read the configuration, and nothing else does.
         if name == "inference_mode" and (record := getattr(self, "record", None)) and record.source:
             record.source.is_being_loaded = True
+        # PEFT extends an empty list in place, which does not come here.
+        if name == "modules_to_save":
+            self._has_no_head = value == []
+
+    def leave_out_heads_of_peft(self) -> None:
+        """Take back the heads that PEFT's class for a task adds to `modules_to_save`, from an adapter without a head.
+
+        That is one whose user gave an empty list, or one whose record has places and no heads. The class adds them to
+        the configuration of every adapter of the model, whatever that adapter is for.
+        """
+        is_headless = self.is_loaded and self.record and self.record.places is not None and not self.record.heads
+        if self.modules_to_save and (self._has_no_head or is_headless):
+            empty: list[str] | None = [] if self._has_no_head else None
+            names = set().union(*HEADS_OF_PEFT.values())
+            self.modules_to_save = [name for name in self.modules_to_save if name not in names] or empty
 
     @classmethod
     def from_pretrained(

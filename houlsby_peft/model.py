@@ -86,6 +86,7 @@ class HoulsbyModel(BaseTuner):
             ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
+        config.leave_out_heads_of_peft()
         plan = Plan(model, config)
         # Where transformers loads the weights, nothing casts the adapter to float32.
         is_cast = autocast_adapter_dtype and self._may_map_names

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, PeftModelForSequenceClassification, get_peft_model
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import BertModel, RobertaConfig, RobertaForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig, TwoLayerHead, ablate
-from tiny_models import perturb, tiny_bert
+from tiny_models import TINY_BERT, perturb, tiny_bert
 
 
 def labels(number: int) -> dict[int, str]:
@@ -126,6 +126,28 @@ def test_a_head_does_not_train_before_its_adapter_is_active(task_type):
     model.set_adapter("own")
     trained = {key for key, weight in model.named_parameters() if weight.requires_grad and "modules_to_save" in key}
     assert {key.rsplit("modules_to_save.", 1)[1] for key in trained} == {"own.weight", "own.bias"}
+
+
+def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tmp_path):
+    """PEFT's class names its heads in the configuration of every adapter."""
+    words = BertForMaskedLM(BertConfig(**TINY_BERT))
+    words.bert.load_state_dict(tiny_bert().bert.state_dict(), strict=False)  # all but the pooler
+    get_peft_model(words, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "none")
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, modules_to_save=[])).save_pretrained(tmp_path / "left out")
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path / "task")
+    model = PeftModel.from_pretrained(tiny_bert(), tmp_path / "task", adapter_name="task")
+    assert isinstance(model, PeftModelForSequenceClassification)
+    model.add_adapter("new", HoulsbyConfig(r=4, modules_to_save=[]))
+    model.load_adapter(tmp_path / "none", "none")
+    model.load_adapter(tmp_path / "left out", "left out")
+    model.save_pretrained(tmp_path / "again")
+    for name, saved in {"new": [], "none": None, "left out": []}.items():
+        model.set_adapter(name)
+        assert model(input_ids=token_ids).logits.isfinite().all()
+        assert not [key for key, weight in model.named_parameters() if weight.requires_grad and "classifier" in key]
+        again = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
+        assert (again.modules_to_save, again.record.heads) == (saved, [])
+        PeftModel.from_pretrained(tiny_bert(), tmp_path / "again" / name)
 
 
 @pytest.mark.parametrize("layers", [[0], [3], range(4)])
