@@ -21,7 +21,7 @@ from transformers.activations import ACT2FN
 from .bottleneck import KINDS, PAPER_INIT_STD
 from .checkpoints.downloads import describe_damage_in_cache, find_repo
 from .checkpoints.record import AdapterRecord, Source, numbered
-from .checkpoints.weights import find_weights, refuse_pickle
+from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle, refuse_pickle_just_saved
 from .errors import AdapterError, explain_hub_errors, shortened
 from .registration import houlsby_peft_type
 
@@ -159,6 +159,21 @@ class HoulsbyConfig(PeftConfig):
         # Whatever loads an adapter sets this after it has read the configuration, and nothing else does.
         if name == "inference_mode" and (record := getattr(self, "record", None)) and record.source:
             record.source.is_being_loaded = True
+        # PEFT extends an empty list in place, which does not come here.
+        if name == "modules_to_save":
+            self._has_no_head = value == []
+
+    def leave_out_heads_of_peft(self) -> None:
+        """Take back the heads that PEFT's class for a task adds to `modules_to_save`, from an adapter without a head.
+
+        That is one whose user gave an empty list, or one whose record has places and no heads. The class adds them to
+        the configuration of every adapter of the model, whatever that adapter is for.
+        """
+        is_headless = self.is_loaded and self.record and self.record.places is not None and not self.record.heads
+        if self.modules_to_save and (self._has_no_head or is_headless):
+            empty: list[str] | None = [] if self._has_no_head else None
+            names = set().union(*HEADS_OF_PEFT.values())
+            self.modules_to_save = [name for name in self.modules_to_save if name not in names] or empty
 
     @classmethod
     def from_pretrained(
@@ -195,8 +210,9 @@ class HoulsbyConfig(PeftConfig):
                 reason = f"{type(error).__name__}: {given}. Save or download the adapter again."
             raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {reason}{damage}") from error
         if isinstance(config, cls):  # PEFT returns another class for the file of another method
-            find = partial(find_weights, pretrained_model_name_or_path, subfolder, kwargs)
-            config._mark_as_loaded(config.record or AdapterRecord(), find)
+            place: dict[str, Any] = {key: kwargs[key] for key in DOWNLOAD_OPTIONS if kwargs.get(key) is not None}
+            find = partial(find_weights, pretrained_model_name_or_path, subfolder, place)
+            config._mark_as_loaded(config.record or AdapterRecord(), find, kwargs.get("token"))
         return config  # type: ignore[no-any-return]
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
@@ -208,9 +224,12 @@ class HoulsbyConfig(PeftConfig):
             ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
         """
         folder = Path(save_directory)
-        refuse_pickle(folder)
         # PEFT gives this argument. transformers does not; it writes the weights after the configuration, and no card.
         has_weights = "auto_mapping_dict" in kwargs
+        if has_weights:
+            refuse_pickle_just_saved(folder)
+        else:
+            refuse_pickle(folder)
         super().save_pretrained(save_directory, **kwargs)
         fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
         if repo := find_repo(fields["base_model_name_or_path"] or ""):
@@ -260,8 +279,13 @@ class HoulsbyConfig(PeftConfig):
         config._mark_as_loaded(replace(record, places=places or record.places))
         return config
 
-    def _mark_as_loaded(self, record: AdapterRecord, find_weights: Callable[[], Path | None] | None = None) -> None:
-        record.source = Source(self._shape_settings(), find_weights)
+    def _mark_as_loaded(
+        self,
+        record: AdapterRecord,
+        find_weights: Callable[[bool | str | None], Path | None] | None = None,
+        token: bool | str | None = None,
+    ) -> None:
+        record.source = Source(self._shape_settings(), find_weights, token=token)
         self.record = record
 
     def _shape_settings(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,12 +20,12 @@ from torch import nn
 from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
 from .averaging import average, check_alike, check_average, find_joined_options, join
-from .batching import find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
+from .batching import MixedBatch, find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
 from .checkpoints.fingerprint import report_other_base
 from .checkpoints.weights import check_tensors
 from .config import HoulsbyConfig
 from .heads.find import find_last_heads
-from .heads.tasks import find_adapter_with_head, label_facts, name_classes, use_labels
+from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
@@ -85,6 +86,7 @@ class HoulsbyModel(BaseTuner):
             ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
+        config.leave_out_heads_of_peft()
         plan = Plan(model, config)
         # Where transformers loads the weights, nothing casts the adapter to float32.
         is_cast = autocast_adapter_dtype and self._may_map_names
@@ -113,6 +115,8 @@ class HoulsbyModel(BaseTuner):
             task_heads = find_last_heads(model, plan.bottlenecks)
             add_heads(model, plan.heads, task_heads, adapter_name, active, self._batches)
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+            # As PEFT does for its part: to activate the adapters in a layer also says which of its weights train.
+            training = [(weight, weight.requires_grad) for weight in model.parameters()] if plan.ends else []
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
                 # The owner first: some models, such as XLM-R's, hold the output embedding before the embeddings.
@@ -120,6 +124,8 @@ class HoulsbyModel(BaseTuner):
                     parent, _, name = key.rpartition(".")
                     parts = (model.get_submodule(key), name, model.get_submodule(parent))
                     self._create_and_replace(config, adapter_name, *parts, key)
+            for weight, requires_grad in training:
+                weight.requires_grad_(requires_grad)
         except Exception:
             restore()
             raise
@@ -361,18 +367,32 @@ class HoulsbyModel(BaseTuner):
                 yield
             return
         self._has_run_batches = True
-        with run_mixed_batch(self.model, names, self._own_adapters, self._batches, args, kwargs):
+        with (
+            run_mixed_batch(self.model, names, self._own_adapters, self._batches, args, kwargs),
+            self._use_labels(kwargs),
+        ):
             yield
 
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """If labels are given, let the base model compute the loss for those of the active adapter."""
-        has_labels = kwargs.get("labels") is not None
-        name = find_adapter_with_head(self.model.houlsby_records, self.active_adapters) if has_labels else None
-        if name is None or any(layer.disable_adapters for layer in islice(_tuner_layers(self.model), 1)):
+        """If labels are given, let the base model compute the loss for those of the active or the rows' adapter.
+
+        Raises:
+            ValueError: The rows of a mixed batch have adapters whose losses differ.
+        """
+        name = None
+        if kwargs.get("labels") is not None:
+            records = self.model.houlsby_records
+            batch = self._batches.get(get_ident()) if self._batches else None
+            if isinstance(batch, MixedBatch):
+                name = find_adapter_of_rows(self.model, self._own_adapters, records, batch.names, kwargs["labels"])
+            else:
+                name = find_adapter_with_head(records, self.active_adapters)
+        # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.
+        if name is None or any(self.model.get_submodule(key).disable_adapters for key in records[name].heads):
             yield
             return
-        with use_labels(self.model, self._own_adapters[name], self.model.houlsby_records[name]):
+        with use_labels(self.model, self._own_adapters[name], records[name]):
             yield
 
 

@@ -199,7 +199,21 @@ def hook_other_wrappers(model: nn.Module, batches: dict[int, Batch]) -> None:
 
 
 class _TokensWrapper(TrainableTokensWrapper):
-    """PEFT's wrapper, which neither loads nor saves an adapter without trained tokens beside one that has some."""
+    """PEFT's wrapper with two differences.
+
+    It neither loads nor saves an adapter without trained tokens beside one that has some. When an adapter is deleted,
+    the tokens of the last active adapter that has some are used, or none. PEFT's wrapper activates those of any other
+    adapter, and raises an error halfway if several adapters stay active.
+    """
+
+    def delete_adapter(self, adapter_name: str, new_active_adapters: list[str] | None) -> None:
+        names = [name for name in new_active_adapters or [] if name != adapter_name and self._has_tokens(name)]
+        if self.active_adapters != names[-1:]:
+            self.set_adapter(names[-1:])
+        active = self._active_adapter
+        # Without other names, PEFT's version activates nothing: to activate tokens again would also let them train.
+        super().delete_adapter(adapter_name, None)
+        self._active_adapter = active
 
     def adapter_state_dict(  # type: ignore[override]
         self, adapter_name: str, state_dict: dict[str, torch.Tensor]

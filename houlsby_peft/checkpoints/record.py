@@ -19,18 +19,24 @@ class Source:
 
     Args:
         settings: The settings.
-        find_weights: Returns the file of the adapter's weights, which may have to be downloaded.
+        find_weights: Returns the file of the adapter's weights, which may have to be downloaded with the token.
         is_being_loaded: Whether PEFT has prepared the configuration to load the adapter.
+        token: The user's access token for the Hub, as `huggingface_hub` takes it. It is neither shown nor pickled.
     """
 
     settings: dict[str, Any]
-    find_weights: Callable[[], Path | None] | None = None
+    find_weights: Callable[[bool | str | None], Path | None] | None = None
     is_being_loaded: bool = False
+    token: bool | str | None = field(default=None, repr=False)
 
     @cached_property
     def weights(self) -> Path | None:
         """The file of the adapter's weights, once it is at hand; None if it is unknown."""
-        return self.find_weights() if self.find_weights else None
+        return self.find_weights(self.token) if self.find_weights else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled model may be given away, the user's access to the Hub may not.
+        return {**vars(self), "token": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None

@@ -33,10 +33,13 @@ FILE_PREFIX = "base_model.model."
 _MOST_NAMES, _MOST_LETTERS = 3, 300
 # The square of a larger weight is not finite in float32, so that outputs would be NaN.
 _LARGEST_WEIGHT = torch.finfo(torch.float32).max ** 0.5
-_DOWNLOAD_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
+# The arguments of `huggingface_hub.hf_hub_download` that tell where a file is, without the user's token.
+DOWNLOAD_OPTIONS = ("revision", "cache_dir", "local_files_only")
 
 
-def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str, Any]) -> Path:
+def find_weights(
+    name_or_path: str, subfolder: str | None, options: Mapping[str, Any], token: bool | str | None = None
+) -> Path:
     """Return the weights file of a saved adapter, which is downloaded if it is on the Hub.
 
     An adapter is thus added to a model only once its file is at hand.
@@ -44,7 +47,8 @@ def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str,
     Args:
         name_or_path: The adapter's folder, or its repository on the Hub.
         subfolder: A folder inside of it.
-        options: Arguments of `huggingface_hub.hf_hub_download`; others are ignored.
+        options: Those of `DOWNLOAD_OPTIONS` that are given.
+        token: The access token for the Hub. None: the one that the user has logged in with.
 
     Returns:
         The file, which a folder may lack.
@@ -57,17 +61,16 @@ def find_weights(name_or_path: str, subfolder: str | None, options: Mapping[str,
     if folder.is_dir():
         refuse_pickle(folder)
         return folder / SAFETENSORS_WEIGHTS_NAME
-    options = {name: options[name] for name in _DOWNLOAD_OPTIONS if options.get(name) is not None}
     with explain_hub_errors(name_or_path):
         try:
-            return Path(hf_hub_download(name_or_path, SAFETENSORS_WEIGHTS_NAME, subfolder=subfolder, **options))
+            return Path(
+                hf_hub_download(name_or_path, SAFETENSORS_WEIGHTS_NAME, subfolder=subfolder, token=token, **options)
+            )
         except LocalEntryNotFoundError:
             raise
         except EntryNotFoundError:
             pickled = f"{subfolder}/{WEIGHTS_NAME}" if subfolder else WEIGHTS_NAME
-            is_pickled = file_exists(
-                name_or_path, pickled, revision=options.get("revision"), token=options.get("token")
-            )
+            is_pickled = file_exists(name_or_path, pickled, revision=options.get("revision"), token=token)
     raise ValueError(_pickle_message(name_or_path) if is_pickled else missing_message(name_or_path))
 
 
@@ -84,6 +87,24 @@ def refuse_pickle(folder: Path) -> None:
     """
     if not (folder / SAFETENSORS_WEIGHTS_NAME).is_file() and (folder / WEIGHTS_NAME).is_file():
         raise ValueError(_pickle_message(folder))
+
+
+def refuse_pickle_just_saved(folder: Path) -> None:
+    """Refuse weights that were pickled beside those of an earlier save, which would be loaded in their place.
+
+    A pickled file that is older than the safetensors file is a leftover, which nothing reads.
+
+    Raises:
+        ValueError: The folder holds `adapter_model.bin`, and no safetensors file that is newer.
+    """
+    refuse_pickle(folder)
+    pickled, safe = folder / WEIGHTS_NAME, folder / SAFETENSORS_WEIGHTS_NAME
+    if pickled.is_file() and pickled.stat().st_mtime_ns >= safe.stat().st_mtime_ns:
+        raise ValueError(
+            f"An adapter's weights must be saved in {SAFETENSORS_WEIGHTS_NAME}; got {pickled}, a pickled file beside "
+            f"the {SAFETENSORS_WEIGHTS_NAME} of an earlier save, which would be loaded in its place. Delete it, and "
+            "save the adapter again without safe_serialization=False."
+        )
 
 
 def check_file(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from peft.utils import CONFIG_NAME
 
 from ..checkpoints.record import AdapterRecord
@@ -147,6 +148,47 @@ def find_adapter_with_head(records: Mapping[str, AdapterRecord], active: Sequenc
     return next((name for name in reversed(active) if name in records and records[name].heads), None)
 
 
+def find_adapter_of_rows(
+    model: Any,
+    configs: Mapping[str, HoulsbyConfig],
+    records: Mapping[str, AdapterRecord],
+    names: Sequence[str],
+    given: Any,
+) -> str | None:
+    """Return the adapter whose loss is that of all rows of a mixed batch; None if it is the base model's.
+
+    Args:
+        model: The base model.
+        configs: The configurations of its adapters.
+        records: The records of its adapters.
+        names: The adapter of each row.
+        given: The labels of the rows.
+
+    Raises:
+        ValueError: The losses differ, because the numbers of labels or the problem types do.
+    """
+    own = {
+        name: _own_labels(configs[name], records[name]) for name in names if find_adapter_with_head(records, [name])
+    }
+    inferred = "multi_label_classification" if torch.is_floating_point(given) else "single_label_classification"
+    losses: dict[str, tuple[Any, str]] = {}
+    for name in names:
+        labels, problem_type = own.get(name, (None, None))
+        if not labels and not problem_type:
+            problem_type = getattr(getattr(model, "config", None), "problem_type", None)
+        number = len(labels) if labels else getattr(model, "num_labels", None)
+        # As transformers infers it; it also writes that to the configuration of the base model.
+        losses[name] = number, problem_type or ("regression" if number == 1 else inferred)
+    if len(set(losses.values())) > 1:
+        found = "; ".join(f"{name}: {number} ({kind})" for name, (number, kind) in losses.items())
+        raise ValueError(
+            "If labels are given, the adapters of all rows must have the same number of labels and the same problem "
+            f"type, because one loss is computed; got {found}. Run the rows of each adapter separately, or give no "
+            "labels."
+        )
+    return next((name for name, facts in own.items() if any(facts)), None)
+
+
 def name_classes(config: Any, records: Mapping[str, AdapterRecord], active: Sequence[str]) -> None:
     """Name the classes of a base model after those of the active adapter, unless it has names of its own.
 
@@ -180,8 +222,7 @@ def use_labels(model: Any, config: HoulsbyConfig, record: AdapterRecord) -> Iter
         config: The adapter's configuration.
         record: The adapter's record.
     """
-    labels = None if record.has_labels_of_base else record.id2label
-    problem_type = config.problem_type if record.has_labels_of_base else record.problem_type
+    labels, problem_type = _own_labels(config, record)
     if not labels and not problem_type:
         yield
         return
@@ -195,6 +236,11 @@ def use_labels(model: Any, config: HoulsbyConfig, record: AdapterRecord) -> Iter
         yield
     finally:
         vars(model).update(before)
+
+
+def _own_labels(config: HoulsbyConfig, record: AdapterRecord) -> tuple[dict[int, str] | None, str | None]:
+    """Return the labels and the problem type that an adapter does not have from the base model; None if it has."""
+    return (None, config.problem_type) if record.has_labels_of_base else (record.id2label, record.problem_type)
 
 
 def _default_names(labels: Mapping[int, str]) -> dict[int, str]:

@@ -117,7 +117,8 @@ def add_heads(
         if isinstance(wrapper, HoulsbyHead):
             wrapper.batches, wrapper.is_task_head = batches, name in task_heads
             if own is not None:
-                wrapper.modules_to_save[adapter_name] = own
+                # PEFT sets what trains for the active adapter's head, and leaves those of other adapters as they are.
+                wrapper.modules_to_save[adapter_name] = own.requires_grad_(adapter_name in active_adapters)
 
 
 def train_heads(model: nn.Module, names: Iterable[str], adapter_name: str, is_trained: bool) -> None:

@@ -299,6 +299,27 @@ def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_
         torch.testing.assert_close(model(token_ids, adapter_names=names).logits, expected)
 
 
+@pytest.mark.parametrize("deleted", ["language", "other", "task", "further"])
+def test_deleting_an_adapter_leaves_the_tokens_of_the_others_as_they_are(deleted, token_ids):
+    tokens = token_ids.unique().tolist()
+    model = tiny_bert()
+    for seed, name in enumerate(["language", "other", "task", "further"]):
+        own = tokens if name in ("language", "other") else None
+        model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=own), seed=seed)
+    active = ["language", "task", "further"]
+    rest = [name for name in active if name != deleted]
+    model.base_model.set_adapter(rest, inference_mode=True)
+    # PEFT's own class forgets that another adapter than the deleted one is active if several are.
+    expected = model.base_model(token_ids).logits
+    model.base_model.set_adapter(active, inference_mode=True)
+    model.delete_adapter(deleted)
+    assert model.base_model.active_adapters == rest
+    assert set(model.peft_config) == set(model.base_model.model.houlsby_records) == {*active, "other"} - {deleted}
+    assert torch.equal(model.base_model(token_ids).logits, expected)
+    embeddings = model.base_model.model.bert.embeddings.word_embeddings
+    assert not any(weight.requires_grad for weight in embeddings.parameters())
+
+
 def test_a_deleted_adapter_gives_its_memory_back_after_a_mixed_batch(token_ids):
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
     model = add(model, "two", HoulsbyConfig(r=4), seed=2)

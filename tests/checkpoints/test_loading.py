@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -205,6 +206,11 @@ def test_pickled_weights_are_not_written_either(tmp_path):
         model.save_pretrained(tmp_path, safe_serialization=False)
     model.save_pretrained(tmp_path)
     assert PeftModel.from_pretrained(tiny_bert(), tmp_path).active_adapters == ["default"]
+    # Beside the weights of an earlier save, which would be loaded. An older pickled file does no harm.
+    with pytest.raises(ValueError, match=r"beside .* an earlier save, .* without safe_serialization=False"):
+        model.save_pretrained(tmp_path, safe_serialization=False)
+    os.utime(tmp_path / "adapter_model.bin", (1, 1))
+    model.save_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("autocast", [True, False])

@@ -290,6 +290,26 @@ def test_the_invertible_module_of_the_first_adapter_only(name, tmp_path):
     assert torch.equal(logits(loaded, name), expected)
 
 
+@pytest.mark.parametrize("is_trained", [True, False])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_further_invertible_adapter_changes_nothing_in_what_trains(is_trained, is_loaded, tmp_path):
+    config = {"r": 4, "invertible": "nice"}
+    get_peft_model(base_of("bert"), HoulsbyConfig(**config)).save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(base_of("bert"), tmp_path, adapter_name="language", is_trainable=is_trained)
+    before = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    assert any(before.values()) is is_trained
+    if is_loaded:
+        model.load_adapter(tmp_path, "further", is_trainable=not is_trained)
+    else:
+        model.add_adapter("further", HoulsbyConfig(**config, inference_mode=is_trained))
+    after = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    assert {name: after[name] for name in before} == before
+    trained = {after[name] for name in after.keys() - before.keys()}
+    assert trained == {is_loaded and not is_trained}  # PEFT trains what is loaded with is_trainable=True
+    model.set_adapter("further")
+    assert all(weight.requires_grad for name, weight in model.named_parameters() if ".further." in name)
+
+
 @pytest.mark.parametrize("width", [16, 17])
 def test_a_coupling_is_inverted_exactly(width):
     coupling = InvertibleCoupling(width, init_weights=False).double()

@@ -197,3 +197,15 @@ def test_layers_that_are_no_indices_are_refused(layers):
         unfold_places([row])
     with pytest.raises(ValueError, match="lacks 'layers'"):
         unfold_places([{"position": "norm", "stack": "s"}])
+
+
+def test_a_pickled_model_has_no_access_token_and_still_finds_its_weights(tmp_path):
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
+    config = HoulsbyConfig.from_pretrained(tmp_path, token="hf_secret")
+    model = PeftModel.from_pretrained(tiny_bert(), tmp_path, config=config)
+    assert config.record.source.token == "hf_secret"
+    assert b"hf_secret" not in pickle.dumps(model) + pickle.dumps(config)
+    assert "hf_secret" not in repr(config.record)
+    copied = pickle.loads(pickle.dumps(HoulsbyConfig.from_pretrained(tmp_path, token="hf_secret")))
+    assert copied.is_loaded
+    assert copied.record.source.weights == tmp_path / "adapter_model.safetensors"

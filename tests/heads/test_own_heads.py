@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel, PeftModelForSequenceClassification, get_peft_model
 from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import BertModel, RobertaConfig, RobertaForSequenceClassification
+from transformers import BertConfig, BertForMaskedLM, BertModel, RobertaConfig, RobertaForSequenceClassification
 
-from houlsby_peft import HoulsbyConfig, TwoLayerHead
-from tiny_models import perturb, tiny_bert
+from houlsby_peft import HoulsbyConfig, TwoLayerHead, ablate
+from tiny_models import TINY_BERT, perturb, tiny_bert
 
 
 def labels(number: int) -> dict[int, str]:
@@ -113,6 +113,78 @@ def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, target
     model.set_adapter("of_base")
     output = model(input_ids=token_ids, labels=targets)
     torch.testing.assert_close(output.loss, loss(output.logits.squeeze(), targets))
+
+
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+def test_a_head_does_not_train_before_its_adapter_is_active(task_type):
+    """DistributedDataParallel would wait for its gradients."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, task_type=task_type))
+    for name, options in {"own": {"id2label": labels(4)}, "of_base": {}}.items():
+        model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
+        own = [weight for key, weight in model.named_parameters() if f".{name}." in key]
+        assert not any(weight.requires_grad for weight in own)
+    model.set_adapter("own")
+    trained = {key for key, weight in model.named_parameters() if weight.requires_grad and "modules_to_save" in key}
+    assert {key.rsplit("modules_to_save.", 1)[1] for key in trained} == {"own.weight", "own.bias"}
+
+
+def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tmp_path):
+    """PEFT's class names its heads in the configuration of every adapter."""
+    words = BertForMaskedLM(BertConfig(**TINY_BERT))
+    words.bert.load_state_dict(tiny_bert().bert.state_dict(), strict=False)  # all but the pooler
+    get_peft_model(words, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "none")
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, modules_to_save=[])).save_pretrained(tmp_path / "left out")
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path / "task")
+    model = PeftModel.from_pretrained(tiny_bert(), tmp_path / "task", adapter_name="task")
+    assert isinstance(model, PeftModelForSequenceClassification)
+    model.add_adapter("new", HoulsbyConfig(r=4, modules_to_save=[]))
+    model.load_adapter(tmp_path / "none", "none")
+    model.load_adapter(tmp_path / "left out", "left out")
+    model.save_pretrained(tmp_path / "again")
+    for name, saved in {"new": [], "none": None, "left out": []}.items():
+        model.set_adapter(name)
+        assert model(input_ids=token_ids).logits.isfinite().all()
+        assert not [key for key, weight in model.named_parameters() if weight.requires_grad and "classifier" in key]
+        again = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
+        assert (again.modules_to_save, again.record.heads) == (saved, [])
+        PeftModel.from_pretrained(tiny_bert(), tmp_path / "again" / name)
+
+
+@pytest.mark.parametrize("layers", [[0], [3], range(4)])
+def test_the_loss_stays_that_of_the_adapters_labels_without_some_of_its_layers(layers, token_ids):
+    config = HoulsbyConfig(r=4, train_layer_norm=False, id2label={0: "score"})
+    model = get_peft_model(tiny_bert(), config).eval()
+    targets = torch.rand(5, 1)
+    with ablate(model, layers):
+        output = model(token_ids, labels=targets)
+        torch.testing.assert_close(output.loss, functional.mse_loss(output.logits, targets))
+
+
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+def test_the_loss_of_a_mixed_batch_is_that_of_its_rows_adapters(task_type, token_ids):
+    model = get_peft_model(
+        tiny_bert(), HoulsbyConfig(r=4, task_type=task_type, id2label={0: "score"}), "rating"
+    ).eval()
+    for name, options in {"three": {"id2label": labels(3)}, "of_base": {}, "two": {"id2label": labels(2)}}.items():
+        model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
+    classes, scores = torch.tensor([0, 1, 1, 0, 1]), torch.rand(5, 1)
+    # The active adapter is another one than the rows', and the base model's labels are others than "rating" has.
+    for active, rows, targets, loss in (
+        ("rating", ["three"], classes, functional.cross_entropy),
+        ("rating", ["two"], classes, functional.cross_entropy),
+        ("three", ["rating"], scores, functional.mse_loss),
+        ("rating", ["__base__", "three", "of_base"], classes, functional.cross_entropy),
+    ):
+        model.set_adapter(active)
+        names = (rows * 5)[:5]
+        output = model(input_ids=token_ids, labels=targets, adapter_names=names)
+        torch.testing.assert_close(output.loss, loss(output.logits, targets))
+    names = ["two", "three", "rating", "__base__", "two"]
+    with pytest.raises(
+        ValueError, match=r"same number of labels .* got two: 2 \(single_label_classification\); three: 3"
+    ):
+        model(input_ids=token_ids, labels=classes, adapter_names=names)
+    assert model(input_ids=token_ids, adapter_names=names).loss is None
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
