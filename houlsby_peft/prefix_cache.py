@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .batching import select_rows
@@ -48,8 +49,8 @@ class FrozenPrefix:
         model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
         max_bytes: Maximum size of the cache in bytes. Texts that do not fit are computed every time.
         folder: Folder for the cache. Later runs reuse its content, and several processes may use it at the same
-            time. The cache is in a subfolder named after a digest of the frozen weights, so a folder can serve many
-            models and data sets. Pass None to keep the cache in memory.
+            time. The cache is in a subfolder named after a digest of the frozen weights, those of other active
+            adapters included, so a folder can serve many models and data sets. Pass None to keep the cache in memory.
 
     Attributes:
         index: Index of the lowest trained layer, which is also the number of frozen layers.
@@ -536,7 +537,7 @@ def _override(module: nn.Module, **methods: Callable[..., Any]) -> Callable[[], 
 
 
 def _digest(modules: Iterable[nn.Module]) -> str:
-    """Return a digest of the classes and the frozen weights of modules."""
+    """Return a digest of the classes and the frozen weights of modules, those of active adapters included."""
     digest = hashlib.sha256()
     for module in modules:
         digest.update(type(module).__name__.encode())
@@ -548,9 +549,39 @@ def _digest(modules: Iterable[nn.Module]) -> str:
                     "offloading."
                 )
             if PREFIX not in name:
-                digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-                digest.update(weight.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+                _digest_weight(digest, name, weight)
+        for place, inner in module.named_modules():
+            if isinstance(inner, HoulsbyTunerLayer):
+                _digest_adapters(digest, place, inner)
+            elif isinstance(inner, AuxiliaryTrainingWrapper):
+                # The weights of all its adapters are in the state above; which of them compute is not.
+                digest.update(f"{place} {inner.active_adapters} {inner.disable_adapters}".encode())
     return digest.hexdigest()[:32]
+
+
+def _digest_adapters(digest: Any, place: str, layer: HoulsbyTunerLayer) -> None:
+    """Add the adapters to a digest that a layer applies and that are not trained, in their order."""
+    if layer.disable_adapters:
+        return
+    for name in layer.active_adapters:
+        added = [getattr(layer, container) for container in layer.adapter_layer_names]
+        # A shared bottleneck may be registered in another layer.
+        own: list[Any] = [layer.bottleneck(name)] if isinstance(layer, HoulsbyLayer) else []
+        own += [container[name] for container in added if name in container and not own]
+        for adapter in own:
+            if adapter is None or _is_trained(adapter):
+                continue
+            # Its repr has the activation, which is no weight.
+            kind, scaling = getattr(adapter, "kind", ""), getattr(adapter, "scaling", "")
+            factor = "" if isinstance(scaling, torch.Tensor) else scaling
+            digest.update(f"{place} {name} {kind} {factor} {adapter!r}".encode())
+            for key, weight in adapter.state_dict().items():
+                _digest_weight(digest, key, weight)
+
+
+def _digest_weight(digest: Any, name: str, weight: torch.Tensor) -> None:
+    digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+    digest.update(weight.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 class MemoryStore:

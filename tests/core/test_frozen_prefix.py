@@ -145,6 +145,46 @@ def test_later_runs_reuse_a_folder_and_other_weights_have_their_own(token_ids, t
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def stack(seed, name="lang", **options):
+    """An adapter that stays as it is in all layers, and one that is trained in the upper layers."""
+    options = {"r": 4, "train_layer_norm": False, "modules_to_save": [], **options}
+    model = get_peft_model(tiny_bert(**NO_DROPOUT), HoulsbyConfig(**options), adapter_name=name)
+    perturb(model, seed)
+    torch.manual_seed(0)
+    model.add_adapter("task", HoulsbyConfig(r=4, layers_to_transform=[2, 3], train_layer_norm=False))
+    model.base_model.set_adapter([name, "task"])
+    model.set_requires_grad(name, False)
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"invertible": "nice"}, {"train_layer_norm": True}, {"share_layers": 3}, {"scaling": 2.0}], ids=str
+)
+def test_other_frozen_adapters_have_a_folder_of_their_own(options, token_ids, tmp_path):
+    first = stack(1, **options)
+    expected = step(first, token_ids)
+    FrozenPrefix(first, folder=tmp_path)
+    assert_equal(step(first, token_ids), expected)
+    # With the weights of the first one, the trained adapter excepted, which changes during training.
+    again = stack(1, **options)
+    for name, parameter in again.named_parameters():
+        if ".task." in name:
+            parameter.data += 0.1
+    expected = step(again, token_ids)
+    FrozenPrefix(again, folder=tmp_path)
+    assert_equal(step(again, token_ids), expected)
+    assert len(list(tmp_path.iterdir())) == 1
+    others = [stack(2, **options)]
+    if "scaling" in options or not options:
+        others.append(stack(1, **{**options, "scaling": 3.0}))
+        others.append(stack(1, **{**options, "activation": "relu"}))
+    for number, other in enumerate(others):
+        expected = step(other, token_ids)
+        FrozenPrefix(other, folder=tmp_path)
+        assert_equal(step(other, token_ids), expected)
+        assert len(list(tmp_path.iterdir())) == number + 2
+
+
 # The second record has a header of 25 bytes and activations of 24 bytes.
 @pytest.mark.parametrize("lost_bytes", [1, 24, 25, 48, 49])
 def test_a_record_that_a_crash_has_truncated_is_ignored(tmp_path, lost_bytes):
