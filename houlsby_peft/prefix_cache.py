@@ -42,8 +42,9 @@ class FrozenPrefix:
     as in BERT, its output is cached as well, which doubles the size of the cache.
 
     While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
-    with an `attention_mask` if they are padded. The hidden states of padding tokens are zeros. With
-    `output_hidden_states=True`, those of the frozen layers are placeholders, except for the highest one.
+    with an `attention_mask` if they are padded. Other tensors, such as LayoutLM's `bbox`, also identify a text. The
+    hidden states of padding tokens are zeros. With `output_hidden_states=True`, those of the frozen layers are
+    placeholders, except for the highest one. `output_attentions` is refused.
 
     Args:
         model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
@@ -129,6 +130,7 @@ class FrozenPrefix:
             raise ValueError(
                 "FrozenPrefix recognizes texts by their input_ids; got none. Pass input_ids, or call remove() first."
             )
+        whole, per_row, per_token = _sort_inputs(given, ids)
         if not self._lengths:
             recorded = _record_calls(encoder, self._frozen, args, kwargs)
             self._lengths += _find_lengths(recorded, encoder, self._frozen, args, kwargs, ids.shape)
@@ -138,14 +140,20 @@ class FrozenPrefix:
                 "call remove() first."
             )
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        inputs = [ids, *(given[key] for key in ("token_type_ids", "position_ids") if given.get(key) is not None)]
         device = ids.device.type
         precision = str(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else "").encode()
         keys = []
-        for text, own in zip(torch.stack([each.expand_as(ids) for each in inputs], -1).cpu(), mask.cpu(), strict=True):
+        for row, own in enumerate(mask.cpu()):
+            digest = hashlib.blake2b(precision, digest_size=KEY_BYTES - 1)
             # The indices of the tokens are part of the key: padding on the left changes the position embeddings.
-            content = precision + own.nonzero().numpy().tobytes() + text[own].numpy().tobytes()
-            keys.append(hashlib.blake2b(content, digest_size=KEY_BYTES - 1).digest())
+            digest.update(own.nonzero().numpy().tobytes())
+            for name, value in whole.items():
+                _digest_weight(digest, name, value)
+            for name, value in per_row.items():
+                _digest_weight(digest, name, value[row])
+            for name, value in per_token.items():
+                _digest_weight(digest, name, value[row][own])
+            keys.append(digest.digest())
         self._batch.keys, self._batch.mask = keys, mask
 
     def _end_batch(self, encoder: nn.Module, args: Any, output: Any) -> None:
@@ -514,6 +522,42 @@ def _make_zeros(template: Any, mask: torch.Tensor) -> Any:
     if isinstance(template, tuple):
         return tuple(_make_zeros(item, mask) for item in template)
     return torch.zeros((), dtype=template.dtype, device=mask.device).expand(*mask.shape, *template.shape)
+
+
+def _sort_inputs(
+    given: dict[str, Any], ids: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the tensors that an encoder is called with: those without rows, with one per text, and one per token.
+
+    Args:
+        given: The encoder's arguments, by name.
+        ids: The `input_ids` among them, `(texts, tokens)`.
+
+    Raises:
+        ValueError: One of them cannot be part of the cache keys.
+    """
+    whole: dict[str, torch.Tensor] = {}
+    per_row: dict[str, torch.Tensor] = {}
+    per_token: dict[str, torch.Tensor] = {}
+    for name, value in sorted(given.items()):
+        # The number of labels in a step, with which transformers' Trainer scales the loss.
+        if value is None or isinstance(value, (bool, int, float, str)) or name == "num_items_in_batch":
+            continue
+        is_tensor = isinstance(value, torch.Tensor)
+        if not is_tensor or (name == "attention_mask" and value.shape != ids.shape):
+            got = f"the shape {tuple(value.shape)}" if is_tensor else type(value).__name__
+            raise ValueError(
+                "FrozenPrefix recognizes texts by the tensors that the model is called with, and attention_mask must "
+                f"have the shape of input_ids, {tuple(ids.shape)}; got {name} of {got}. Leave it out, or call remove() "
+                "first."
+            )
+        if name == "attention_mask":
+            continue
+        if name == "position_ids" and value.dim() == 2:
+            value = value.expand_as(ids)
+        kind = per_token if value.shape[:2] == ids.shape else per_row if value.shape[:1] == ids.shape[:1] else whole
+        kind[name] = value.detach().cpu()
+    return whole, per_row, per_token
 
 
 def _is_trained(module: nn.Module) -> bool:

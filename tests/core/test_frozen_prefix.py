@@ -14,6 +14,9 @@ from transformers import (
     BloomForSequenceClassification,
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
+    DynamicCache,
+    LayoutLMConfig,
+    LayoutLMForSequenceClassification,
     LongformerConfig,
     LongformerForSequenceClassification,
     MPNetConfig,
@@ -376,6 +379,45 @@ def test_a_model_that_cannot_run_at_first_is_refused_in_its_first_batch(token_id
     for _ in range(2):
         with pytest.raises(ValueError, match="got T5Block"):
             model(input_ids=token_ids)
+
+
+def test_other_inputs_are_part_of_a_text(token_ids):
+    """LayoutLM reads where each token is on the page."""
+    model = upper(LayoutLMForSequenceClassification(LayoutLMConfig(**SMALL, num_labels=3)))
+    pages = [torch.full((5, 7, 4), place) for place in (10, 300)]
+    expected = [step(model, token_ids, bbox=page) for page in pages]
+    assert not torch.allclose(expected[0][0], expected[1][0])
+    FrozenPrefix(model)
+    for _ in range(2):
+        for page, each in zip(pages, expected, strict=True):
+            assert_equal(step(model, token_ids, bbox=page), each)
+    # What is at padding is not part of a text.
+    calls = calls_of(model.get_base_model().layoutlm.encoder.layer[:1])
+    assert_equal(step(model, token_ids, bbox=pages[0] * MASK[..., None]), expected[0])
+    assert not calls
+
+
+def test_token_types_and_positions_are_not_confused(token_ids):
+    model = upper()
+    numbers = (torch.arange(7) % 2).expand(5, 7)
+    expected = [step(model, token_ids, **{name: numbers}) for name in ("token_type_ids", "position_ids")]
+    FrozenPrefix(model)
+    assert_equal(step(model, token_ids, token_type_ids=numbers), expected[0])
+    assert_equal(step(model, token_ids, position_ids=numbers), expected[1])
+    assert_equal(step(model, token_ids, position_ids=numbers[:1]), expected[1])
+
+
+def test_inputs_that_identify_no_text_are_refused(token_ids):
+    model = upper()
+    FrozenPrefix(model)
+    with pytest.raises(
+        ValueError, match=r"input_ids, \(5, 7\); got attention_mask of the shape \(5, 1, 7, 7\)\. Leave"
+    ):
+        model(input_ids=token_ids, attention_mask=MASK[:, None, None].expand(5, 1, 7, 7))
+    model = get_peft_model(gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM"))
+    FrozenPrefix(model)
+    with pytest.raises(ValueError, match=r"got past_key_values of DynamicCache\. Leave it out, or call remove\(\)"):
+        model(input_ids=torch.ones(2, 3, dtype=torch.long), past_key_values=DynamicCache())
 
 
 def test_padding_on_the_left_changes_the_positions():
