@@ -24,7 +24,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from .batching import select_rows
-from .errors import check_bytes, check_kind
+from .errors import check_bytes, check_kind, shortened
 from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
 from .registration import PREFIX
 
@@ -44,7 +44,7 @@ class FrozenPrefix:
     While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
     with an `attention_mask` if they are padded. Other tensors, such as LayoutLM's `bbox`, also identify a text. The
     hidden states of padding tokens are zeros. With `output_hidden_states=True`, those of the frozen layers are
-    placeholders, except for the highest one. `output_attentions` is refused.
+    placeholders, except for the highest one. `output_attentions` and `adapter_names` are refused.
 
     Args:
         model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
@@ -92,6 +92,8 @@ class FrozenPrefix:
         self._without_dropout: list[nn.Module] = []
         self._turn_dropout_off(embeddings)
         self._cache_output(b"h", self._frozen, templates=None)
+        refuse = partial(_refuse_names, model.base_model._enable_peft_forward_hooks)
+        self._undo.append(_override(model.base_model, _enable_peft_forward_hooks=refuse))
         self._undo.append(self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove)
         self._undo.append(self._encoder.register_forward_hook(self._end_batch, always_call=True).remove)
         # What precedes the adapter inside the lowest trained layer is only known when a batch runs through it.
@@ -524,6 +526,22 @@ def _make_zeros(template: Any, mask: torch.Tensor) -> Any:
     return torch.zeros((), dtype=template.dtype, device=mask.device).expand(*mask.shape, *template.shape)
 
 
+def _refuse_names(enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse rows of named adapters, in place of the context that PEFT enters for a forward pass or a generation.
+
+    Raises:
+        ValueError: `adapter_names` are given.
+    """
+    # Not in the encoder: the search for the rows' places runs it before, and would keep the error for good.
+    if kwargs.get("adapter_names") is not None:
+        raise ValueError(
+            "FrozenPrefix caches the frozen layers with the active adapters, so no others can be named; got "
+            f"adapter_names={shortened(repr(kwargs['adapter_names']))}. Leave adapter_names out, or call the "
+            "FrozenPrefix's remove() first."
+        )
+    return enter(*args, **kwargs)
+
+
 def _sort_inputs(
     given: dict[str, Any], ids: torch.Tensor
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -548,8 +566,8 @@ def _sort_inputs(
             got = f"the shape {tuple(value.shape)}" if is_tensor else type(value).__name__
             raise ValueError(
                 "FrozenPrefix recognizes texts by the tensors that the model is called with, and attention_mask must "
-                f"have the shape of input_ids, {tuple(ids.shape)}; got {name} of {got}. Leave it out, or call remove() "
-                "first."
+                f"have the shape of input_ids, {tuple(ids.shape)}; got {name} of {got}. Leave it out, or call "
+                "remove() first."
             )
         if name == "attention_mask":
             continue

@@ -420,6 +420,25 @@ def test_inputs_that_identify_no_text_are_refused(token_ids):
         model(input_ids=torch.ones(2, 3, dtype=torch.long), past_key_values=DynamicCache())
 
 
+def test_rows_of_named_adapters_are_refused(token_ids):
+    model = upper()
+    model.add_adapter("all", HoulsbyConfig(r=4))
+    perturb(model)
+    model.eval()
+    inputs = {"input_ids": token_ids, "attention_mask": MASK}
+    names = ["default", "all", "all", "default", "__base__"]
+    with torch.no_grad():
+        expected = model(**inputs, adapter_names=names).logits
+        prefix = FrozenPrefix(model)
+        alone = model(**inputs).logits
+        for given in (names, ["all"] * 5):
+            with pytest.raises(ValueError, match=r"got adapter_names=\[.*\]\. Leave adapter_names out, or call the"):
+                model(**inputs, adapter_names=given)
+        assert torch.equal(model(**inputs).logits, alone)
+        prefix.remove()
+        assert torch.equal(model(**inputs, adapter_names=names).logits, expected)
+
+
 def test_padding_on_the_left_changes_the_positions():
     """GPT-2 counts them from the padding on: the same text has other activations behind it."""
     ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
