@@ -47,7 +47,7 @@ class MethodArguments:
         default=AUTO,
         help="Compute the frozen layers below the adapted --layers once for each text, without dropout, and keep the "
         "result: in 'memory', or in a folder, where later runs find it, or 'off'. 'auto' is 'memory' if there are "
-        "such layers.",
+        "such layers and they pass on nothing but hidden states.",
     )
     keep_prefix_gb: float = HfArg(
         default=4.0,
@@ -160,7 +160,7 @@ def prepare_model(
         try:
             keep_prefix(adapted, IN_MEMORY, method.keep_prefix_gb, training)
             method.keep_prefix = IN_MEMORY
-        except RecipeError:  # the adapted layers are not in a single list, for example
+        except RecipeError:  # the frozen layers pass on more than hidden states, for example
             method.keep_prefix = OFF
     elif method.keep_prefix != OFF:
         keep_prefix(adapted, method.keep_prefix, method.keep_prefix_gb, training)
@@ -269,7 +269,7 @@ def keep_prefix(model: PeftModel, where: str, gigabytes: float, training: Traini
         training: The training arguments.
 
     Raises:
-        RecipeError: If nothing is below the first adapter, or the model is sharded.
+        RecipeError: If nothing is below the first adapter, what is below cannot be kept, or the model is sharded.
     """
     if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
         raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")

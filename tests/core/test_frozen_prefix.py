@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from peft import get_peft_model, get_peft_model_state_dict
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Trainer, TrainingArguments
+from transformers import (
+    BloomConfig,
+    BloomForSequenceClassification,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
+    DynamicCache,
+    LayoutLMConfig,
+    LayoutLMForSequenceClassification,
+    LongformerConfig,
+    LongformerForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
+    RoFormerConfig,
+    RoFormerForSequenceClassification,
+    T5Config,
+    T5EncoderModel,
+    Trainer,
+    TrainingArguments,
+)
 
 import houlsby_peft.frozen_prefix
+import houlsby_peft.prefix_cache
 from accelerate import cpu_offload
 from contract_models import gpt2, llama
 from houlsby_peft import FrozenPrefix, HoulsbyConfig
@@ -71,8 +92,8 @@ def test_later_epochs_are_equal_without_running_the_frozen_layers(options, in_fo
     types = (token_ids > 40).long()
     expected = step(model, token_ids, token_type_ids=types)
     layers = model.get_base_model().bert.encoder.layer
-    calls = calls_of([*layers[:2], layers[2].attention])
     prefix = FrozenPrefix(model, folder=tmp_path if in_folder else None)
+    calls = calls_of([*layers[:2], layers[2].attention])
     assert_equal(step(model, token_ids, token_type_ids=types), expected)
     first = len(calls)
     assert first >= 3
@@ -98,9 +119,9 @@ def test_later_epochs_are_equal_without_running_the_frozen_layers(options, in_fo
 def test_new_and_known_texts_in_one_batch_and_no_room_for_more(token_ids):
     model = upper()
     expected = step(model, token_ids)
-    calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
     # Room for two texts of seven tokens, whose hidden states and attention output are cached.
     FrozenPrefix(model, max_bytes=2 * 2 * 7 * 32 * 4)
+    calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
     with torch.no_grad():
         model(input_ids=token_ids[2:3])
     for _ in range(3):
@@ -116,8 +137,8 @@ def test_later_runs_reuse_a_folder_and_other_weights_have_their_own(token_ids, t
     FrozenPrefix(model, folder=tmp_path)
     step(model, token_ids)
     again = upper()
-    calls = calls_of(again.get_base_model().bert.encoder.layer[:2])
     FrozenPrefix(again, folder=tmp_path)
+    calls = calls_of(again.get_base_model().bert.encoder.layer[:2])
     assert_equal(step(again, token_ids), expected)
     assert not calls
     other = upper(tiny_bert(seed=1, **NO_DROPOUT))
@@ -125,6 +146,46 @@ def test_later_runs_reuse_a_folder_and_other_weights_have_their_own(token_ids, t
     FrozenPrefix(other, folder=tmp_path)
     assert_equal(step(other, token_ids), expected)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def stack(seed, name="lang", **options):
+    """An adapter that stays as it is in all layers, and one that is trained in the upper layers."""
+    options = {"r": 4, "train_layer_norm": False, "modules_to_save": [], **options}
+    model = get_peft_model(tiny_bert(**NO_DROPOUT), HoulsbyConfig(**options), adapter_name=name)
+    perturb(model, seed)
+    torch.manual_seed(0)
+    model.add_adapter("task", HoulsbyConfig(r=4, layers_to_transform=[2, 3], train_layer_norm=False))
+    model.base_model.set_adapter([name, "task"])
+    model.set_requires_grad(name, False)
+    return model.train()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"invertible": "nice"}, {"train_layer_norm": True}, {"share_layers": 3}, {"scaling": 2.0}], ids=str
+)
+def test_other_frozen_adapters_have_a_folder_of_their_own(options, token_ids, tmp_path):
+    first = stack(1, **options)
+    expected = step(first, token_ids)
+    FrozenPrefix(first, folder=tmp_path)
+    assert_equal(step(first, token_ids), expected)
+    # With the weights of the first one, the trained adapter excepted, which changes during training.
+    again = stack(1, **options)
+    for name, parameter in again.named_parameters():
+        if ".task." in name:
+            parameter.data += 0.1
+    expected = step(again, token_ids)
+    FrozenPrefix(again, folder=tmp_path)
+    assert_equal(step(again, token_ids), expected)
+    assert len(list(tmp_path.iterdir())) == 1
+    others = [stack(2, **options)]
+    if "scaling" in options or not options:
+        others.append(stack(1, **{**options, "scaling": 3.0}))
+        others.append(stack(1, **{**options, "activation": "relu"}))
+    for number, other in enumerate(others):
+        expected = step(other, token_ids)
+        FrozenPrefix(other, folder=tmp_path)
+        assert_equal(step(other, token_ids), expected)
+        assert len(list(tmp_path.iterdir())) == number + 2
 
 
 # The second record has a header of 25 bytes and activations of 24 bytes.
@@ -245,6 +306,139 @@ def test_decoders(build):
     assert kept.get_total_flops() < new.get_total_flops()
 
 
+SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "intermediate_size": 48, "pad_token_id": 0, **NO_DROPOUT}  # fmt: skip
+
+
+def mpnet(**options):
+    return MPNetForSequenceClassification(MPNetConfig(**SMALL, num_labels=3, **options))
+
+
+def deberta(**options):
+    options = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8, **options}
+    return DebertaV2ForSequenceClassification(DebertaV2Config(**SMALL, num_labels=3, **options))
+
+
+def roformer():
+    return RoFormerForSequenceClassification(RoFormerConfig(**SMALL, embedding_size=32, num_labels=3))
+
+
+@pytest.mark.parametrize("runs_at_first", [True, False])
+@pytest.mark.parametrize("build", [mpnet, deberta, roformer], ids=lambda build: build.__name__)
+def test_layers_that_return_tuples(build, runs_at_first, token_ids, tmp_path, monkeypatch):
+    """RoFormer's hold attention probabilities, which nothing reads."""
+    model = upper(build())
+    expected = step(model, token_ids)
+    other = step(model, token_ids[:, :5], MASK[:, :5])
+    fails = nullcontext() if runs_at_first else monkeypatch.context()
+    with fails as patch:
+        if patch is not None:  # as an attention that needs a GPU does
+            patch.setattr(houlsby_peft.prefix_cache, "_record_calls", lambda *_: 1 / 0)
+        prefix = FrozenPrefix(model, folder=tmp_path)
+    with torch.no_grad():
+        model(input_ids=token_ids[2:4], attention_mask=MASK[2:4])
+    for _ in range(2):
+        assert_equal(step(model, token_ids), expected)
+        assert_equal(step(model, token_ids[:, :5], MASK[:, :5]), other)
+    prefix.remove()
+    FrozenPrefix(model, folder=tmp_path)
+    linear = next(each for name, each in model.named_modules() if name.endswith("layer.1.output.dense"))
+    calls = []
+    linear.register_forward_hook(lambda *_: calls.append(1))
+    assert_equal(step(model, token_ids), expected)
+    assert not calls
+    with pytest.raises(ValueError, match=r"got output_attentions=True\. Leave it out"):
+        model(input_ids=token_ids, output_attentions=True)
+
+
+def test_layers_that_pass_on_more_than_hidden_states_are_refused():
+    small = {"vocab_size": 99, "num_heads": 4, "num_layers": 4, "dropout_rate": 0.0}
+    bloom = BloomForSequenceClassification(
+        BloomConfig(vocab_size=99, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0)
+    )
+    for base, problem in [
+        (T5EncoderModel(T5Config(d_model=32, d_kv=8, d_ff=48, **small)), "got T5Block, where the model uses more of"),
+        (bloom, "got BloomBlock, where layer 0 gives a text another output if it runs on this text alone"),
+        (deberta(conv_kernel_size=3), "got DebertaV2Layer, where the model changes the hidden states between layers"),
+        (
+            LongformerForSequenceClassification(LongformerConfig(**SMALL, attention_window=4)),
+            r"layer 0 returns \(2, 4, 32\) for \(2, 3\) tokens\. Train this model without FrozenPrefix",
+        ),
+    ]:
+        model = upper(base)
+        with pytest.raises(ValueError, match=problem):
+            FrozenPrefix(model)
+        assert all(module.training for module in model.modules())
+
+
+def test_a_model_that_cannot_run_at_first_is_refused_in_its_first_batch(token_ids, monkeypatch):
+    model = upper(T5EncoderModel(T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4)))
+    with monkeypatch.context() as patch:
+        patch.setattr(houlsby_peft.prefix_cache, "_record_calls", lambda *_: 1 / 0)
+        FrozenPrefix(model)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="got T5Block"):
+            model(input_ids=token_ids)
+
+
+def test_other_inputs_are_part_of_a_text(token_ids):
+    """LayoutLM reads where each token is on the page."""
+    model = upper(LayoutLMForSequenceClassification(LayoutLMConfig(**SMALL, num_labels=3)))
+    pages = [torch.full((5, 7, 4), place) for place in (10, 300)]
+    expected = [step(model, token_ids, bbox=page) for page in pages]
+    assert not torch.allclose(expected[0][0], expected[1][0])
+    FrozenPrefix(model)
+    for _ in range(2):
+        for page, each in zip(pages, expected, strict=True):
+            assert_equal(step(model, token_ids, bbox=page), each)
+    # What is at padding is not part of a text.
+    calls = calls_of(model.get_base_model().layoutlm.encoder.layer[:1])
+    assert_equal(step(model, token_ids, bbox=pages[0] * MASK[..., None]), expected[0])
+    assert not calls
+
+
+def test_token_types_and_positions_are_not_confused(token_ids):
+    model = upper()
+    numbers = (torch.arange(7) % 2).expand(5, 7)
+    expected = [step(model, token_ids, **{name: numbers}) for name in ("token_type_ids", "position_ids")]
+    FrozenPrefix(model)
+    assert_equal(step(model, token_ids, token_type_ids=numbers), expected[0])
+    assert_equal(step(model, token_ids, position_ids=numbers), expected[1])
+    assert_equal(step(model, token_ids, position_ids=numbers[:1]), expected[1])
+
+
+def test_inputs_that_identify_no_text_are_refused(token_ids):
+    model = upper()
+    FrozenPrefix(model)
+    with pytest.raises(
+        ValueError, match=r"input_ids, \(5, 7\); got attention_mask of the shape \(5, 1, 7, 7\)\. Leave"
+    ):
+        model(input_ids=token_ids, attention_mask=MASK[:, None, None].expand(5, 1, 7, 7))
+    model = get_peft_model(gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM"))
+    FrozenPrefix(model)
+    with pytest.raises(ValueError, match=r"got past_key_values of DynamicCache\. Leave it out, or call remove\(\)"):
+        model(input_ids=torch.ones(2, 3, dtype=torch.long), past_key_values=DynamicCache())
+
+
+def test_rows_of_named_adapters_are_refused(token_ids):
+    model = upper()
+    model.add_adapter("all", HoulsbyConfig(r=4))
+    perturb(model)
+    model.eval()
+    inputs = {"input_ids": token_ids, "attention_mask": MASK}
+    names = ["default", "all", "all", "default", "__base__"]
+    with torch.no_grad():
+        expected = model(**inputs, adapter_names=names).logits
+        prefix = FrozenPrefix(model)
+        alone = model(**inputs).logits
+        for given in (names, ["all"] * 5):
+            with pytest.raises(ValueError, match=r"got adapter_names=\[.*\]\. Leave adapter_names out, or call the"):
+                model(**inputs, adapter_names=given)
+        assert torch.equal(model(**inputs).logits, alone)
+        prefix.remove()
+        assert torch.equal(model(**inputs, adapter_names=names).logits, expected)
+
+
 def test_padding_on_the_left_changes_the_positions():
     """GPT-2 counts them from the padding on: the same text has other activations behind it."""
     ids = torch.randint(3, 20, (3, 6), generator=torch.Generator().manual_seed(0))
@@ -303,9 +497,9 @@ def test_two_epochs_of_the_trainer_give_the_same_adapter(token_ids, tmp_path):
     trained = []
     for with_prefix in (False, True):
         model = upper()
-        calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
         if with_prefix:
             FrozenPrefix(model)
+        calls = calls_of(model.get_base_model().bert.encoder.layer[:1])
         arguments = TrainingArguments(
             tmp_path / str(with_prefix), num_train_epochs=3, per_device_train_batch_size=2, learning_rate=1e-2,
             eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True, use_cpu=True, report_to="none",

@@ -7,14 +7,15 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainingArguments
+from transformers import LongformerConfig, LongformerForSequenceClassification, TrainingArguments
 from transformers.models.bert.modeling_bert import BertLayer
 
 import glue
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import run, save_tiny_encoder
+from training.arguments import AdapterArguments
 from training.errors import RecipeError
-from training.methods import keep_prefix
+from training.methods import MethodArguments, keep_prefix, prepare_model
 
 
 EPOCHS, BATCH = 3, 32
@@ -67,8 +68,9 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
     assert said in capsys.readouterr().out
     assert json.loads((tmp_path / "memory" / "results.json").read_text())["arguments"]["keep_prefix"] == "memory"
     # Half of the layers' rows are the prefix's; the second run has none of them. Each run tries the first adapted
-    # layer on its first batch twice, to see what can be kept of it.
-    assert kept[2] == plain / 2 + 2 * BATCH
+    # layer on its first batch twice, to see what can be kept of it, and before that all four layers on two made-up
+    # rows, and the two of the prefix on one of these.
+    assert kept[2] == plain / 2 + 2 * BATCH + 4 * 2 + 2
     assert kept[2] < kept[0] == kept[1] < 0.8 * plain
 
 
@@ -85,6 +87,23 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
 def test_what_cannot_be_kept(encoder, tmp_path, flags, message):
     with pytest.raises(RecipeError, match=message):
         train(encoder, tmp_path, "--keep_prefix", "memory", *flags)
+
+
+def test_by_default_nothing_is_kept_of_layers_that_it_would_change(tmp_path):
+    """Longformer pads the texts before its layers."""
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = LongformerConfig(**sizes, intermediate_size=48, attention_window=4, pad_token_id=1)
+    training = TrainingArguments(str(tmp_path), use_cpu=True)
+    adapter = AdapterArguments(layers=[2, 3])
+    method = MethodArguments(base_dtype="float32", keep_prefix="auto")
+    model = prepare_model(LongformerForSequenceClassification(config), method, adapter, training, 16)
+    assert method.keep_prefix == "off"
+    ids = torch.randint(5, 99, (2, 6), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        model(input_ids=ids, labels=torch.tensor([0, 1])).loss.backward()
+    method.keep_prefix = "memory"
+    with pytest.raises(RecipeError, match="--keep_prefix: FrozenPrefix needs frozen layers that run once each"):
+        prepare_model(LongformerForSequenceClassification(config), method, adapter, training, 16)
 
 
 def test_sharded_layers_cannot_be_kept(encoder, tmp_path, monkeypatch):
