@@ -92,9 +92,9 @@ class FrozenPrefix:
         self._without_dropout: list[nn.Module] = []
         self._turn_dropout_off(embeddings)
         self._cache_output(b"h", self._frozen, templates=None)
-        enter: Any = model.base_model._enable_peft_forward_hooks
-        refuse = partial(_refuse_names, enter)
-        self._undo.append(_override(model.base_model, _enable_peft_forward_hooks=refuse))
+        tuner: Any = model.base_model
+        refuse = partial(_refuse_names, tuner._enable_peft_forward_hooks)
+        self._undo.append(_override(tuner, _enable_peft_forward_hooks=refuse))
         self._undo.append(self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove)
         self._undo.append(self._encoder.register_forward_hook(self._end_batch, always_call=True).remove)
         # What precedes the adapter inside the lowest trained layer is only known when a batch runs through it.
