@@ -34,7 +34,7 @@ import houlsby_peft.prefix_cache
 from accelerate import cpu_offload
 from contract_models import gpt2, llama
 from houlsby_peft import FrozenPrefix, HoulsbyConfig
-from houlsby_peft.prefix_cache import FolderStore, MemoryStore
+from houlsby_peft.prefix_store import FolderStore, MemoryStore
 from tiny_models import perturb, tiny_bert
 
 
@@ -333,7 +333,7 @@ def test_layers_that_return_tuples(build, runs_at_first, token_ids, tmp_path, mo
     fails = nullcontext() if runs_at_first else monkeypatch.context()
     with fails as patch:
         if patch is not None:  # as an attention that needs a GPU does
-            patch.setattr(houlsby_peft.prefix_cache, "_record_calls", lambda *_: 1 / 0)
+            patch.setattr(houlsby_peft.prefix_cache, "record_calls", lambda *_: 1 / 0)
         prefix = FrozenPrefix(model, folder=tmp_path)
     with torch.no_grad():
         model(input_ids=token_ids[2:4], attention_mask=MASK[2:4])
@@ -374,7 +374,7 @@ def test_layers_that_pass_on_more_than_hidden_states_are_refused():
 def test_a_model_that_cannot_run_at_first_is_refused_in_its_first_batch(token_ids, monkeypatch):
     model = upper(T5EncoderModel(T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4)))
     with monkeypatch.context() as patch:
-        patch.setattr(houlsby_peft.prefix_cache, "_record_calls", lambda *_: 1 / 0)
+        patch.setattr(houlsby_peft.prefix_cache, "record_calls", lambda *_: 1 / 0)
         FrozenPrefix(model)
     for _ in range(2):
         with pytest.raises(ValueError, match="got T5Block"):
