@@ -37,6 +37,7 @@ from study.results import arrange
 from sweeping.runs import CHOSEN
 from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
 from training.errors import RecipeError
+from training.methods import MethodArguments
 
 
 ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
@@ -475,14 +476,15 @@ class TestStability:
         with patch.object(stability, "run_missing") as done:
             *_, last, full = stability.make_all(arguments, flags)
         ((pretraining, whole), _), _ = done.call_args
-        with patch.object(sys, "argv", [word for word in whole.arguments if word not in ("--method", "full")]):
-            (text, *_) = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+        groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+        with patch.object(sys, "argv", whole.arguments):
+            (text, *_) = RecipeParser(groups).parse()
         asked = parse_arguments([*full.flags, "--task", "rte", "--model_name", model, "--method", "full"])[0]
         assert (text.model_name, text.max_length) == (model, asked.max_length), "the encoder without adapters"
         with patch.object(sys, "argv", last.arguments):
             task, _, adapter, _ = parse_arguments()
         with patch.object(sys, "argv", pretraining.arguments):
-            text, pretrained, _ = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+            text, _, pretrained, _ = RecipeParser(groups).parse()
         assert (text.model_name, text.max_length) == (task.model_name, task.max_length)
         assert text.model_name == model
         trained = vars(replace(adapter, init_adapter=None))

@@ -17,8 +17,11 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 # Each package may import itself and those before it.
 PACKAGES = ("training", "tasks", "sweeping", "study", "analysis")
 SCRIPTS = sorted(path.stem for path in RECIPES.glob("*.py"))
-# What the recipes must do just as the library and its command do: find base models and columns, and write cards.
-COMMON = ("houlsby_peft.checkpoints.downloads", "houlsby_peft.hub.card", "houlsby_peft.tables")
+# What the recipes must do just as the library and its command do: find base models, columns and entities, write cards.
+COMMON = (
+    *("houlsby_peft.checkpoints.downloads", "houlsby_peft.hub.card"),
+    *("houlsby_peft.serving.tagging", "houlsby_peft.tables"),
+)
 ANALYSES = ("ablation", "extensions", "init_scale", "robustness", "stability", "tradeoff")
 
 

@@ -119,11 +119,13 @@ class TestPresets:
         [block] = [block for block in blocks if "--preset han2021 --init_adapter" in block]
         [pretraining] = re.findall(r"recipes/(mlm.py .*)", block)
         with patch.object(sys, "argv", shlex.split(pretraining)):
-            text, adapter, training = RecipeParser((TextArguments, AdapterArguments, RecipeTrainingArguments)).parse()
+            groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+            text, method, adapter, training = RecipeParser(groups).parse()
         found = {**vars(text), **vars(adapter)}
         run = parsed("--task", "cola", "--preset", "han2021")
         options = {"model_name", "max_length", *vars(adapter)}
         assert {name: found[name] for name in options} == {name: run[name] for name in options}
+        assert method.base_dtype == run["base_dtype"] == "float32"
         assert training.max_steps == 20_000
 
     def test_norms_and_biases_do_not_decay(self, tmp_path):
