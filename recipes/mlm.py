@@ -231,7 +231,7 @@ def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
 
 
 def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a batch in which the choice of the masked words depends only on the texts."""
+    """Return a batch in which the masked words are chosen by its texts, so that they are the same every time."""
     return replace(collator, seed=sum(rows[0]["input_ids"]))(rows)
 
 

@@ -160,7 +160,7 @@ def pretraining_run(task: str, method: str, arguments: argparse.Namespace, flags
         *([] if (rate := given or PRETRAINING_RATES[method]) is None else ["--learning_rate", rate]),
         *([] if arguments.pretraining_seed is None else ["--seed", arguments.pretraining_seed]),
         *PRECISIONS[arguments.pretraining_precision],
-        *("--base_dtype", "float32"),
+        *("--base_dtype", "float32"),  # as the presets, whatever the processor multiplies in
         *(["--use_cpu"] if "--use_cpu" in flags else []),
     ]
     steps = arguments.pretraining_steps

@@ -37,7 +37,8 @@ class TagPipeline(TokenClassificationPipeline):
     ) -> list[dict[str, Any]]:
         """Return the pieces or, for words, those that are no blank, from the first one that begins a word.
 
-        The strategy is only for transformers' warning that words are what blanks separate.
+        transformers gets the strategy "simple", with which it finds the same pieces and does not warn of tokenizers
+        without a mark for pieces within a word.
         """
         given = (sentence, input_ids, scores, offset_mapping, special_tokens_mask, AggregationStrategy.SIMPLE)
         pieces: list[dict[str, Any]] = super().gather_pre_entities(*given, **kwargs)
