@@ -151,9 +151,9 @@ def test_later_runs_reuse_a_folder_and_other_weights_have_their_own(token_ids, t
 def stack(seed, name="lang", **options):
     """An adapter that stays as it is in all layers, and one that is trained in the upper layers."""
     options = {"r": 4, "train_layer_norm": False, "modules_to_save": [], **options}
+    torch.manual_seed(0)
     model = get_peft_model(tiny_bert(**NO_DROPOUT), HoulsbyConfig(**options), adapter_name=name)
     perturb(model, seed)
-    torch.manual_seed(0)
     model.add_adapter("task", HoulsbyConfig(r=4, layers_to_transform=[2, 3], train_layer_norm=False))
     model.base_model.set_adapter([name, "task"])
     model.set_requires_grad(name, False)
