@@ -53,7 +53,12 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
     The model itself is left out. Adapters, of which a model may have hundreds, are not visited.
     """
-    yield from _walk("", model, set())
+    return ((name, base) for name, _, base in _walk("", model, set()))
+
+
+def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the wrappers that adapters have put around modules of the base model, by the names of these modules."""
+    return ((name, module) for name, module, base in _walk("", model, set()) if module is not base)
 
 
 def is_inside(name: str, outer: str) -> bool:
@@ -61,7 +66,7 @@ def is_inside(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
-def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     base: nn.Module = module
     if isinstance(module, BaseTunerLayer):
         base = module.get_base_layer()
@@ -71,7 +76,7 @@ def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[
         return
     seen.add(base)
     if name:
-        yield name, base
+        yield name, module, base
     for child_name, child in base.named_children():
         yield from _walk(f"{name}.{child_name}" if name else child_name, child, seen)
 

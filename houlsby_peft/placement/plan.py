@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 from transformers import PreTrainedModel
@@ -24,7 +24,7 @@ from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
 from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
 from .place import Place, fold_places
 from .places import find_places, may_be_left_out, output_width
@@ -79,7 +79,8 @@ class Plan:
         self.config = config
         _check_names_match(model, config)
         self.places = find_places(model, config)
-        self._references = {place.projection: model.get_submodule(place.projection) for place in self.places.values()}
+        modules = dict(base_modules(model))
+        self._references = {place.projection: modules[place.projection] for place in self.places.values()}
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
         # The owner comes first: in XLM-R, the output embedding precedes the encoder.
         ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
@@ -132,12 +133,13 @@ class Plan:
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
         """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
-        return new_heads(self._model, self.config, find_trained_modules(self._model, self.config, self.bottlenecks))
+        names = find_trained_modules(self._model, self.config, self.bottlenecks)
+        _check_apart(self._model, names, [*self.places, *self.tokens])
+        return new_heads(self._model, self.config, names)
 
     def reference(self, place: Place) -> nn.Module:
         """Return the module of the base model that determines width, device and dtype."""
-        module = self._references[place.projection]
-        return module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+        return self._references[place.projection]
 
     def new_layer(self, target: nn.Module, place: Place, batches: dict[int, Any]) -> HoulsbyTunerLayer:
         """Return a tuner layer that wraps a module, without any adapter yet."""
@@ -434,6 +436,24 @@ def _check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
                 f"A module that an adapter wraps must belong to one module of the model; {wrapped[module]!r} is also "
                 f"{key!r}, which would stay without the adapter. Leave it out with "
                 f"exclude_modules={[wrapped[module]]}, or name modules inside it in target_modules."
+            )
+
+
+def _check_apart(model: nn.Module, heads: Collection[str], adapted: Collection[str]) -> None:
+    """Refuse to train as a whole what holds a place of another adapter, or the other way round.
+
+    A copy of the module would hold the other adapter's weights, and neither adapter could be saved.
+    """
+    for key, wrapper in wrapped_modules(model):
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            clash = next(((key, name) for name in adapted if is_inside(name, key)), None)
+        else:
+            clash = next(((name, key) for name in heads if is_inside(key, name)), None)
+        if clash:
+            raise ValueError(
+                "A module that one adapter trains as a whole cannot hold what another adapter of the same model "
+                f"adapts; {clash[0]!r} is trained as a whole, and {clash[1]!r} is adapted. Give both adapters the "
+                "same modules_to_save, or add them to two models. unload() removes what deleted adapters leave."
             )
 
 

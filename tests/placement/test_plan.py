@@ -68,6 +68,29 @@ def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
     assert list(model.peft_config) == ["one"]
 
 
+@pytest.mark.parametrize("is_whole_first", [True, False])
+@pytest.mark.parametrize(
+    ("whole", "adapted"),
+    [
+        ({"modules_to_save": ["layer.1"]}, {}),
+        ({"modules_to_save": ["LayerNorm"]}, {}),
+        ({"modules_to_save": ["LayerNorm"], "train_layer_norm": False}, {"invertible": "nice"}),
+        ({"modules_to_save": ["word_embeddings"]}, {"trainable_token_indices": [1, 2]}),
+        ({"modules_to_save": ["bert.embeddings"]}, {"train_layer_norm": "all"}),
+    ],
+    ids=str,
+)
+def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(whole, adapted, is_whole_first):
+    first, second = (whole, adapted) if is_whole_first else (adapted, whole)
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, **first), adapter_name="one")
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match=r"trains as a whole cannot hold what another .* same modules_to_save"):
+        model.add_adapter("two", HoulsbyConfig(r=2, **second))
+    assert list(model.state_dict()) == before
+    assert list(model.peft_config) == ["one"]
+    model.add_adapter("two", HoulsbyConfig(r=2, **first))
+
+
 def test_modules_to_save_are_found_by_the_end_of_their_name():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
     wrapped = {name for name, module in model.base_model.model.named_modules() if isinstance(module, HoulsbyHead)}
