@@ -15,7 +15,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 COMMAND = PACKAGE.with_name("houlsby_peft_cli.py")
 # Modules that the figure leaves out, as the page says, or that another box stands for.
 OMITTED = {"errors", "hub_cards"}
-BOXES = {"houlsby_peft_cli": "cli", "__init__": "init"} | dict.fromkeys(
+BOXES = {"houlsby_peft_cli": "cli", "__init__": "init", "config_rules": "config"} | dict.fromkeys(
     ("prefix_cache", "prefix_layers", "prefix_store", "frozen_prefix"), "prefix"
 )
 

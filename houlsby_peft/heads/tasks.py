@@ -14,7 +14,8 @@ import torch
 from peft.utils import CONFIG_NAME
 
 from ..checkpoints.record import AdapterRecord
-from ..config import HEADS_OF_PEFT, HoulsbyConfig
+from ..config import HoulsbyConfig
+from ..config_rules import HEADS_OF_PEFT
 from ..errors import AdapterError
 from ..layer import base_modules, is_inside
 

@@ -16,7 +16,8 @@ import transformers
 from torch import nn
 
 from ..bottleneck import KINDS
-from ..config import POSITIONS, HoulsbyConfig
+from ..config import HoulsbyConfig
+from ..config_rules import POSITIONS
 from ..errors import check_kind
 from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
 from .place import Place, fold_places

@@ -19,7 +19,8 @@ from ..bottleneck import Bottleneck
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
 from ..checkpoints.weights import FILE_PREFIX, check_file, check_tensors, missing_message
-from ..config import HEADS_OF_PEFT, HoulsbyConfig
+from ..config import HoulsbyConfig
+from ..config_rules import HEADS_OF_PEFT
 from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.checkpoints.untrusted import check_weights, read_config
-from houlsby_peft.config import POSITIONS, PROBLEM_TYPES
+from houlsby_peft.config_rules import POSITIONS, PROBLEM_TYPES
 from hub_models import make_adapter, make_base
 from mutated_adapters import mutate
 
