@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import peft
 import torch
-from packaging.version import Version
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -27,10 +25,6 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
-
-# With transformers 5, not for Houlsby adapters alone.
-SEQ2SEQ_WORKS = Version(peft.__version__) >= Version("0.21.2")
-SEQ2SEQ_REASON = "PEFT before 0.21.2 calls a method of encoder-decoders that transformers 5 does not have"
 
 FILE_PREFIX = "base_model.model."
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh}
