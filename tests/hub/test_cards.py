@@ -7,6 +7,7 @@ import html
 import json
 import re
 import statistics
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ from houlsby_peft.hub.results import format_mean
 from houlsby_peft.hub.sections import mark, split, update
 from hub_models import LABELS, make_adapter, make_base
 from mutated_adapters import HOSTILE
+from study.presets import GlueArguments
+from training.arguments import ClassifierArguments, RecipeTrainingArguments
+from training.methods import ClassifierMethodArguments
 
 
 ROOT = Path(__file__).parents[2]
@@ -378,6 +382,18 @@ def test_the_examples_are_cards_as_they_are_generated():
         check_metadata(card.data.to_dict())
         assert set(headings(card)) <= {*SECTIONS, "Figures"}, path.name
         assert update("# X\n", card.text) == "# X\n", f"{path.name}: a section is not as it was generated"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "hub_cards" / "examples").glob("*.md")), ids=lambda path: path.stem)
+def test_the_examples_have_the_defaults_of_the_recipe(path):
+    groups = (GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    defaults = {field.name: field.default for group in groups for field in fields(group)}
+    (section,) = (text for text in split(path.read_text()) if text.startswith("## Hyperparameters"))
+    shown = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    assert len(shown) > 20
+    for name, *_, default in shown:
+        expected = defaults[name.strip("`")]
+        assert default == (f"{expected:g}" if isinstance(expected, float) else str(expected)), name
 
 
 def elements(markdown_it, text):
