@@ -50,11 +50,12 @@ def compare(rows: Sequence[Row], baseline: str, share: float) -> str:
     base = next((row for row in rows if row.label == baseline), None)
     if base is None:
         raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {baseline!r}.")
-    goals = {task: share * best_score(cell) for task, cell in base.cells.items()}
-    if low := [task for task, goal in goals.items() if goal <= 0]:
+    best = {task: best_score(cell) for task, cell in base.cells.items()}
+    if low := [task for task, score in best.items() if score <= 0]:
         raise RecipeError(
-            f"The baseline's best score must be positive, got {goals[low[0]]:.2f} on {low[0]}. Train longer."
+            f"The baseline's best score must be positive, got {best[low[0]]:.2f} on {low[0]}. Train longer."
         )
+    goals = {task: share * score for task, score in best.items()}
     heads = [f"{proper_name(task)}, {value:.1f} {proper_name(cell.best['chosen_by'])}"
              for (task, value), cell in zip(goals.items(), base.cells.values(), strict=True)]  # fmt: skip
     of_baseline = {task: mean(seconds_until(cell, goals[task])) for task, cell in base.cells.items()}

@@ -321,9 +321,10 @@ class TestTimeToScore:
         with pytest.raises(RecipeError, match=r"--share must be greater than 0 and at most 1, got 99\.0"):
             run(time_to_score, tmp_path, "--share", 99)
 
-    def test_a_score_below_zero_has_no_share(self, finished_run, tmp_path):
-        finished_run("rte", "full", 0, -0.1, epochs=[{"epoch": 1.0, "step": 1, "accuracy": -0.1, "seconds": 1.0}])
-        with pytest.raises(RecipeError, match=r"The baseline's best score must be positive, got -9\.90 on rte"):
+    @pytest.mark.parametrize(("score", "shown"), [(-0.1, r"-10\.00"), (0.0, r"0\.00")])
+    def test_a_score_that_is_not_positive_has_no_share(self, finished_run, tmp_path, score, shown):
+        finished_run("rte", "full", 0, score, epochs=[{"epoch": 1.0, "step": 1, "accuracy": score, "seconds": 1.0}])
+        with pytest.raises(RecipeError, match=rf"The baseline's best score must be positive, got {shown} on rte"):
             run(time_to_score, tmp_path)
 
 
