@@ -187,6 +187,7 @@ def _predict(options: argparse.Namespace) -> None:
         return _predict_file(options)
     if options.output is not None:
         raise ValueError(f"--output needs --file, the rows to predict for; got --output {options.output}.")
+    _check_pairs(options)
     texts = options.texts
     if texts == ["-"]:
         lines = [line.rstrip("\n") for line in sys.stdin]
@@ -195,6 +196,21 @@ def _predict(options: argparse.Namespace) -> None:
     adapter = _load(options, options.device)
     for result in adapter.predict(inputs, batch_size=options.batch_size, top_k=options.top_k):
         print(json.dumps(result, default=float, ensure_ascii=False))
+
+
+def _check_pairs(options: argparse.Namespace) -> None:
+    """Check that an adapter that was trained on pairs gets pairs, and one of single texts those."""
+    from houlsby_peft.checkpoints.untrusted import read_config
+    from houlsby_peft.errors import shortened
+    from houlsby_peft.serving.load import find_folder
+
+    record = read_config(find_folder(options.adapter, options.revision)).record
+    columns = record and record.text_columns
+    if columns and (len(columns) == 2) != options.pairs:
+        kind, other = ("single texts", "pairs") if options.pairs else ("pairs of texts", "single texts")
+        remedy = "Leave out --pairs" if options.pairs else "Give --pairs, and the two texts of each pair in turn"
+        names = " and ".join(shortened(repr(name)) for name in columns)
+        raise ValueError(f"This adapter must read {kind}, as it was trained on {names}; got {other}. {remedy}.")
 
 
 def _split_pairs(lines: list[str]) -> list[str]:

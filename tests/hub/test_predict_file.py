@@ -229,6 +229,27 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
         assert len(predict(folder, source, tmp_path / "out.csv", "--overwrite", *flags)) == 1
 
 
+def test_texts_on_the_command_line_are_pairs_if_those_of_the_training_were(adapter, tmp_path, capsys, monkeypatch):
+    texts = [text for text, _ in TEXTS[:2]]
+    pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
+    single = with_record(adapter, tmp_path / "single", "body")
+    for folder, flags, inputs in ((pairs, ["--pairs"], [tuple(texts)]), (single, [], texts), (adapter, [], texts)):
+        main(["predict", str(folder), *flags, *texts])
+        printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert printed == houlsby_peft.load(adapter).predict(inputs)
+    # Even before the lines are read, and before the model is loaded.
+    monkeypatch.setattr("houlsby_peft.serving.load.load", None)
+    for given in (texts, texts[:1], ["-"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(["predict", str(pairs), *given])
+        assert str(exit_.value) == (
+            "error: This adapter must read pairs of texts, as it was trained on 'title' and 'body\\x1b[2J'; got "
+            "single texts. Give --pairs, and the two texts of each pair in turn."
+        )
+    with pytest.raises(SystemExit, match=r"must read single texts, .* on 'body'; got pairs. Leave out --pairs\."):
+        main(["predict", str(single), "--pairs", *texts])
+
+
 def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
     torch.manual_seed(3)
     labels = {"id2label": options["id2label"]} if "id2label" in options else {}
