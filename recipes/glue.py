@@ -29,7 +29,7 @@ from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_files, find_ta
 from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.data import describe_data, sample, tokenize
 from training.errors import RecipeError, end_with_one_line
-from training.evaluation import find_evaluated, write_evaluation
+from training.evaluation import EVALUATED, find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
 from training.model import describe_head, load_classifier, load_saved, recorded_length
 from training.runs import Run, card_example, plan_push
@@ -71,7 +71,7 @@ def run_tasks(
         else:
             scores[task.name] = train(task, of_task, replace(method), adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
-        glue_reports.write_all(folder, scores, arguments.predict)
+        glue_reports.write_all(folder, scores, arguments.predict, "" if evaluated is None else EVALUATED)
 
 
 def train(
@@ -89,7 +89,7 @@ def train(
     if run.results is not None:
         if arguments.predict:
             saved = "adapter" if method.adds_weights else "model"
-            evaluate(task, f"{training.output_dir}/{saved}", arguments, method, training)
+            evaluate(task, f"{training.output_dir}/{saved}", arguments, method, training, prefix="")
         push(training.output_dir)
         return run.results
 
@@ -130,7 +130,12 @@ def train(
 
 
 def evaluate(
-    task: GlueTask, saved: str, arguments: GlueArguments, method: MethodArguments, training: RecipeTrainingArguments
+    task: GlueTask,
+    saved: str,
+    arguments: GlueArguments,
+    method: MethodArguments,
+    training: RecipeTrainingArguments,
+    prefix: str = EVALUATED,
 ) -> dict[str, float]:
     """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
     # An adapter names its base model, and how long its texts were, unless the command line does.
@@ -141,7 +146,7 @@ def evaluate(
     scores = without_times(trainer.evaluate())
     write_evaluation(training, task.name, saved, scores)
     if arguments.predict:
-        predict(task, trainer, arguments)
+        predict(task, trainer, arguments, prefix)
     return scores
 
 
@@ -176,12 +181,12 @@ def make_trainer(
     )
 
 
-def predict(task: GlueTask, trainer: RecipeTrainer, arguments: GlueArguments) -> None:
-    """Write the predictions of the task's test sets into the run's folder "submission"."""
+def predict(task: GlueTask, trainer: RecipeTrainer, arguments: GlueArguments, prefix: str = "") -> None:
+    """Write the predictions of the task's test sets into the folder "submission", whose name begins with `prefix`."""
     sets = tokenized(load_test_sets(task, arguments.data_dir), task, trainer.processing_class, arguments)
     outputs = {name: trainer.predict(data).predictions for name, data in sets.items()}
     if trainer.is_world_process_zero():
-        glue_reports.write_predictions(trainer.args.output_dir, outputs)
+        glue_reports.write_predictions(trainer.args.output_dir, outputs, prefix)
 
 
 if __name__ == "__main__":

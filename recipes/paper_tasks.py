@@ -30,6 +30,7 @@ from study.additional import PAPER, describe, format_table
 from tasks.classification import ClassificationArguments, run_task
 from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
 from training.errors import RecipeError, end_with_one_line
+from training.evaluation import EVALUATED
 from training.methods import ClassifierMethodArguments
 
 
@@ -67,7 +68,8 @@ def main() -> None:
             "test.csv."
         )
 
-    rows = []
+    trains = training.do_train and arguments.evaluate is None
+    rows, file = [], "table.md" if trains else f"{EVALUATED}table.md"
     for name in tasks:
         folder = f"{arguments.data}/{name}"
         own = copy.copy(training)
@@ -81,7 +83,7 @@ def main() -> None:
         if training.should_log:
             table = format_table(rows)
             print(table)
-            Path(training.output_dir, "table.md").write_text(table)
+            Path(training.output_dir, file).write_text(table)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from tasks.squad import ANSWERED, QUESTION_TOKENS, SCORES, Windows, check_questi
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, sample
 from training.errors import RecipeError, end_with_one_line
-from training.evaluation import find_evaluated, write_evaluation
+from training.evaluation import EVALUATED, find_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
 from training.model import load_model, load_saved, recorded_length, recorded_null_threshold
 from training.results import without_times
@@ -40,8 +40,6 @@ from training.trainer import RecipeTrainer
 
 
 ANSWERS = "predictions.json"
-# Those of --evaluate, which may be in the folder of a run: its results.json is about ANSWERS.
-EVALUATED_ANSWERS = "evaluation_predictions.json"
 NULL_THRESHOLD = 0.0
 
 
@@ -145,7 +143,7 @@ def evaluate(
     arguments: SquadArguments,
     method: MethodArguments,
     training: RecipeTrainingArguments,
-    file: str = EVALUATED_ANSWERS,
+    file: str = EVALUATED + ANSWERS,
 ) -> None:
     """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers to
     `file` in the output folder."""

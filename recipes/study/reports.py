@@ -26,9 +26,15 @@ def references(task: str) -> list[dict[str, Any]]:
     return found
 
 
-def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating]]) -> None:
-    """Write a model's outputs, by test set, into the folder "submission" as GLUE's server expects them."""
-    folder = Path(output_dir, "submission")
+def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating]], prefix: str = "") -> None:
+    """Write a model's outputs, by test set, into the folder "submission" as GLUE's server expects them.
+
+    Args:
+        output_dir: The output folder.
+        outputs: The outputs.
+        prefix: How the name of the folder begins.
+    """
+    folder = Path(output_dir, f"{prefix}submission")
     folder.mkdir(parents=True, exist_ok=True)
     for name, output in outputs.items():
         check_finite(output)
@@ -38,7 +44,7 @@ def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating
         print(f"{folder / name}.tsv: {len(output):,} predictions{note}")
 
 
-def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted: bool) -> None:
+def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted: bool, prefix: str = "") -> None:
     """Print the scores of all tasks and both averages, and write them to all.json, with the submission beside it.
 
     Args:
@@ -46,11 +52,12 @@ def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted:
             so that "runs/r8-{task}" and "runs/r64-{task}" do not overwrite each other's.
         scores: The scores by task.
         predicted: Whether there are predictions, to be packed as submission.zip and checked.
+        prefix: As for write_predictions; the names of both files continue with it.
 
     Raises:
         RecipeError: If GLUE's server would refuse the submission.
     """
-    before = folder.partition("{task}")[0]
+    before = folder.partition("{task}")[0] + prefix
     averages = {"mean_of_nine_columns": mean_of_nine(scores), "server_average": server_average(scores)}
     write_atomically(Path(f"{before}all.json"), json.dumps({"scores": scores, **averages}, indent=2) + "\n")
     for task, own in scores.items():
@@ -63,7 +70,7 @@ def write_all(folder: str, scores: Mapping[str, Mapping[str, float]], predicted:
     if not predicted:
         return
     archive = Path(f"{before}submission.zip")
-    files = (Path(folder.replace("{task}", task), "submission") for task in scores)
+    files = (Path(folder.replace("{task}", task), f"{prefix}submission") for task in scores)
     pack((file for path in files for file in sorted(path.glob("*.tsv"))), archive)
     found = problems(archive)
     if found:

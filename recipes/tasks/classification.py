@@ -50,7 +50,7 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError
-from training.evaluation import find_evaluated, write_evaluation
+from training.evaluation import EVALUATED, find_evaluated, write_evaluation
 from training.files import measure
 from training.methods import MethodArguments, prepare_model
 from training.model import (
@@ -70,8 +70,6 @@ from training.trainer import RecipeTrainer, check_finite
 
 
 PREDICTIONS = "predictions.csv"
-# Those of --evaluate, which may be in the folder of a run: its results.json is about PREDICTIONS.
-EVALUATED_PREDICTIONS = "evaluation_predictions.csv"
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -402,7 +400,7 @@ def evaluate(
     arguments: ClassificationArguments,
     method: MethodArguments,
     training: RecipeTrainingArguments,
-    file: str = EVALUATED_PREDICTIONS,
+    file: str = EVALUATED + PREDICTIONS,
 ) -> dict[str, Any]:
     """Score a saved adapter or model, write the predictions for the test split to `file` in the output folder, and
     return the content of evaluation.json."""

@@ -10,6 +10,11 @@ from training.errors import RecipeError
 from training.files import write_atomically
 
 
+# How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain:
+# its results.json is about them.
+EVALUATED = "evaluation_"
+
+
 def find_evaluated(
     arguments: EncoderArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
 ) -> str | None:

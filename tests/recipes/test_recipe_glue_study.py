@@ -130,9 +130,9 @@ class TestAllTasks:
     def test_a_name_before_the_task(self, data, nine, tmp_path, capsys):
         """Its averages lie beside those of another; MNLI's losses, under their splits' names, are no scores."""
         flags = ["--task", "all", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path / "r8-{task}", "--predict"]
-        with pytest.raises(RecipeError, match=r"would refuse .*r8-submission.zip: CoLA.tsv"):
+        with pytest.raises(RecipeError, match=r"would refuse .*r8-evaluation_submission.zip: CoLA.tsv"):
             run(glue, *flags, "--evaluate", nine / "{task}" / "adapter")
-        found = json.loads((tmp_path / "r8-all.json").read_text())
+        found = json.loads((tmp_path / "r8-evaluation_all.json").read_text())
         assert found["mean_of_nine_columns"] == pytest.approx(
             json.loads((nine / "all.json").read_text())["mean_of_nine_columns"]
         )
@@ -164,6 +164,19 @@ class TestAllTasks:
         found = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
         assert found == pytest.approx(results_of(nine / task)["best_scores"], rel=1e-5)
         assert not (tmp_path / "results.json").exists()
+
+    def test_an_evaluation_leaves_the_submission_of_the_run(self, encoder, data, nine, tmp_path):
+        """In its folder, even that of a worse adapter; a finished run writes its own again."""
+        short(encoder, data, tmp_path / "run", "--task", "rte", "--predict", "--learning_rate", 1e-2)
+        own = (tmp_path / "run" / "submission" / "RTE.tsv").read_bytes()
+        flags = ["--task", "rte", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path / "run", "--predict"]
+        run(glue, *flags, "--evaluate", nine / "rte")
+        found = (tmp_path / "run" / "evaluation_submission" / "RTE.tsv").read_bytes()
+        assert found == (nine / "rte" / "submission" / "RTE.tsv").read_bytes() != own
+        assert (tmp_path / "run" / "submission" / "RTE.tsv").read_bytes() == own
+        (tmp_path / "run" / "submission" / "RTE.tsv").unlink()
+        short(encoder, data, tmp_path / "run", "--task", "rte", "--predict", "--learning_rate", 1e-2)
+        assert (tmp_path / "run" / "submission" / "RTE.tsv").read_bytes() == own
 
     def test_an_adapter_of_another_task(self, data, nine, tmp_path):
         flags = ["--task", "rte", "--data_dir", data, "--use_cpu", "--output_dir", tmp_path]

@@ -71,7 +71,7 @@ def test_a_run_of_two_tasks(data, encoder, tmp_path):
     assert [float(cell) for cell in means.split("|")[2:6]] == pytest.approx([96.85, 97.8, 97.9, 95.65], abs=0.051)
     run(paper_tasks, "--data", data, "--tasks", "sms_spam", "news_aggregator", "--evaluate", output / "{task}",
         "--output_dir", tmp_path / "again", "--use_cpu")  # fmt: skip
-    again = (tmp_path / "again" / "table.md").read_text()
+    again = (tmp_path / "again" / "evaluation_table.md").read_text()
     assert again.replace("120 rows", "180 rows") == (output / "table.md").read_text(), "without the training rows"
 
 
