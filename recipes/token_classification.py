@@ -65,17 +65,19 @@ def main() -> None:
         return
     method = method.settled(adapter, training)
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, method, adapter, files=arguments.find_files())
-    if run.results is not None:
-        if training.do_predict and run.results["test"] is None and "test" in run.results["dataset"]["rows"]:
-            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
-            run.add(test=evaluate(saved, arguments, method, training)["test"])
-        return push(training.output_dir)
-
-    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
         splits = arguments.load_splits()
     tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
+    run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=tags.names)
+    test_file = arguments.measure_test()
+    if run.results is not None:
+        is_missing = run.has_other_test_file(test_file) or run.results["test"] is None
+        if training.do_predict and "test" in splits and is_missing:
+            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
+            run.add(test=evaluate(saved, arguments, method, training)["test"], test_file=test_file)
+        return push(training.output_dir)
+
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
     training.choose_by(tags.scores)
     splits = with_validation({name: tags.read(split, name) for name, split in splits.items()})
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
@@ -106,6 +108,7 @@ def main() -> None:
         labels=tags.names,
         tags=tags.names,
         test=test,
+        test_file=test_file,
     )
     push(training.output_dir)
 

@@ -362,8 +362,7 @@ def train(
     run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=task.labels.names)
     test_file = arguments.measure_test()
     if run.results is not None:
-        other = run.results.get("test_file", test_file) != test_file  # earlier versions have not recorded it
-        is_missing = other or not Path(training.output_dir, PREDICTIONS).exists()
+        is_missing = run.has_other_test_file(test_file) or not Path(training.output_dir, PREDICTIONS).exists()
         if training.do_predict and "test" in task.splits and is_missing:
             saved = "adapter" if method.adds_weights else "model"
             found = evaluate(f"{training.output_dir}/{saved}", arguments, method, training, PREDICTIONS)

@@ -162,6 +162,15 @@ class Run:
                 remedy += ", or --resume_from_checkpoint last to resume with the new arguments"
         raise RecipeError(f"{self._folder} holds a run with {reason}. {remedy}.")
 
+    def has_other_test_file(self, test_file: Mapping[str, int] | None) -> bool:
+        """Return whether a finished run has recorded another test file than the one that is there now.
+
+        Args:
+            test_file: The size and the checksum of the file, which the run records in results.json as "test_file".
+        """
+        recorded = (self.results or {}).get("test_file", test_file)  # earlier versions have not recorded it
+        return test_file not in (None, recorded)
+
     def add(self, **entries: Any) -> dict[str, Any]:
         """Add entries to the results.json of a finished run, and return its content."""
         content = {**(self.results or {}), **entries}

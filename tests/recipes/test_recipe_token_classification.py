@@ -94,6 +94,47 @@ class TestRuns:
             found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
             assert found["scores"] == pytest.approx({**found["scores"], **results[name]}, rel=1e-4)
 
+    def test_another_test_file_is_scored_with_the_finished_run(self, encoder, data, tmp_path, capsys):
+        flags = (encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        first = tag(*flags)
+        write_conll(data / "test.conll", 6, seed=7)
+        for _ in range(2):
+            last = tag(*flags)
+            assert "finished: nothing is trained" in capsys.readouterr().out
+            assert {**last, "test": first["test"], "test_file": first["test_file"]} == first
+            assert last["test"] != first["test"]
+        # As by itself, which also says that it is scored no more often than needed.
+        run(token_classification, "--data", data / "test.conll", "--evaluate", tmp_path / "run", "--output_dir",
+            tmp_path / "again", "--use_cpu")  # fmt: skip
+        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+        assert found["scores"] == pytest.approx({**found["scores"], **last["test"]}, rel=1e-4)
+        evaluated = (tmp_path / "run" / "evaluation.json").stat().st_mtime_ns
+        tag(*flags)
+        assert (tmp_path / "run" / "evaluation.json").stat().st_mtime_ns == evaluated
+
+    def test_other_tags_of_a_data_set_on_the_hub_are_refused(self, encoder, tmp_path):
+        """Its files are not known, and the head would give its outputs other names."""
+        for names in (["O", "B-PER"], ["B-PER", "O"]):
+            features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=names))})
+            rows = Dataset.from_dict({"tokens": [["Ada", "visits"]] * 8, "tags": [[1, 0]] * 8}, features=features)
+            with patch("training.data.load_dataset", return_value={"train": rows, "validation": rows}):
+                if names[0] == "O":
+                    tag(encoder, "user/names", tmp_path / "run")
+                else:
+                    with pytest.raises(RecipeError, match="other data: classes were O, B-PER, are B-PER, O"):
+                        tag(encoder, "user/names", tmp_path / "run")
+
+    def test_an_evaluation_on_other_tags_is_refused(self, encoder, data, tmp_path):
+        tag(encoder, data, tmp_path / "run")
+        features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=["B-GPE", "O"]))})
+        rows = Dataset.from_dict({"tokens": [["Oslo", "visits"]], "tags": [[0, 1]]}, features=features)
+        with (
+            patch("training.data.load_dataset", return_value={"train": rows, "validation": rows}),
+            pytest.raises(RecipeError, match=r"validation: row 0 has the tag 'B-GPE', .*: they have B-LOC, B-PER"),
+        ):
+            run(token_classification, "--data", "user/names", "--evaluate", tmp_path / "run", "--output_dir",
+                tmp_path / "again", "--use_cpu")  # fmt: skip
+
     def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path):
         rows = [
             {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]} for words, tags in sentences(40)
