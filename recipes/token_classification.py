@@ -69,7 +69,7 @@ def main() -> None:
         splits = arguments.load_splits()
     tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
     run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=tags.names)
-    test_file = arguments.measure_test()
+    test_file = arguments.describe_test()
     if run.results is not None:
         is_missing = run.has_other_test_file(test_file) or run.results["test"] is None
         if training.do_predict and "test" in splits and is_missing:

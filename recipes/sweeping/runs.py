@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,8 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from training.errors import RecipeError
+from training.files import read_object
+from training.trained_on import ARGUMENTS_FILE, TRAINED_ON, Describe, changed_files, describe_file
 
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
@@ -72,8 +75,15 @@ class PlannedRun:
         """Write the run's flags into its folder, for `check`."""
         (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
 
-    def check(self) -> None:
-        """Raise RecipeError if the folder holds a run with other flags, in whichever order."""
+    def check(self, describe: Describe = describe_file) -> None:
+        """Check that the folder holds no run with other flags, in whichever order, and no finished one on other data.
+
+        Args:
+            describe: As for `changed_files`.
+
+        Raises:
+            RecipeError: If it does.
+        """
         recorded = self.folder / "flags.json"
         now = _values([self.recipe.name, *self.flags])
         before = _values(json.loads(recorded.read_text())) if recorded.exists() else now
@@ -84,6 +94,20 @@ class PlannedRun:
                 f"{self.folder} holds a run with other flags. Then: {_only_in(before, now)}; now: "
                 f"{_only_in(now, before)}. Give the same flags, or another --output_dir."
             )
+        if results := self.results:  # other runs compare their data when they resume
+            recorded = (read_object(self.folder / ARGUMENTS_FILE) or {}).get(TRAINED_ON, {}).get("files", {})
+            test = results.get("test_file")
+            if changed := changed_files(recorded, describe):
+                raise RecipeError(
+                    f"{self.folder} holds a run with other data: {', '.join(changed)}. Give the earlier data, or "
+                    "another --output_dir."
+                )
+            if changed := changed_files({"test": test} if test else {}, describe):
+                command = shlex.join(["python", str(self.recipe), *self._asked, "--output_dir", str(self.folder)])
+                raise RecipeError(
+                    f"{self.folder} holds the scores of another test file: {changed[0]}. Give the earlier file, "
+                    f"another --output_dir, or score this one with {command}"
+                )
 
 
 def _values(words: Iterable[str]) -> dict[str, list[str]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +23,7 @@ from tqdm.auto import tqdm
 from sweeping.processes import execute, lock
 from sweeping.runs import CHOICES, PlannedRun, best_point
 from training.errors import RecipeError
+from training.trained_on import describe_file
 
 
 SECONDS_TO_LOOK = 2  # between two looks at the runs of other processes, or at the checkpoints of one's own
@@ -57,9 +59,7 @@ class Search:
 
     def take(self) -> tuple[Trial, PlannedRun, TextIO] | None:
         """Return the next trial with its run's lock, or None if none can be taken now. One process at a time."""
-        first, trials = self.runs[0], self.study.get_trials(deepcopy=False)
-        last = {first.at(trial.user_attrs["point"]): trial for trial in trials if "point" in trial.user_attrs}
-        runs = self.runs
+        first, runs, last = self.runs[0], self.runs, self.tried_runs()
         if self.n_trials:
             sampled = [run for run in last if run.point.get("seed") == first.point.get("seed")]
             runs = sampled + runs * (self.n_trials - len(sampled))
@@ -80,6 +80,11 @@ class Search:
             if locked:
                 return trial, run, locked
         return None
+
+    def tried_runs(self) -> dict[PlannedRun, FrozenTrial]:
+        """Return the runs that there have been, each with its last trial."""
+        trials = self.study.get_trials(deepcopy=False)
+        return {self.runs[0].at(trial.user_attrs["point"]): trial for trial in trials if "point" in trial.user_attrs}
 
     def at_the_best_point(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
         """Return the runs of the other seeds, as far as the search has come."""
@@ -146,8 +151,9 @@ class Sweep:
         seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
         others = seeds[search_seeds:] if search_seeds else []
         groups: dict[str, list[PlannedRun]] = {}
+        self._describe = cache(describe_file)  # many runs have the same files
         for run in runs:
-            run.check()
+            run.check(self._describe)
             fixed = {axis: value for axis, value in run.point.items() if axis not in (*chosen, "seed")}
             if run.point.get("seed") not in others:
                 groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
@@ -184,6 +190,9 @@ class Sweep:
                 where, reason = storage or self.output / "optuna.journal", str(error).partition("\n")[0]
                 remedy = "Check its address" if storage else "Delete it; finished runs are not repeated"
                 raise RecipeError(f"Optuna cannot open {where}: {reason}. {remedy}.") from error
+        for search in self.searches.values():
+            for run in search.tried_runs():  # of which __init__ does not know the sampled ones
+                run.check(self._describe)
         total = sum(search.total for search in self.searches.values())
         often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
         with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:

@@ -360,7 +360,7 @@ def train(
     Returns the content of results.json.
     """
     run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=task.labels.names)
-    test_file = arguments.measure_test()
+    test_file = arguments.describe_test()
     if run.results is not None:
         is_missing = run.has_other_test_file(test_file) or not Path(training.output_dir, PREDICTIONS).exists()
         if training.do_predict and "test" in task.splits and is_missing:

@@ -17,11 +17,11 @@ from transformers.hf_argparser import HfArg
 from houlsby_peft import HoulsbyConfig
 from training.data import find_files, load_splits
 from training.errors import RecipeError
-from training.files import measure
 from training.model import MINILM, POOLER
 from training.packaged import PACKAGED
 from training.rules import FLAGS_OF_EXAMPLES, NOT_FLAGS, OneLineErrors, check_flags
 from training.tables import log
+from training.trained_on import describe_file
 
 
 BERT = "google-bert/bert-base-uncased"
@@ -81,10 +81,10 @@ class DataArguments(EncoderArguments):
         files = find_files(self.data, validation=self.validation_file)
         return {split: file for split, file in files.items() if split != "test"}
 
-    def measure_test(self) -> dict[str, int] | None:
-        """Return the size and the checksum of the file of the test split, or None if there is no such file."""
+    def describe_test(self) -> dict[str, Any] | None:
+        """Return what is recorded of the file of the test split, or None if there is no such file."""
         file = find_files(self.data, test=self.test_file).get("test")
-        return None if file is None else measure(file)
+        return None if file is None else describe_file(file)
 
 
 @dataclass(kw_only=True)

@@ -5,8 +5,7 @@ import json
 import os
 import platform
 import shutil
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,19 +17,18 @@ from houlsby_peft.hub.card import write_card_of_saved
 from training.arguments import RecipeTrainingArguments
 from training.checkpoints import find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
-from training.files import find_damage, measure, read_object, refuse_folder, write_atomically
+from training.files import find_damage, read_object, refuse_folder, write_atomically
 from training.packaged import hub_name
 from training.report import is_houlsby, push_command, report_end
 from training.results import RESULTS_FILE, merge, write_results
+from training.trained_on import ARGUMENTS_FILE, CHANGES, TRAINED_ON, changed_data, describe_data_of_run
 from training.trainer import RecipeTrainer
 
 
 Result = TypeVar("Result")
 Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
-ARGUMENTS_FILE = "arguments.json"
 LOCK_FILE = "run.lock"
 LAST = "last"
-TRAINED_ON = "trained_on"  # the entry of ARGUMENTS_FILE that says what the data of a run are
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
@@ -38,10 +36,8 @@ _FREE = {
     *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
 _FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
-# How changes of the data begin.
-_DATA = ("data of ", "classes ")
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
-_RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ", *_DATA)
+_RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ", *CHANGES)
 _LISTED = 3
 
 
@@ -93,7 +89,7 @@ class Run:
 
     def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
         training, folder = self._training, self._folder
-        arguments = json.loads(json.dumps(merge(self.groups) | _describe_trained_on(self._files, self._classes)))
+        arguments = json.loads(json.dumps(merge(self.groups) | describe_data_of_run(self._files, self._classes)))
         asked, overwrites = training.resume_from_checkpoint, training.overwrite_output_dir
         same = not changed_arguments(read_object(folder / ARGUMENTS_FILE) or {}, arguments)
         if same and not overwrites and asked is None and (results := self._read_results()) is not None:
@@ -153,7 +149,7 @@ class Run:
             reason = f"unknown arguments (it has no whole {ARGUMENTS_FILE})"
         else:
             changed = changed_arguments(before, arguments)
-            of_data = [change.startswith(_DATA) for change in changed]
+            of_data = [change.startswith(CHANGES) for change in changed]
             kind = "data" if all(of_data) else "arguments and data" if any(of_data) else "arguments"
             reason = f"other {kind}: {_list(changed)}"
             if any(change.startswith("base_dtype ") for change in changed):
@@ -162,14 +158,16 @@ class Run:
                 remedy += ", or --resume_from_checkpoint last to resume with the new arguments"
         raise RecipeError(f"{self._folder} holds a run with {reason}. {remedy}.")
 
-    def has_other_test_file(self, test_file: Mapping[str, int] | None) -> bool:
+    def has_other_test_file(self, test_file: Mapping[str, Any] | None) -> bool:
         """Return whether a finished run has recorded another test file than the one that is there now.
 
         Args:
-            test_file: The size and the checksum of the file, which the run records in results.json as "test_file".
+            test_file: The description of the file, which the run records in results.json as "test_file".
         """
         recorded = (self.results or {}).get("test_file", test_file)  # earlier versions have not recorded it
-        return test_file not in (None, recorded)
+        if test_file is None or recorded is None:
+            return test_file is not None
+        return any(changed_data({"files": {"test": recorded}}, {"files": {"test": test_file}}))
 
     def add(self, **entries: Any) -> dict[str, Any]:
         """Add entries to the results.json of a finished run, and return its content."""
@@ -206,50 +204,13 @@ def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     """Return the data and the arguments that differ between two runs and change what is learned."""
     names: Iterable[str] = sorted((before.keys() | now.keys()) - {TRAINED_ON})
     return [
-        *_changed_data(before.get(TRAINED_ON, {}), now.get(TRAINED_ON, {})),
+        *changed_data(before.get(TRAINED_ON, {}), now.get(TRAINED_ON, {})),
         *(
             f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
             for name in names
             if before.get(name) != now.get(name) and name not in _FREE and not name.startswith(_FREE_BEGINNINGS)
         ),
     ]
-
-
-def _describe_trained_on(files: Mapping[str, Path], classes: Sequence[str]) -> dict[str, Any]:
-    """Return the entry TRAINED_ON, with the names, sizes and checksums of the files; nothing if nothing is known."""
-    try:
-        measured = {split: {"name": path.name, **measure(path)} for split, path in files.items()}
-    except OSError:  # reported when the data are loaded
-        measured = {}
-    known = {"files": measured, "classes": list(classes)}
-    return {TRAINED_ON: known} if measured or classes else {}
-
-
-def _changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what differs between the data of two runs, as far as both are known; each begins with one of _DATA.
-
-    A file may have another name or another place.
-    """
-    were, are = before.get("files", {}), now.get("files", {})
-    # Without files of training on one side, its data are unknown, on the Hub or no longer there.
-    known = "train" in were and "train" in are
-    for split in sorted(were.keys() | are.keys() if known else were.keys() & are.keys()):
-        if split not in were:
-            yield f"data of {split} were in no file, are in {are[split]['name']}"
-        elif split not in are:
-            yield f"data of {split} were in {were[split]['name']}, are in no file"
-        elif were[split]["bytes"] != are[split]["bytes"]:
-            sizes = were[split]["bytes"], are[split]["bytes"]
-            yield f"data of {split} have changed: {are[split]['name']} had {sizes[0]:,} bytes, has {sizes[1]:,}"
-        elif were[split]["crc32"] != are[split]["crc32"]:
-            yield f"data of {split} have changed: {are[split]['name']} has the same size and other content"
-    old, new = before.get("classes"), now.get("classes")
-    if old and new and old != new:
-        yield f"classes were {_shorten(old)}, are {_shorten(new)}"
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return textwrap.shorten(", ".join(names), 200, placeholder=" ...")
 
 
 def _is_restored(change: str) -> bool:

@@ -33,6 +33,7 @@ from training.checkpoints import SEAL, find_checkpoint_damage, last_checkpoint
 from training.errors import RecipeError
 from training.model import load_saved
 from training.runs import LOCK_FILE, changed_arguments
+from training.trained_on import changed_files
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -337,7 +338,10 @@ class TestOtherData:
                    tmp_path / "run", *length)  # fmt: skip
         run(*command)
         run(*command)
+        recorded = json.loads((tmp_path / "run" / "arguments.json").read_text())["trained_on"]["files"]
+        assert changed_files(recorded) == []
         pd.DataFrame(data)[:7].to_parquet(folder / "validation.parquet")
+        assert [change.split(":")[0] for change in changed_files(recorded)] == ["data of validation have changed"]
         with pytest.raises(RecipeError, match=r"other data: data of validation have changed: validation\.parquet"):
             run(*command)
         (folder / "validation.parquet").unlink()

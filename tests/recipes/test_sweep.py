@@ -29,6 +29,7 @@ from sweeping.runs import best_point, choose, make_runs
 from sweeping.search import Sweep
 from tasks.minimal_pairs import minimal_pairs
 from training.errors import RecipeError
+from training.trained_on import describe_file
 
 
 ROOT = Path(__file__).parents[2]
@@ -277,6 +278,36 @@ class TestExecution:
         self.sweep(recipe, axes)
         with pytest.raises(RecipeError, match=r"other flags. Then: none; now: --more 1. Give the same"):
             self.sweep(recipe, axes, "--more", "1")
+
+    @pytest.mark.parametrize("sampled", [False, True], ids=["grid", "sampled"])
+    def test_finished_runs_on_other_data_are_refused(self, recipe, sampled):
+        """As the recipe itself refuses them; what it has recorded of its files is all that is known."""
+        train, test = recipe.parent / "train.csv", recipe.parent / "test.csv"
+        train.write_text("a")
+        test.write_text("b")
+        code = """
+(folder / "arguments.json").write_text(json.dumps({"trained_on": {"files": {"train": DESCRIPTION}}}))
+(folder / "results.json").write_text(json.dumps({**run, "test_file": OF_TEST}))
+"""
+        described = repr(describe_file(train)), repr(describe_file(test))
+        code = code.replace("DESCRIPTION", described[0]).replace("OF_TEST", described[1])
+        recipe.write_text(recipe.read_text() + code)
+        axes = {"learning_rate": ["1e-3:1e-2" if sampled else "1e-3"], "seed": ["0"]}
+        kwargs = {"n_trials": 2, "search_seeds": 1} if sampled else {}
+        for _ in range(2):
+            self.sweep(recipe, axes, **kwargs)
+            assert {len(of_run) for of_run in starts(recipe).values()} == {1}
+        train.write_text("other")
+        with pytest.raises(RecipeError, match=r"other data: data of train .* train\.csv had 1 bytes, has 5\. Give"):
+            self.sweep(recipe, axes, **kwargs)
+        train.write_text("a")
+        test.write_text("c")
+        with pytest.raises(RecipeError, match=r"another test file: .* test\.csv has .* or score this one with"):
+            self.sweep(recipe, axes, **kwargs)
+        for file in (train, test):  # they are elsewhere now
+            file.unlink()
+        self.sweep(recipe, axes, **kwargs)
+        assert {len(of_run) for of_run in starts(recipe).values()} == {1}
 
     def test_the_order_of_flags_and_the_form_of_numbers_do_not_matter(self, recipe):
         self.sweep(recipe, {"learning_rate": ["1e-3"], "seed": ["0"]}, "--more", "1", "2", "--other=3")
