@@ -148,6 +148,7 @@ class Sweep:
         search_seeds: int | None = None, n_trials: int | None = None,
     ) -> None:  # fmt: skip
         self.output, self.failures, self._stop = output, dict[PlannedRun, str](), threading.Event()
+        self._own, self._waits = set[PlannedRun](), False
         seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
         others = seeds[search_seeds:] if search_seeds else []
         groups: dict[str, list[PlannedRun]] = {}
@@ -206,11 +207,17 @@ class Sweep:
     def _work(self, launch: Sequence[str], slot: Mapping[str, str]) -> None:
         while not self._stop.is_set():
             with lock(self.output / "sweep.lock", wait=True):
+                is_idle = not self._own
                 taken = next(filter(None, (search.take() for search in self.searches.values())), None)
                 left = sum(search.left for search in self.searches.values())
                 self._bar.update(self._bar.total - left - self._bar.n)
+                if left and not taken and is_idle and not self._waits:
+                    self._bar.write(f"waiting for runs of other processes; runs left: {left}")
+                self._waits = is_idle and not taken
+                self._own.update([taken[1]] if taken else [])
             if taken:
                 self._execute(*taken, launch, slot)
+                self._own.discard(taken[1])
             elif left:
                 self._stop.wait(SECONDS_TO_LOOK)
             else:

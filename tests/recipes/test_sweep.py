@@ -563,10 +563,13 @@ class TestAccidents:
         _, second = self.killed(recipe, with_its_runs=False)
         sweep = start(recipe, *self.FLAGS, "--steps", 15)
         wait_for(lambda: len(results(recipe)) == 2)  # the others; the second one is still held
+        assert "finished: " in sweep.stdout.readline()
+        assert sweep.stdout.readline() == "waiting for runs of other processes; runs left: 1\n"
         assert sweep.poll() is None
         (second / "hold").unlink()
         output, _ = finish(sweep)
         assert "0 1 2" in output
+        assert "waiting" not in output, "it is said once"
         assert list(starts(recipe).values()) == [[0], [0], [0]]
 
     @pytest.mark.parametrize("database", [False, True])
