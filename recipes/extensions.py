@@ -5,7 +5,7 @@
 
 Layer or batch norm inside the adapter, two layers, other activations, attention only, and parallel to the sub-layer
 with and without a multiplicative gate; see variants.py. Writes extensions.jsonl, .png and .svg: differences to the
-paper's adapter, as means over the seeds with one standard error, paired by seed.
+paper's adapter at the best epoch of each run, as means over the seeds with one standard error, paired by seed.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from analysis.grid import RECIPES, GridParser, make_grids, run_missing
 from analysis.runs import write_lines
 from analysis.variants import VARIANTS
 from study.papers import proper_name
-from study.results import mean_and_error, score_percent
+from study.results import Results, in_percent, mean_and_error
 from study.table import difference
 from sweeping.runs import PlannedRun
 from training.errors import RecipeError, end_with_one_line
@@ -25,7 +25,7 @@ from training.figures import COLORS, COLUMN, MARKERS, plt, save
 
 
 PAPER = "paper"
-# The library cannot load these variants again; the best epoch's score counts nevertheless.
+# The library cannot load these variants again, so the runs end with the last epoch.
 NO_CHECKPOINTS = ("--save_strategy", "no", "--load_best_model_at_end", "false")
 
 
@@ -48,6 +48,13 @@ def main() -> None:
     save(draw(rows), arguments.output_dir / "extensions")
 
 
+def best_score(results: Results) -> float:
+    """Return the score of a run's best epoch in percent; the weights of the last one are kept."""
+    name = results["chosen_by"]
+    scores = [in_percent(results, name, epoch[name]) for epoch in results["epochs"]]
+    return min(scores) if name.endswith("loss") else max(scores)
+
+
 def summarize(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     """Return a row per task and variant: scores in percent, and their mean minus that of the paper's adapter.
 
@@ -58,7 +65,7 @@ def summarize(runs: Sequence[PlannedRun]) -> list[dict[str, Any]]:
     for run in runs:
         if results := run.results:
             variants = found.setdefault(results["task"], {})
-            variants.setdefault(run.point["variant"], {})[results["seed"]] = score_percent(results)
+            variants.setdefault(run.point["variant"], {})[results["seed"]] = best_score(results)
     missing = [task for task, variants in found.items() if PAPER not in variants]
     if missing or not found:
         raise RecipeError(

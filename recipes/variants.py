@@ -4,7 +4,8 @@
 
 The flags are those of glue.py, and --variant. The library does not know the variants that are classes in
 analysis/variants.py: their adapters are saved but cannot be loaded, so give --save_strategy no
---load_best_model_at_end false. The score in results.json is the best epoch's nevertheless.
+--load_best_model_at_end false. `best_score` in results.json is then that of the last epoch; extensions.py takes the
+best of `epochs`.
 """
 
 import runpy

@@ -173,7 +173,10 @@ class TestRuns:
             seed, tanh = int(one.point["seed"]), one.point["variant"] == "tanh"
             score = 0.5 + 0.02 * seed + (0.1 + 0.02 * seed) * tanh
             results = {"task": one.point["task"], "seed": seed, "chosen_by": "accuracy"}
-            results["best_scores"] = {"accuracy": score}
+            # The weights of the last epoch are kept, and it is not the best.
+            results["epochs"] = [{"accuracy": score - 0.3}, {"accuracy": score}, {"accuracy": 0.1 + 0.2 * seed}]
+            results["best_score"] = 0.1 + 0.2 * seed
+            results["best_scores"] = {"accuracy": 0.1 + 0.2 * seed}
             (one.folder / "results.json").write_text(json.dumps(results))
         run(extensions, "--draw_only", "--output_dir", tmp_path, "--task", "cola", "rte", "--seed", 0, 1)
         rows = {
