@@ -105,8 +105,9 @@ def draw(points: Sequence[dict[str, Any]]) -> Figure:
         own = [point for point in points if point["task"] == task]
         _line(left, "init_std", [point for point in own if point["r"] == r], task, color, marker)
         _line(right, "r", [point for point in own if point["init_std"] == std], task, color, marker)
-    at_std = [point for point in points if point["init_std"] == std]
-    over_tasks = {size: mean(p["mean"] for p in at_std if p["r"] == size) for size in sorted(sizes)}
+    means = {size: [p["mean"] for p in points if (p["init_std"], p["r"]) == (std, size)] for size in sorted(sizes)}
+    # A mean over fewer tasks is no point of the same line.
+    over_tasks = {size: mean(own) for size, own in means.items() if len(own) == len(tasks)}
     if len(tasks) > 1:
         right.plot(over_tasks.keys(), over_tasks.values(), color="black", linestyle="--", label="mean over tasks")
     kinds = {point["score"] if not point["score"].endswith("accuracy") else "accuracy" for point in points}

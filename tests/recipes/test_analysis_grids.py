@@ -239,6 +239,16 @@ class TestInitScale:
         assert len(lines_drawn) == 8 + 1, "a task is left out"
         assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
 
+    @pytest.mark.parametrize("std", [0.01, 1e-4])
+    def test_a_size_without_runs_on_all_tasks_has_no_mean(self, finished_run, tmp_path, std):
+        for task, score in (("cola", 0.8), ("rte", 0.6)):
+            finished_run(task, "houlsby", 0, score)
+        finished_run("cola", "houlsby", 0, 0.8, r=8, init_std=std)
+        run(init_scale, "--draw_only", "--output_dir", tmp_path)
+        means = init_scale.draw(lines(tmp_path / "init_scale.jsonl")).axes[1].get_lines()[-1]
+        assert (means.get_label(), [*means.get_xdata()]) == ("mean over tasks", [64])
+        assert means.get_ydata() == pytest.approx([70])
+
     def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
         finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
         with pytest.raises(RecipeError, match="stsb has no accuracy, only spearmanr, pearson: give --score main"):
