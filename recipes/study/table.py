@@ -27,9 +27,9 @@ Mean of nine: the plain mean of the columns from CoLA to RTE. Server's average: 
 over its nine tasks, with WNLI, of the mean of each task's scores (two for MRPC, STS-B, QQP and MNLI); for a paper the
 total as printed, which is not the plain mean. Neither is given if a column is missing.
 Trained: parameters per task, with the head, and as a share of the encoder, at the chosen point or of the best run.
-Total: for all tasks with runs, in multiples of the encoder. The papers count MNLI-m and -mm as two tasks, and no WNLI:
-so does this table if MNLI has runs that were chosen by the mismatched split (--metric_for_best_model
-mismatched_accuracy), which are then those of the MNLI-mm column. MNLI's runs otherwise count once."""
+Total: for all tasks with runs, in multiples of the encoder. The papers count MNLI-m and -mm as two tasks, and no WNLI.
+This table counts WNLI if it has runs, and MNLI as two tasks if it has runs that were chosen by the mismatched split
+(--metric_for_best_model mismatched_accuracy), which are then those of the MNLI-mm column."""
 DIFFERENCES = """\
 ±: standard error of the difference. Rows with the same seeds on a task are compared seed by seed (paired)."""
 
