@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import shlex
 from dataclasses import fields
@@ -89,6 +90,27 @@ def test_a_command_of_the_papers(command, tmp_path, monkeypatch, capsys):
         assert different
         for (script, *_), rest in different.items():
             check_flags(script, rest)
+
+
+def values(words: list[str], flag: str) -> list[str]:
+    """The values of a flag on a command line."""
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), words[words.index(flag) + 1 :]))
+
+
+@pytest.mark.parametrize(
+    ("folder", "tasks"), [("runs/h3", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
+                          ("runs/h4", ["mnli", "cola"])]
+)  # fmt: skip
+def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
+    """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and norms."""
+    sweeps = [shlex.split(command) for command in commands() if command.startswith("sweep.py")]
+    sweeps = [words for words in sweeps if values(words, "--output_dir") == [folder]]
+    assert sweeps
+    for words in sweeps:
+        assert values(words, "--task") == tasks
+        if values(words, "--method") != ["full"]:
+            assert values(words, "--learning_rate") == ["3e-5", "3e-4", "3e-3"]
+            assert values(words, "--num_train_epochs") == ["3", "20"]
 
 
 RESULTS = '{"task": "cola", "method": "houlsby", "model": "bert", "arguments": {"init_adapter": null}}'
