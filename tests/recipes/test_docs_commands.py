@@ -113,6 +113,16 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
             assert values(words, "--num_train_epochs") == ["3", "20"]
 
 
+def test_runs_without_a_preset_also_read_the_examples_in_random_order():
+    """The recipes' default groups them by length, which none of the papers does."""
+    sweeps = [shlex.split(command) for command in commands() if command.startswith("sweep.py")]
+    sweeps = [words for words in sweeps if "--preset" not in words]
+    assert {words[1] for words in sweeps} == {"recipes/paper_tasks.py", "recipes/squad.py"}
+    for words in sweeps:
+        assert "--train_sampling_strategy" in words, words
+        assert values(words, "--train_sampling_strategy") == ["random"]
+
+
 RESULTS = '{"task": "cola", "method": "houlsby", "model": "bert", "arguments": {"init_adapter": null}}'
 
 
