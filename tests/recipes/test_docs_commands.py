@@ -123,6 +123,13 @@ def test_runs_without_a_preset_also_read_the_examples_in_random_order():
         assert values(words, "--train_sampling_strategy") == ["random"]
 
 
+def test_the_ablations_show_the_accuracy():
+    """As the captions of both papers say."""
+    ablations = [command for command in commands() if command.startswith("ablation.py")]
+    assert len(ablations) == 2
+    assert not [command for command in ablations if "--score" in command]
+
+
 RESULTS = '{"task": "cola", "method": "houlsby", "model": "bert", "arguments": {"init_adapter": null}}'
 
 
