@@ -2,13 +2,14 @@
 
 houlsby2019: Houlsby et al. 2019 (arXiv 1902.00751) and its code, google-research/adapter-bert. The paper searches
 learning rates 3e-5, 3e-4 and 3e-3, 3 and 20 epochs and sizes 8, 64 and 256, and reports the best of 5 seeds. The
-code's Adam has no bias correction; this one does.
+initial weights have the paper's standard deviation, 1e-2; the code's is 1e-3. The code's Adam has no bias correction;
+this one does. The code scores the last epoch, as --load_best_model_at_end false does.
 mohebbi2020: the re-implementation of Mohebbi and Rajaei 2020: "not shared", or with --share_layers 1 or 3 "shared in
 each layer" and "3-shared", which train neither norms nor a second layer of the head.
 uva2019: the reproduction of Whritenour and Schoch 2019, with the first paper's code and one learning rate for all.
 They print 2,379,264 trained parameters of 111,863,042, which are --train_layer_norm false; a run's numbers have 1,538
 more each, those of the head, which it trains in a copy.
-han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library.
+han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library, whose initial weights are not truncated.
 
 --method full and top_k have their own learning rate and epochs. These papers have no settings for LoRA, the norms
 alone and the head alone, which use those of the adapters.
