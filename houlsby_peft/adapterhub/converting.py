@@ -32,7 +32,7 @@ from ..placement.plan import Plan
 from ..serving.load import find_files
 from .base import make_empty, read_base_config
 from .heads import Head, find_target, head_keys, head_modules
-from .mapping import find_kind, layer_config, library_keys, own_config
+from .mapping import check_base_type, find_kind, layer_config, library_keys, own_config
 from .reading import ADAPTER_FILES, HEAD_FILES, Published, read_published
 from .writing import write_published
 
@@ -126,11 +126,12 @@ def _convert(published: Published, base_config: PretrainedConfig) -> tuple[Houls
     """Return the configuration, with its record, and the weights of a converted adapter."""
     model_type, options, width = str(base_config.model_type), published.config, published.hidden_size
     path = published.adapter.file.with_name(ADAPTER_FILES[0])
+    kind = find_kind(options, model_type, path)
+    fields = own_config(options, width, kind)
+    check_base_type(model_type, kind, fields["positions"], path)
     head = find_target(published.head, model_type) if published.head else None
     model = _empty_model(base_config, head)
-    kind = find_kind(options, model_type, path)
     try:
-        fields = own_config(options, width, kind)
         everywhere = HoulsbyConfig(**fields)
         places = _bottlenecks(find_places(model, everywhere))
         fields |= layer_config(options, width, places, type(model).__name__)

@@ -28,7 +28,6 @@ _CLASSES = {
     "tagging": "ForTokenClassification",
     "question_answering": "ForQuestionAnswering",
     "multiple_choice": "ForMultipleChoice",
-    "image_classification": "ForImageClassification",
 }
 _LANGUAGE_MODELS = ("causal_lm", "masked_lm", "seq2seq_lm")
 # More would be no classes, and take memory before the weights are compared with it.
@@ -89,7 +88,6 @@ _HALVES = ("pre_classifier.dense", "classifier.out_proj")
 ROWS: dict[str, tuple[Row, ...]] = {
     "albert": (*_of_tokens(), Row(_TEXT, 1, None, True, ("classifier",))),
     "bart": (_ENCODER_DECODER, *_of_tokens()),
-    "beit": (Row("ForImageClassification", 1, None, True, ("classifier",)),),
     "bert": (*_with_pooler(_TEXT), *_with_pooler(_CHOICE), *_of_tokens()),
     "deberta": _DEBERTA,
     "deberta-v2": _DEBERTA,
@@ -109,9 +107,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "plbart": (_ENCODER_DECODER,),
     "roberta": _ROBERTA,
     "t5": (_ENCODER_DECODER,),
-    "vit": (Row("ForImageClassification", 1, None, False, ("classifier",)),),
     "xlm-roberta": _ROBERTA,
-    "xmod": _ROBERTA,
 }
 
 
@@ -251,7 +247,7 @@ def flexible_config(
         "dropout_prob": None,
     }
     config |= {"num_choices": 2} if kind == "multiple_choice" else {"num_labels": outputs}
-    if kind in ("classification", "multilabel_classification", "multiple_choice", "image_classification"):
+    if kind in ("classification", "multilabel_classification", "multiple_choice"):
         config["use_pooler"] = row.use_pooler
     if kind in ("classification", "multilabel_classification"):
         config["bias"] = has_bias

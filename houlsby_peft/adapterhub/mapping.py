@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -27,10 +27,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "init_weights": "mam_adapter",
     },
 }
-# Where the library gives bottlenecks no norm, because it comes before the sub-layer.
-_PRE_NORM = ("beit", "clip", "gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5", "vit", "whisper")
+# The base models whose layers both libraries adapt at the same place, by whether the norm comes before or after the
+# sub-layer. Before: the library gives bottlenecks no norm.
+_PRE_NORM = ("gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5")
+_POST_NORM = (
+    "albert", "bart", "bert", "bert-generation", "deberta", "deberta-v2", "distilbert", "electra", "plbart", "roberta",
+    "xlm-roberta",
+)  # fmt: skip
 # Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them under these names.
-INSIDE = ("bert", "bert-generation", "deberta", "deberta-v2", "electra", "mt5", "roberta", "t5", "xlm-roberta", "xmod")
+INSIDE = ("bert", "bert-generation", "deberta", "deberta-v2", "electra", "mt5", "roberta", "t5", "xlm-roberta")
 CONTAINERS = {
     "attention": "attention_adapters",
     "feed_forward": "output_adapters",
@@ -74,6 +79,32 @@ def find_kind(options: Mapping[str, Any], model_type: str, where: object) -> str
         f"{where}: the norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel adapter; got "
         f"{given}, which computes something else on a {model_type} model and has no counterpart here."
     )
+
+
+def check_base_type(model_type: str, kind: str, positions: Collection[str], where: object) -> None:
+    """Check that both libraries compute the same with a bottleneck in a base model.
+
+    Args:
+        model_type: The base model's type.
+        kind: The kind of the bottlenecks.
+        positions: The sub-layers that have one.
+        where: The adapter, for the message.
+
+    Raises:
+        AdapterError: The `adapters` library has no such base model, or has its bottlenecks at other places.
+    """
+    known = sorted((*_PRE_NORM, *_POST_NORM))
+    if model_type not in known:
+        raise AdapterError(
+            f"{where}: only adapters of base models whose layers the `adapters` library and this package adapt at the "
+            f"same place can be converted, which are {', '.join(known)}; got {model_type}. Train the adapter anew."
+        )
+    if model_type == "albert" and "attention" in positions and kind != "pfeiffer":
+        raise AdapterError(
+            f"{where}: on ALBERT, the `adapters` library exchanges the attention's output and its residual input, so "
+            f"only the kind 'pfeiffer', which reads their sum, computes the same after the attention; got {kind!r}. "
+            "Train the adapter anew, with bottlenecks after the feed-forward layers alone if it is to be converted."
+        )
 
 
 def size_of(width: int, factor: float) -> int:

@@ -26,7 +26,7 @@ from ..serving.base_model import label_arguments
 from ..serving.load import find_folder
 from .base import make_empty, read_base_config
 from .heads import NO_HEAD, ROWS, Row, flexible_config, flexible_index
-from .mapping import describe, library_keys
+from .mapping import check_base_type, describe, library_keys
 from .reading import ADAPTER_FILES, HEAD_FILES
 
 
@@ -66,6 +66,7 @@ def write_published(
     name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
     base_name = os.fspath(base_model or config.base_model_name_or_path or "")
     base_config = read_base_config(base_name, token)
+    check_base_type(str(base_config.model_type), config.kind, config.positions, found)
     for field, value in label_arguments(config).items():
         setattr(base_config, field, value)
     task = task_of_config(config)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel
 
 import houlsby_peft
 from adapterhub_models import CONFIGS, inputs, tiny_base, tiny_config, whole_float64
@@ -168,6 +170,49 @@ def test_what_the_format_cannot_express_is_refused(options, reason, bases, tmp_p
     with pytest.raises(houlsby_peft.AdapterError, match=reason):
         houlsby_peft.convert(tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=bases / "bert")
     assert not (tmp_path / "new").exists()
+
+
+UNLIKE = {
+    "modernbert": {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
+    "vit": {"image_size": 32, "patch_size": 16},
+    "albert": {"embedding_size": 8},
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("modernbert", {}, "adapt at the same place can be converted, which are albert, bart, .*; got modernbert"),
+        ("vit", {}, "adapt at the same place can be converted, which are albert, bart, .*; got vit"),
+        ("albert", {}, "exchanges the attention's output and its residual input, so only the kind 'pfeiffer'"),
+        ("albert", {"positions": ["feed_forward"]}, None),
+        ("albert", {"kind": "pfeiffer", "positions": ["attention", "feed_forward"]}, None),
+    ],
+    ids=str,
+)
+def test_only_base_models_that_both_libraries_adapt_alike_are_converted(model_type, options, reason, bases, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    AutoConfig.for_model(model_type, **sizes, vocab_size=40, **UNLIKE[model_type]).save_pretrained(tmp_path / "base")
+    model = AutoModel.from_config(AutoConfig.from_pretrained(tmp_path / "base"))
+    config = HoulsbyConfig(r=4, train_layer_norm=False, modules_to_save=[], **options)
+    get_peft_model(model, config).save_pretrained(tmp_path / "ours")
+    published = tmp_path / "published"
+    if reason is not None:
+        with pytest.raises(houlsby_peft.AdapterError, match=reason):
+            houlsby_peft.convert(tmp_path / "ours", published, to="adapterhub", base_model=tmp_path / "base")
+        assert not published.exists()
+        # An adapter that the library has written, as far as it is read before it is refused.
+        published.mkdir()
+        fields = json.loads((GOLDEN / "bert-houlsby" / "adapter_config.json").read_text())
+        (published / "adapter_config.json").write_text(json.dumps(fields | {"model_type": model_type}))
+        shutil.copy(GOLDEN / "bert-houlsby" / "adapter.safetensors", published)
+        with pytest.raises(houlsby_peft.AdapterError, match=reason):
+            houlsby_peft.convert(published, tmp_path / "new", base_model=tmp_path / "base")
+        return
+    houlsby_peft.convert(tmp_path / "ours", published, to="adapterhub", base_model=tmp_path / "base")
+    back = houlsby_peft.convert(published, tmp_path / "back", base_model=tmp_path / "base")
+    found, expected = (load_file(folder / "adapter_model.safetensors") for folder in (back, tmp_path / "ours"))
+    assert sorted(tensor.shape for tensor in found.values()) == sorted(tensor.shape for tensor in expected.values())
 
 
 @pytest.mark.parametrize("share_layers", [1, 2])
