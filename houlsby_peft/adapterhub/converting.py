@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 FORMATS = ("houlsby", "adapterhub")
 # The class that an adapter without a head is for, the first that the base model has. Its names of modules are also
-# those of classes for other tasks.
+# those of classes for other tasks, except on T5.
 _WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
 
 
@@ -152,6 +152,8 @@ def _convert(published: Published, base_config: PretrainedConfig) -> tuple[Houls
     weights = _collect(published, head, plan, model, expected)
     made = plan.new_record()
     made.two_layer_head = record.two_layer_head
+    if head is None:
+        made.task_type = None  # PEFT's class for the task would refuse models with other heads
     config.record = made
     module = type(model).__module__
     config.auto_mapping = {"base_model_class": type(model).__name__, "parent_library": module}

@@ -172,6 +172,25 @@ def test_what_the_format_cannot_express_is_refused(options, reason, bases, tmp_p
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("case", ["bart-houlsby", "gpt2-pfeiffer", "t5-houlsby_leave_out", "xlmr-pfeiffer_inv"])
+def test_without_a_head_the_adapter_fits_models_with_other_heads(case, bases, tmp_path):
+    name, class_name = {
+        "bart-houlsby": ("bart", "BartForSequenceClassification"),
+        "gpt2-pfeiffer": ("gpt2", "GPT2ForTokenClassification"),
+        "t5-houlsby_leave_out": ("t5", "T5Model"),
+        "xlmr-pfeiffer_inv": ("xlmr", "XLMRobertaForTokenClassification"),
+    }[case]
+    target = houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=bases / name, with_head=False)
+    adapted = PeftModel.from_pretrained(tiny_base(name, class_name), target).eval()
+    given = {key: value[1:] for key, value in inputs(name).items()}
+    with torch.no_grad():
+        found = adapted(**given)[0]
+        with adapted.disable_adapter():
+            assert (adapted(**given)[0] - found).abs().max() > 1e-3
+    loaded = {key for key, _ in adapted.named_parameters() if "houlsby" in key}
+    assert len(loaded) == len(load_file(target / "adapter_model.safetensors"))
+
+
 UNLIKE = {
     "modernbert": {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2},
     "vit": {"image_size": 32, "patch_size": 16},
