@@ -1,11 +1,12 @@
-"""What lies below the lowest trained adapter: the layers, what they return, and what precedes an adapter in its layer.
+"""Which modules run before the first trained one, and how a batch passes an encoder without them.
 
-`FrozenPrefix` leaves these modules out where it has their output, so they must not do more than return it.
+`FrozenPrefix` leaves out all layers below the lowest trained layer and, inside that layer, what runs before its first
+trained module. Nothing says what else such modules do, so `find_shortcut` asks the model: it must return the same with
+them and without them.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .batching import select_rows
 from .layer import HoulsbyLayer, HoulsbyTunerLayer, is_inside
+from .prefix_keys import Texts
 
 
 def find_lowest_trained_layer(model: nn.Module) -> tuple[str, int]:
@@ -58,48 +59,216 @@ def find_encoder(model: nn.Module, embeddings: nn.Module, layers: str) -> nn.Mod
 
 
 @dataclass(frozen=True)
-class _Call:
-    """A call of one of several layers, by its number, with copies of its arguments."""
+class Span:
+    """Modules that run one after the other, where other modules use only what the last one returns.
 
-    number: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    output: Any
+    Args:
+        name: One byte that distinguishes its activations in the store from those of other spans.
+        forms: For each module, its output for one token; see `_take_one_token`.
+    """
+
+    name: bytes
+    forms: dict[nn.Module, Any]
 
 
-@torch.no_grad()
-def record_calls(
-    encoder: nn.Module, layers: list[nn.Module], args: Any, kwargs: Any, hidden_only: bool = False
-) -> tuple[list[_Call], Any]:
-    """Run an encoder without dropout. Return the calls of its layers, and its output.
+class _Arrived(Exception):
+    """The last span has run, and the rest of the encoder need not."""
+
+
+class Shortcut:
+    """A way through an encoder without some spans of its modules, for texts whose activations there are known.
 
     Args:
         encoder: The encoder.
-        layers: Its layers.
-        args, kwargs: Its arguments.
-        hidden_only: Whether the layers return None in place of everything but the hidden states.
+        spans: The spans, in the order in which they run.
+
+    Attributes:
+        known: For each span, by name, what its last module returns for the batch that is running through the encoder,
+            `(texts, tokens, width)`. If None, all modules run.
     """
-    calls: list[_Call] = []
 
-    def run(number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A decoder's layer adds to the cache of keys and values that it receives.
-        before = copy.deepcopy((args, kwargs))
-        output = forward(*args, **kwargs)
-        calls.append(_Call(number, *before, output))
-        return make_tuple(output[0], len(output)) if hidden_only and isinstance(output, tuple) else output
+    def __init__(self, encoder: nn.Module, spans: list[Span]) -> None:
+        self.spans = spans
+        self.known: dict[bytes, torch.Tensor] | None = None
+        self._encoder = encoder
+        self._computed: dict[bytes, torch.Tensor] | None = None
 
-    undo = [override(layer, forward=partial(run, number, layer.forward)) for number, layer in enumerate(layers)]
+    def open(self) -> Callable[[], None]:
+        """Override `forward` of the modules and return a function that restores it."""
+        undo = [
+            override(module, forward=partial(self._run, span, module, module.forward))
+            for span in self.spans
+            for module in span.forms
+        ]
+
+        def close() -> None:
+            for restore in undo:
+                restore()
+
+        return close
+
+    def compute(self, texts: Texts) -> dict[bytes, torch.Tensor]:
+        """Return what `known` is for these texts, from running the encoder without dropout up to the last span."""
+        computed = self._computed = {}
+        try:
+            with torch.no_grad(), no_dropout(self._encoder):
+                self._encoder.forward(**texts.inputs)
+        except _Arrived:
+            pass
+        finally:
+            self._computed = None
+        return computed
+
+    def _run(self, span: Span, module: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the output of a module, in place of its `forward`."""
+        is_last = module is next(reversed(span.forms))
+        with torch.no_grad():
+            if self.known is None:
+                # Gradient checkpointing runs modules again in the backward pass, on the texts of any earlier batch.
+                output = forward(*args, **kwargs)
+            else:
+                known = self.known[span.name]
+                output = _make_zeros(span.forms[module], known)
+                if is_last:
+                    output = (known, *output[1:]) if isinstance(output, tuple) else known
+        if is_last and self._computed is not None:
+            self._computed[span.name] = _take_first(output)
+            if span is self.spans[-1]:
+                raise _Arrived
+        # With reentrant checkpointing, a layer whose input requires no gradient is not trained.
+        needs_gradient = (isinstance(each, torch.Tensor) and each.requires_grad for each in (*args, *kwargs.values()))
+        if span is self.spans[0] and torch.is_grad_enabled() and any(needs_gradient):
+            _take_first(output).requires_grad_()
+        return output
+
+
+def find_shortcut(encoder: nn.Module, frozen: list[nn.Module], layer: nn.Module, texts: Texts) -> Shortcut:
+    """Return the way through an encoder that leaves out as much as its output allows.
+
+    Args:
+        encoder: The encoder. It runs several times, without dropout.
+        frozen: Its layers below the first trained one.
+        layer: The first trained layer.
+        texts: Texts to try.
+
+    Raises:
+        ValueError: The frozen layers cannot be left out.
+    """
+    with torch.no_grad(), no_dropout(encoder):
+        spans, expected = _find_spans(encoder, frozen, layer, texts)
+    problem = ""
+    for count in range(len(spans), 0, -1):
+        shortcut = Shortcut(encoder, spans[:count])
+        if not (problem := _find_difference(shortcut, encoder, expected, texts)):
+            return shortcut
+    raise ValueError(
+        "FrozenPrefix needs frozen layers that run each text alone and pass on nothing but hidden states of the shape "
+        f"(texts, tokens, width); got {type(frozen[0]).__name__}, where {problem}. Train this model without "
+        "FrozenPrefix."
+    )
+
+
+def _find_spans(
+    encoder: nn.Module, frozen: list[nn.Module], layer: nn.Module, texts: Texts
+) -> tuple[list[Span], torch.Tensor]:
+    """Return what may be left out of an encoder, and the encoder's output.
+
+    The first span is the frozen layers. A second one is in the first trained layer, if a trained module there receives
+    just what the module before it returns.
+    """
+    of_layers: dict[nn.Module, Any] = dict.fromkeys(frozen)
+    before: dict[nn.Module, Any] = {}
+    received: list[Any] = []
+    handles = [each.register_forward_hook(lambda m, _, output: of_layers.update({m: output})) for each in frozen]
+    names = {module: name for name, module in layer.named_modules() if name}
+    for module in names:
+        if isinstance(module, HoulsbyTunerLayer) and is_trained(module):
+            handles.append(module.register_forward_pre_hook(lambda _, inputs: received.extend(inputs[:1])))
+        handles.append(
+            module.register_forward_hook(lambda m, _, output: None if received else before.update({m: output}))
+        )
     try:
-        with _no_dropout(encoder):
-            output = encoder.forward(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        output = encoder.forward(**texts.inputs)
     finally:
-        for restore in undo:
-            restore()
-    return calls, output
+        for handle in handles:
+            handle.remove()
+    spans = {b"h": of_layers}
+    outermost = [m for m in before if not any(is_inside(names[m], names[other]) for other in before if other is not m)]
+    # Some kinds of bottlenecks read more than one output.
+    reads_one = all(each.skip is None for each in names if isinstance(each, HoulsbyLayer))
+    if reads_one and outermost and received and before[outermost[-1]] is received[0]:
+        spans[b"o"] = {module: before[module] for module in outermost}
+    forms = [
+        Span(name, {module: _take_one_token(each, texts.mask.shape) for module, each in outputs.items()})
+        for name, outputs in spans.items()
+    ]
+    return forms, _take_first(output)
+
+
+@torch.no_grad()
+def _find_difference(shortcut: Shortcut, encoder: nn.Module, expected: torch.Tensor, texts: Texts) -> str:
+    """Return why the shortcut does not lead to the expected output; "" if it does."""
+    close = shortcut.open()
+    try:
+        known = shortcut.compute(texts)
+        for span in shortcut.spans:
+            hidden: Any = known.get(span.name)
+            got = tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else type(hidden).__name__
+            if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[:2] != texts.mask.shape:
+                return f"the last one returns {got} for {tuple(texts.mask.shape)} tokens"
+        shortcut.known = known
+        try:
+            with no_dropout(encoder):
+                is_same = torch.equal(_take_first(encoder.forward(**texts.inputs)), expected)
+        except Exception:  # of any kind, where the model misses what it uses
+            is_same = False
+        shortcut.known = None
+        if not is_same:
+            return "the model uses more of what they return than the hidden states"
+        last = len(texts.mask) - 1
+        for name, hidden in shortcut.compute(texts.select([last])).items() if last else ():
+            alone, beside = (each[-1, texts.mask[-1]].float() for each in (hidden, known[name]))
+            # In half precision, other kernels give slightly different results.
+            if not (alone - beside).norm() <= 0.02 * beside.norm():
+                return "a text has other hidden states if it runs alone"
+    finally:
+        shortcut.known = None
+        close()
+    return ""
+
+
+def _take_first(output: Any) -> Any:
+    """Return the hidden states of what a layer or an encoder returns."""
+    return output if output is None or isinstance(output, torch.Tensor) else output[0]
+
+
+def _take_one_token(output: Any, tokens: torch.Size) -> Any:
+    """Return the form of a module's output: for each tensor, one token of it on the meta device.
+
+    What has no entry per token is None, as nothing can be said of its form for other texts.
+    """
+    if isinstance(output, tuple):
+        return tuple(_take_one_token(item, tokens) for item in output)
+    if isinstance(output, torch.Tensor) and output.shape[:2] == tokens:
+        return output[0, 0].to("meta")
+    return None
+
+
+def _make_zeros(form: Any, known: torch.Tensor) -> Any:
+    """Return zeros of a form for the tokens of hidden states. They take no memory."""
+    if isinstance(form, tuple):
+        return tuple(_make_zeros(item, known) for item in form)
+    if form is None:
+        return None
+    return torch.zeros((), dtype=form.dtype, device=known.device).expand(*known.shape[:2], *form.shape)
+
+
+def is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 @contextmanager
-def _no_dropout(module: nn.Module) -> Iterator[None]:
+def no_dropout(module: nn.Module) -> Iterator[None]:
     """Turn dropout off in a module, and then restore the mode of each module inside it."""
     modes = {inner: inner.training for inner in module.modules()}
     for inner in modes:
@@ -109,186 +278,6 @@ def _no_dropout(module: nn.Module) -> Iterator[None]:
     finally:
         for inner, mode in modes.items():
             inner.training = mode
-
-
-def find_lengths(
-    recorded: tuple[list[_Call], Any],
-    encoder: nn.Module,
-    layers: list[nn.Module],
-    args: Any,
-    kwargs: Any,
-    tokens: torch.Size,
-) -> list[int]:
-    """Return the length of the tuple that each layer returns, 0 for a tensor.
-
-    Args:
-        recorded: What `record_calls` returns for these arguments.
-        encoder: The encoder.
-        layers: Its frozen layers.
-        args, kwargs: Its arguments.
-        tokens: Shape of the batch, `(texts, tokens)`.
-
-    Raises:
-        ValueError: The hidden states of the last layer cannot stand for what all of these layers return.
-    """
-    calls, expected = recorded
-    problem = _find_problem(calls, layers, tokens)
-    lengths = [len(call.output) if isinstance(call.output, tuple) else 0 for call in calls]
-    if not problem and any(length > 1 for length in lengths):
-        # Attention probabilities are only returned. Position biases, as T5's, reach the layers above.
-        try:
-            _, found = record_calls(encoder, layers, args, kwargs, hidden_only=True)
-            same = torch.equal(found[0], expected[0])
-        except Exception:
-            same = False
-        problem = "" if same else "the model uses more of what they return than the hidden states"
-    if problem:
-        raise ValueError(
-            "FrozenPrefix needs frozen layers that run once each, in their order, on each text alone, and pass on "
-            f"nothing but hidden states of the shape (texts, tokens, width); got {type(layers[0]).__name__}, where "
-            f"{problem}. Train this model without FrozenPrefix."
-        )
-    return lengths
-
-
-@torch.no_grad()
-def _find_problem(calls: list[_Call], layers: list[nn.Module], tokens: torch.Size) -> str:
-    """Return why not every layer can be left out, or run on some of the texts only; "" if each can."""
-    order = [call.number for call in calls]
-    if order != list(range(len(layers))):
-        return f"they run in the order {order}"
-    before = None
-    last = torch.tensor([tokens[0] - 1])
-    for number, call in enumerate(calls):
-        hidden = hidden_states(call.output)
-        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[:2] != tokens:
-            got = tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else type(hidden).__name__
-            return f"layer {number} returns {got} for {tuple(tokens)} tokens"
-        if not call.args or not isinstance(call.args[0], torch.Tensor):
-            return f"layer {number} does not get the hidden states as its first argument"
-        if before is not None and not torch.equal(call.args[0].to(before.device), before):
-            return f"the model changes the hidden states between layers {number - 1} and {number}"
-        if tokens[0] > 1:
-            args, kwargs = select_rows((call.args, call.kwargs), last, tokens[0])
-            try:
-                with _no_dropout(layers[number]):
-                    alone = hidden_states(layers[number].forward(*args, **kwargs))
-                # In half precision, other kernels give slightly different results.
-                same = bool((alone - hidden[-1:]).float().norm() <= 0.02 * hidden[-1:].float().norm())
-            except Exception:
-                same = False
-            if not same:
-                return f"layer {number} gives a text another output if it runs on this text alone"
-        before = hidden
-    return ""
-
-
-def hidden_states(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple) else output
-
-
-def make_tuple(hidden: torch.Tensor, length: int) -> Any:
-    """Return the output of a layer that returns a tuple of this length, or a tensor if it is 0."""
-    return (hidden, *[None] * (length - 1)) if length else hidden
-
-
-@torch.no_grad()
-def find_modules_before_adapter(layer: nn.Module, args: Any, kwargs: Any) -> tuple[list[nn.Module], list[Any]]:
-    """Return the modules of a layer that run before its first trained module, with a template of each output.
-
-    Both lists are empty if the output of the last of these modules cannot stand for all of them. It can if the trained
-    module receives that output and the layer's output does not change when the other modules return zeros. Llama is
-    a counterexample: it rotates the outputs of its projections. So are layers that use the output of a norm twice.
-
-    Args:
-        layer: The lowest trained layer. It runs twice, without dropout.
-        args, kwargs: Its arguments.
-    """
-    if any(isinstance(module, HoulsbyLayer) and module.skip is not None for module in layer.modules()):
-        return [], []  # its bottlenecks read more than one output
-    modes = {module: module.training for module in layer.modules()}
-    undo: list[Callable[[], None]] = []
-    for module in modes:
-        module.training = False
-    try:
-        # A decoder's layer adds to the cache of keys and values that it receives.
-        outputs, received, expected = _trace(layer, *copy.deepcopy((args, kwargs)))
-        names = {module: name for name, module in layer.named_modules()}
-        modules = [m for m in outputs if not any(is_inside(names[m], names[o]) for o in outputs if o is not m)]
-        if not modules or outputs[modules[-1]] is not received:
-            return [], []
-        try:
-            templates = [_make_template(outputs[module], args[0].shape[:2]) for module in modules]
-        except TypeError:
-            return [], []
-        for module, template in zip(modules, templates, strict=True):
-            output = received if module is modules[-1] else make_zeros(template, args[0][..., 0])
-            undo.append(override(module, forward=lambda *_, output=output, **__: output))
-        args, kwargs = copy.deepcopy((args, kwargs))
-        same = _are_equal(layer.forward(*args, **kwargs), expected)
-        return (modules, templates) if same else ([], [])
-    finally:
-        for restore in undo:
-            restore()
-        for module, mode in modes.items():
-            module.training = mode
-
-
-def _trace(layer: nn.Module, args: Any, kwargs: Any) -> tuple[dict[nn.Module, Any], Any, Any]:
-    """Run a layer. Return the outputs of the modules that end before the first trained module starts, the input of
-    that module, and the layer's output."""
-    outputs: dict[nn.Module, Any] = {}
-    received: list[Any] = []
-    handles = []
-    for module in list(layer.modules())[1:]:
-        if isinstance(module, HoulsbyTunerLayer) and is_trained(module):
-            handles.append(module.register_forward_pre_hook(lambda _, inputs: received.append(inputs[0])))
-        handles.append(
-            module.register_forward_hook(lambda m, _, output: None if received else outputs.update({m: output}))
-        )
-    try:
-        result = layer.forward(*args, **kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return outputs, received[0] if received else None, result
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    """Return whether two outputs of a layer, tensors or tuples of tensors, are equal."""
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(one, other)
-    return one is None and other is None
-
-
-def _make_template(output: Any, tokens: torch.Size) -> Any:
-    """Return a module's output for one token, on the meta device.
-
-    Raises:
-        TypeError: The output is not made of tensors with one entry per token; `tokens` is the shape of the batch.
-    """
-    if output is None:
-        return None
-    if isinstance(output, tuple):
-        return tuple(_make_template(item, tokens) for item in output)
-    if isinstance(output, torch.Tensor) and output.shape[:2] == tokens:
-        return output[0, 0].to("meta")
-    raise TypeError(f"got {type(output).__name__}")
-
-
-def make_zeros(template: Any, mask: torch.Tensor) -> Any:
-    """Return zeros for every token of a batch in the form of a template. They take no memory."""
-    if template is None:
-        return None
-    if isinstance(template, tuple):
-        return tuple(make_zeros(item, mask) for item in template)
-    return torch.zeros((), dtype=template.dtype, device=mask.device).expand(*mask.shape, *template.shape)
-
-
-def is_trained(module: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def override(module: nn.Module, **methods: Callable[..., Any]) -> Callable[[], None]:

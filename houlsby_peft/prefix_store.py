@@ -1,72 +1,15 @@
-"""Where the activations of `FrozenPrefix` are stored, and the digests that identify weights and texts."""
+"""Where the activations of `FrozenPrefix` are stored."""
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from peft.utils import AuxiliaryTrainingWrapper
-from torch import nn
-
-from .layer import HoulsbyLayer, HoulsbyTunerLayer
-from .prefix_layers import is_trained
-from .registration import PREFIX
 
 
 KEY_BYTES = 16
-
-
-def digest_modules(modules: Iterable[nn.Module]) -> str:
-    """Return a digest of the classes and the frozen weights of modules, those of active adapters included."""
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(type(module).__name__.encode())
-        for name, weight in module.state_dict().items():
-            if weight.is_meta:
-                raise ValueError(
-                    "FrozenPrefix identifies a folder by the frozen weights, which must be in memory; "
-                    f"{name} of a {type(module).__name__} is offloaded. Use folder=None, or load the model without "
-                    "offloading."
-                )
-            if PREFIX not in name:
-                digest_tensor(digest, name, weight)
-        for place, inner in module.named_modules():
-            if isinstance(inner, HoulsbyTunerLayer):
-                _digest_adapters(digest, place, inner)
-            elif isinstance(inner, AuxiliaryTrainingWrapper):
-                # The weights of all its adapters are in the state above; which of them compute is not.
-                digest.update(f"{place} {inner.active_adapters} {inner.disable_adapters}".encode())
-    return digest.hexdigest()[:32]
-
-
-def _digest_adapters(digest: Any, place: str, layer: HoulsbyTunerLayer) -> None:
-    """Add the adapters to a digest that a layer applies and that are not trained, in their order."""
-    if layer.disable_adapters:
-        return
-    for name in layer.active_adapters:
-        added = [getattr(layer, container) for container in layer.adapter_layer_names]
-        # A shared bottleneck may be registered in another layer.
-        own: list[Any] = [layer.bottleneck(name)] if isinstance(layer, HoulsbyLayer) else []
-        own += [container[name] for container in added if name in container and not own]
-        for adapter in own:
-            if adapter is None or is_trained(adapter):
-                continue
-            # Its repr has the activation, which is no weight.
-            kind, scaling = getattr(adapter, "kind", ""), getattr(adapter, "scaling", "")
-            factor = "" if isinstance(scaling, torch.Tensor) else scaling
-            digest.update(f"{place} {name} {kind} {factor} {adapter!r}".encode())
-            for key, weight in adapter.state_dict().items():
-                digest_tensor(digest, key, weight)
-
-
-def digest_tensor(digest: Any, name: str, weight: torch.Tensor) -> None:
-    digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-    digest.update(weight.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 class MemoryStore:

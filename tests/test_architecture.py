@@ -16,7 +16,7 @@ COMMAND = PACKAGE.with_name("houlsby_peft_cli.py")
 # Modules that the figure leaves out, as the page says, or that another box stands for.
 OMITTED = {"errors", "hub_cards"}
 BOXES = {"houlsby_peft_cli": "cli", "__init__": "init", "config_rules": "config"} | dict.fromkeys(
-    ("prefix_cache", "prefix_layers", "prefix_store", "frozen_prefix"), "prefix"
+    ("prefix_cache", "prefix_layers", "prefix_keys", "prefix_store", "frozen_prefix"), "prefix"
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from transformers import (
     LongformerForSequenceClassification,
     MPNetConfig,
     MPNetForSequenceClassification,
+    MptConfig,
+    MptForSequenceClassification,
     RoFormerConfig,
     RoFormerForSequenceClassification,
     T5Config,
@@ -30,7 +33,6 @@ from transformers import (
 )
 
 import houlsby_peft.frozen_prefix
-import houlsby_peft.prefix_cache
 from accelerate import cpu_offload
 from contract_models import gpt2, llama
 from houlsby_peft import FrozenPrefix, HoulsbyConfig
@@ -323,17 +325,23 @@ def roformer():
     return RoFormerForSequenceClassification(RoFormerConfig(**SMALL, embedding_size=32, num_labels=3))
 
 
+@contextmanager
+def on_the_wrong_device(model):
+    """Let the model's layers fail, as an attention that needs a GPU does."""
+    layers = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(layers[0]), "forward", lambda *_, **__: 1 / 0)
+        yield
+
+
 @pytest.mark.parametrize("runs_at_first", [True, False])
 @pytest.mark.parametrize("build", [mpnet, deberta, roformer], ids=lambda build: build.__name__)
-def test_layers_that_return_tuples(build, runs_at_first, token_ids, tmp_path, monkeypatch):
+def test_layers_that_return_tuples(build, runs_at_first, token_ids, tmp_path):
     """RoFormer's hold attention probabilities, which nothing reads."""
     model = upper(build())
     expected = step(model, token_ids)
     other = step(model, token_ids[:, :5], MASK[:, :5])
-    fails = nullcontext() if runs_at_first else monkeypatch.context()
-    with fails as patch:
-        if patch is not None:  # as an attention that needs a GPU does
-            patch.setattr(houlsby_peft.prefix_cache, "record_calls", lambda *_: 1 / 0)
+    with nullcontext() if runs_at_first else on_the_wrong_device(model):
         prefix = FrozenPrefix(model, folder=tmp_path)
     with torch.no_grad():
         model(input_ids=token_ids[2:4], attention_mask=MASK[2:4])
@@ -351,33 +359,73 @@ def test_layers_that_return_tuples(build, runs_at_first, token_ids, tmp_path, mo
         model(input_ids=token_ids, output_attentions=True)
 
 
-def test_layers_that_pass_on_more_than_hidden_states_are_refused():
-    small = {"vocab_size": 99, "num_heads": 4, "num_layers": 4, "dropout_rate": 0.0}
-    bloom = BloomForSequenceClassification(
-        BloomConfig(vocab_size=99, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0)
+def bloom():
+    return BloomForSequenceClassification(
+        BloomConfig(vocab_size=99, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0, num_labels=3)
     )
-    for base, problem in [
-        (T5EncoderModel(T5Config(d_model=32, d_kv=8, d_ff=48, **small)), "got T5Block, where the model uses more of"),
-        (bloom, "got BloomBlock, where layer 0 gives a text another output if it runs on this text alone"),
-        (deberta(conv_kernel_size=3), "got DebertaV2Layer, where the model changes the hidden states between layers"),
+
+
+def mpt():
+    return MptForSequenceClassification(
+        MptConfig(vocab_size=99, d_model=32, n_layers=4, n_heads=4, max_seq_len=32, pad_token_id=0, num_labels=3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "texts"),
+    [
+        (mpt, 4),  # its biases are (heads, 1, tokens)
+        (bloom, 4),  # its biases are (texts * heads, 1, tokens)
+        (deberta, 16),  # its position embeddings are (2 * position_buckets, width)
+        (partial(deberta, conv_kernel_size=3), 5),  # its convolution reads the first layer's input and output
+    ],
+)
+def test_what_the_model_gives_to_its_layers_has_no_row_per_text(build, texts):
+    """Even if it has as many rows as there are texts, of which some are cached."""
+    ids = torch.randint(3, 99, (texts, 7), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    for layers in ([2, 3], [1]):
+        model = upper(build(), layers)
+        expected = step(model, ids, mask)
+        FrozenPrefix(model)
+        with torch.no_grad():
+            model(input_ids=ids[1:], attention_mask=mask[1:])
+        for _ in range(2):
+            assert_equal(step(model, ids, mask), expected)
+
+
+def t5():
+    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4, dropout_rate=0.0)
+    return T5EncoderModel(config)
+
+
+def bert_with_a_norm_over_the_batch():
+    model = tiny_bert(**NO_DROPOUT)
+    model.bert.encoder.layer[0].register_forward_hook(lambda _, inputs, output: output - output.mean(0))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        (t5, "got T5Block, where the model uses more of what they return than the hidden states"),
         (
-            LongformerForSequenceClassification(LongformerConfig(**SMALL, attention_window=4)),
-            r"layer 0 returns \(2, 4, 32\) for \(2, 3\) tokens\. Train this model without FrozenPrefix",
+            lambda: LongformerForSequenceClassification(LongformerConfig(**SMALL, attention_window=4)),
+            r"the last one returns \(2, 4, 32\) for \(2, 3\) tokens\. Train this model without FrozenPrefix",
         ),
-    ]:
-        model = upper(base)
-        with pytest.raises(ValueError, match=problem):
-            FrozenPrefix(model)
-        assert all(module.training for module in model.modules())
-
-
-def test_a_model_that_cannot_run_at_first_is_refused_in_its_first_batch(token_ids, monkeypatch):
-    model = upper(T5EncoderModel(T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4)))
-    with monkeypatch.context() as patch:
-        patch.setattr(houlsby_peft.prefix_cache, "record_calls", lambda *_: 1 / 0)
+        (bert_with_a_norm_over_the_batch, "got BertLayer, where a text has other hidden states if it runs alone"),
+    ],
+    ids=["t5", "longformer", "batch norm"],
+)
+def test_layers_that_do_more_than_pass_on_hidden_states_are_refused(build, problem, token_ids):
+    model = upper(build())
+    with pytest.raises(ValueError, match=problem):
+        FrozenPrefix(model)
+    assert all(module.training for module in model.modules())
+    with on_the_wrong_device(model):
         FrozenPrefix(model)
     for _ in range(2):
-        with pytest.raises(ValueError, match="got T5Block"):
+        with pytest.raises(ValueError, match=problem.replace("2, 4", "5, 8").replace("2, 3", "5, 7")):
             model(input_ids=token_ids)
 
 

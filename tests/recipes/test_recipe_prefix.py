@@ -67,10 +67,10 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
     said = f"kept in {tmp_path / 'kept'}: the outputs of the embeddings and the 2 layers below the first adapter"
     assert said in capsys.readouterr().out
     assert json.loads((tmp_path / "memory" / "results.json").read_text())["arguments"]["keep_prefix"] == "memory"
-    # Half of the layers' rows are the prefix's; the second run has none of them. Each run tries the first adapted
-    # layer on its first batch twice, to see what can be kept of it, and before that all four layers on two made-up
-    # rows, and the two of the prefix on one of these.
-    assert kept[2] == plain / 2 + 2 * BATCH + 4 * 2 + 2
+    # Half of the layers' rows are the prefix's; the second run has none of them. Before, each run tries two made-up
+    # texts: through all four layers twice, through the prefix and into the first adapted layer, through the two adapted
+    # layers alone, and one of the texts through the prefix again.
+    assert kept[2] == plain / 2 + 2 * (4 * 2) + 3 * 2 + 2 * 2 + 3 * 1
     assert kept[2] < kept[0] == kept[1] < 0.8 * plain
 
 
@@ -102,7 +102,7 @@ def test_by_default_nothing_is_kept_of_layers_that_it_would_change(tmp_path):
     for _ in range(2):
         model(input_ids=ids, labels=torch.tensor([0, 1])).loss.backward()
     method.keep_prefix = "memory"
-    with pytest.raises(RecipeError, match="--keep_prefix: FrozenPrefix needs frozen layers that run once each"):
+    with pytest.raises(RecipeError, match="--keep_prefix: FrozenPrefix needs frozen layers that run each text alone"):
         prepare_model(LongformerForSequenceClassification(config), method, adapter, training, 16)
 
 
