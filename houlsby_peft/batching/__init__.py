@@ -2,7 +2,6 @@
 
 from .batch import BASE, MixedBatch
 from .forward import find_rows, fix_weights, forget_batches, hook_other_wrappers, run_mixed_batch
-from .rows import select_rows
 
 
 __all__ = [
@@ -13,5 +12,4 @@ __all__ = [
     "forget_batches",
     "hook_other_wrappers",
     "run_mixed_batch",
-    "select_rows",
 ]

@@ -68,8 +68,8 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
     assert said in capsys.readouterr().out
     assert json.loads((tmp_path / "memory" / "results.json").read_text())["arguments"]["keep_prefix"] == "memory"
     # Half of the layers' rows are the prefix's; the second run has none of them. Before, each run tries two made-up
-    # texts: through all four layers twice, through the prefix and into the first adapted layer, through the two adapted
-    # layers alone, and one of the texts through the prefix again.
+    # texts: through all four layers twice, through the prefix and into the first adapted layer, through the two
+    # adapted layers alone, and one of the texts through the prefix again.
     assert kept[2] == plain / 2 + 2 * (4 * 2) + 3 * 2 + 2 * 2 + 3 * 1
     assert kept[2] < kept[0] == kept[1] < 0.8 * plain
 
