@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
 LOCK_FILE = "run.lock"
 LAST = "last"
+ROWS_PER_STEP = "rows_per_step"  # the entry of ARGUMENTS_FILE for the batch on all devices together
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.
 _FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "save_total_limit"),
@@ -53,6 +54,9 @@ class Run:
     Files of the same names with other content, and other classes, are different data, with which no checkpoint can be
     resumed: a head would give its outputs other names. Runs of earlier versions have not recorded their data, and are
     taken to have those of now.
+
+    A run resumes by itself only with the rows per step that it has had: with fewer or more devices, the steps that a
+    checkpoint has counted would be other ones. Runs of earlier versions have not recorded them.
 
     Only one process at a time can have a run in a folder, until the run or the process ends.
 
@@ -90,8 +94,11 @@ class Run:
     def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
         training, folder = self._training, self._folder
         arguments = json.loads(json.dumps(merge(self.groups) | describe_data_of_run(self._files, self._classes)))
+        rows = training.train_batch_size * training.world_size * training.gradient_accumulation_steps
+        arguments[ROWS_PER_STEP] = rows
         asked, overwrites = training.resume_from_checkpoint, training.overwrite_output_dir
-        same = not changed_arguments(read_object(folder / ARGUMENTS_FILE) or {}, arguments)
+        before = read_object(folder / ARGUMENTS_FILE) or {}
+        same = not changed_arguments(before, arguments)
         if same and not overwrites and asked is None and (results := self._read_results()) is not None:
             print(f"{folder} holds this run, finished: nothing is trained.")
             return results, None
@@ -115,6 +122,12 @@ class Run:
             checkpoint = last_checkpoint(folder, training.load_best_model_at_end)
             if checkpoint is None:
                 print(f"{folder} has no checkpoint to resume from: the run starts over.")
+            elif asked is None and before.get(ROWS_PER_STEP, rows) != rows:
+                raise RecipeError(
+                    f"{folder} holds a run with {before[ROWS_PER_STEP]} rows per step, which must stay the same to "
+                    f"resume it, got {rows}. Start it on as many devices as before, or give --overwrite_output_dir to "
+                    "start over, or --resume_from_checkpoint last to resume with another batch."
+                )
         if checkpoint:
             _check_restored(Path(checkpoint), arguments)
         if not same or overwrites or asked is not None:
@@ -202,7 +215,7 @@ class Run:
 
 def changed_arguments(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the data and the arguments that differ between two runs and change what is learned."""
-    names: Iterable[str] = sorted((before.keys() | now.keys()) - {TRAINED_ON})
+    names: Iterable[str] = sorted((before.keys() | now.keys()) - {TRAINED_ON, ROWS_PER_STEP})
     return [
         *changed_data(before.get(TRAINED_ON, {}), now.get(TRAINED_ON, {})),
         *(

@@ -168,6 +168,17 @@ def test_a_resumed_run_ends_as_one_without_a_break(step, inputs, ddp, tmp_path):
     assert_same_end(run(inputs, tmp_path, "ddp", *SHARED, "--resume_from_checkpoint", "last"), ddp)
 
 
+def test_a_run_does_not_resume_on_fewer_devices_with_a_smaller_batch(inputs, ddp, tmp_path):
+    (tmp_path / "output").mkdir()
+    shutil.copytree(ddp.output / "checkpoint-10", tmp_path / "output" / "checkpoint-10")
+    shutil.copy(ddp.output / "arguments.json", tmp_path / "output")
+    alone = start(inputs, tmp_path, "ddp", *SHARED, launcher=("--num_processes", "1"))
+    output, _ = alone.communicate(timeout=300)
+    assert alone.returncode != 0
+    assert "holds a run with 8 rows per step, which must stay the same to resume it, got 4." in output
+    assert not list(tmp_path.glob("rank*.json"))
+
+
 def test_a_process_is_killed_while_it_saves(inputs, ddp, tmp_path):
     """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
     flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")

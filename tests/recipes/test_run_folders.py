@@ -220,6 +220,7 @@ class TestDamagedFolders:
         run(glue, *flags, "--max_steps", 1, "--output_dir", tmp_path)
         arguments = json.loads((tmp_path / "arguments.json").read_text())
         assert set(arguments.pop("trained_on")["files"]) == {"train", "validation"}
+        assert arguments.pop("rows_per_step") == 8
         assert arguments == results(tmp_path)["arguments"]
 
     def test_trained_weights_of_other_arguments_are_not_lost(self, flags, folder):
