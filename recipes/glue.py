@@ -23,6 +23,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
 from study import reports as glue_reports
+from study.papers import proper_name
 from study.presets import GlueArguments, parse_arguments
 from tasks import demo
 from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_files, find_tasks, load_splits, load_test_sets
@@ -114,13 +115,14 @@ def train(
     if test_scores and trainer.is_world_process_zero():
         print(demo.explain(test_scores, splits, trainer.trainable))
     source = None if arguments.data_dir or is_demo else HUB_DATASET
+    title = "generated minimal pairs" if is_demo else f"GLUE {proper_name(task.name)}"
     results = run.finish(
         trainer,
         example=[splits[task.validation_splits[0]][0][column] for column in task.text_columns],
         method=method.method,
         task=task.name,
         model=arguments.model_name,
-        dataset={"language": "en"} | describe_data(task.title, source, task.name, splits, task.validation_splits[0]),
+        dataset={"language": "en"} | describe_data(title, source, task.name, splits, task.validation_splits[0]),
         labels=task.labels,
         references=glue_reports.references(task.name),
         test=test_scores,

@@ -110,11 +110,6 @@ class GlueTask:
     test_splits: tuple[str, ...] = ()  # without GLUE's own, whose labels are not public
 
     @property
-    def title(self) -> str:
-        """The name of the data on a card."""
-        return "generated minimal pairs" if self.name == MINIMAL_PAIRS else f"GLUE {self.name}"
-
-    @property
     def splits(self) -> tuple[str, ...]:
         """Every split that a run reads."""
         return ("train", *self.validation_splits, *self.test_splits)

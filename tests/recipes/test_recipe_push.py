@@ -76,7 +76,7 @@ def test_glue(hub, inputs, tmp_path):
     results = json.loads((tmp_path / "runs" / "rte" / "results.json").read_text())
     data, card = card_of(hub, "user/rte")
     [result] = data["model-index"][0]["results"]
-    assert result["dataset"]["name"] == "GLUE rte"
+    assert result["dataset"]["name"] == "GLUE RTE"
     assert {metric["type"]: metric["value"] for metric in result["metrics"]}["accuracy"] == results["best_score"]
     assert data["language"] == "en"
     for said in (results["hardware"], "train examples**: 12", "`learning_rate` | 0.01 | 0.0003"):
@@ -99,6 +99,7 @@ def test_glue(hub, inputs, tmp_path):
     assert by_command["adapter_config.json"] == repo.head.files["adapter_config.json"]
 
     def anonymous(text):
+        text = re.sub(r"(?<='score': 0\.\d{5})\d+", "", text)  # the last digits depend on how the memory is aligned
         return re.sub(r"generated [0-9a-f]{8}|by-command|(?<=user/)rte|(?<=# )rte|(?<=name: )rte", "...", text)
 
     assert anonymous(card_of(hub, "user/by-command")[1]) == anonymous(card)
