@@ -29,9 +29,10 @@ from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_fac
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_not_sharded
+from .placement.checks import check_name
 from .placement.place import Place
 from .placement.places import is_norm
-from .placement.plan import Plan, check_name
+from .placement.plan import Plan
 from .registration import PREFIX
 from .skip import SkipConnection
 

@@ -1,0 +1,179 @@
+"""What an adapter cannot ask of a model. Each check gives the rule and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from peft.utils.other import get_pattern_key
+from torch import nn
+
+from ..checkpoints.weights import FILE_PREFIX
+from ..config import HoulsbyConfig
+from ..config_rules import HEADS_OF_PEFT
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
+from .place import Place
+from .places import find_places
+
+
+# The largest bottleneck.
+_MOST_WIDTHS = 4
+_MOST_FOR_ANY_WIDTH = 1024
+
+# The parts that tuner layers and trained heads add to the names of a model's weights.
+_ADDED_PARTS = (
+    "base_layer",
+    *HoulsbyLayer.adapter_layer_names,
+    *HoulsbyLayerNorm.adapter_layer_names,
+    "down_proj",
+    "up_proj",
+    "scaling",
+    "F",
+    "G",
+    "original_module",
+    "modules_to_save",
+)
+
+
+def check_name(model: nn.Module, adapter_name: str) -> None:
+    """Refuse an adapter's name that PEFT could not tell from other names in the model.
+
+    Raises:
+        ValueError: No module can have the name, a module or weight of the model has it, or an adapter of another
+            method has it.
+    """
+    if not adapter_name or "." in adapter_name or hasattr(nn.ModuleDict(), adapter_name):
+        raise ValueError(
+            "The name of an adapter must be one that a module can have: not empty, without a dot, and no attribute of "
+            f"PyTorch's ModuleDict; got {adapter_name!r}. Give another adapter_name."
+        )
+    parts = {*FILE_PREFIX.split("."), *_ADDED_PARTS}
+    for key, base in base_modules(model):
+        parts.update(key.split("."), (name for name, _ in base.named_parameters(recurse=False)))
+    if adapter_name in parts:
+        raise ValueError(
+            "The name of an adapter must not be part of the names of the model's modules, because PEFT then leaves "
+            f"out weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, such as "
+            f"{'task_' + adapter_name!r}."
+        )
+    for module in model.modules():
+        if not isinstance(module, BaseTunerLayer) or isinstance(module, HoulsbyTunerLayer):
+            continue
+        if adapter_name in module._get_available_adapters():
+            raise ValueError(
+                f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
+                f"{type(module).__module__} in this model. Give another adapter_name."
+            )
+
+
+def check_size(key: str, r: int, width: int) -> None:
+    """Refuse a bottleneck that is none, or a mistyped size that would take minutes to initialize."""
+    largest = max(_MOST_FOR_ANY_WIDTH, _MOST_WIDTHS * width)
+    if r > largest:
+        raise ValueError(
+            f"A bottleneck may have up to {_MOST_WIDTHS} times the width of the hidden states, or up to "
+            f"{_MOST_FOR_ANY_WIDTH} at any width; got r={r} at {key!r}, whose width is {width}. Give an r of at most "
+            f"{largest}; the paper uses 8 to 256."
+        )
+
+
+def check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
+    """Refuse names in a new adapter's configuration that no module has: they are typing errors.
+
+    PEFT accepts a list of names if one of them matches, and has no rule for `rank_pattern`.
+    """
+    if config.is_loaded:
+        return
+    names = [key for key, _ in base_modules(model)]
+    targets, saved, ranks = config.target_modules, config.modules_to_save, config.rank_pattern
+    unknown: dict[str, list[str]] = {"target_modules": [], "modules_to_save": [], "rank_pattern": []}
+    if isinstance(targets, list):
+        unknown["target_modules"] = [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)]
+    if saved:
+        ends = set(saved).difference(*HEADS_OF_PEFT.values())
+        unknown["modules_to_save"] = sorted(end for end in ends if not any(key.endswith(end) for key in names))
+    if ranks:
+        # Some layers of an adapter may be left out, as `prune` does.
+        whole = replace(config, layers_to_transform=None, layers_pattern=None)
+        places = [key for key, place in find_places(model, whole).items() if place.is_bottleneck]
+        unknown["rank_pattern"] = [
+            name for name in ranks if name not in places and all(get_pattern_key([name], key) == key for key in places)
+        ]
+    for field, ends_of_none in unknown.items():
+        if ends_of_none:
+            what = "places of bottlenecks" if field == "rank_pattern" else "modules"
+            raise ValueError(
+                f"HoulsbyConfig.{field} must name {what} in the model; {type(model).__name__} has none that match "
+                f"{', '.join(map(repr, ends_of_none))}. print(houlsby_peft.placement_map(model)) shows the places."
+            )
+
+
+def check_is_called(model: nn.Module, key: str) -> None:
+    """Refuse a module inside a module of PyTorch that reads its children's weights instead of calling them."""
+    parts = key.split(".")
+    for depth in range(len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.MultiheadAttention):
+            raise ValueError(
+                f"An adapter must be on a module that is called; nn.MultiheadAttention never calls its part {key!r}. "
+                f"Name the attention itself in target_modules: {'.'.join(parts[:depth])!r}."
+            )
+        if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+            raise ValueError(
+                f"An adapter must be on a module that is called; in evaluation, nn.TransformerEncoderLayer has a fast "
+                f"path that does not call its part {key!r}. Switch it off in every process that uses the adapter: "
+                "torch.backends.mha.set_fastpath_enabled(False)."
+            )
+
+
+def check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Refuse a module that several parents hold, because a tuner layer would replace it in one of them only."""
+    wrapped = {model.get_submodule(key): key for key in places}
+    first: dict[nn.Module, tuple[nn.Module, str]] = {}
+    parents = {"": model}
+    for key, module in model.named_modules(remove_duplicate=False):
+        parents[key] = module
+        parent, _, name = key.rpartition(".")
+        if module in wrapped and first.setdefault(module, (parents[parent], name)) != (parents[parent], name):
+            raise ValueError(
+                f"A module that an adapter wraps must belong to one module of the model; {wrapped[module]!r} is also "
+                f"{key!r}, which would stay without the adapter. Leave it out with "
+                f"exclude_modules={[wrapped[module]]}, or name modules inside it in target_modules."
+            )
+
+
+def check_apart(model: nn.Module, heads: Collection[str], adapted: Collection[str]) -> None:
+    """Refuse to train as a whole what holds a place of another adapter, or the other way round.
+
+    A copy of the module would hold the other adapter's weights, and neither adapter could be saved.
+    """
+    for key, wrapper in wrapped_modules(model):
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            clash = next(((key, name) for name in adapted if is_inside(name, key)), None)
+        else:
+            clash = next(((name, key) for name in heads if is_inside(key, name)), None)
+        if clash:
+            raise ValueError(
+                "A module that one adapter trains as a whole cannot hold what another adapter of the same model "
+                f"adapts; {clash[0]!r} is trained as a whole, and {clash[1]!r} is adapted. Give both adapters the "
+                "same modules_to_save, or add them to two models. unload() removes what deleted adapters leave."
+            )
+
+
+def check_kind(module: nn.Module, place: Place, kind: type[HoulsbyTunerLayer], config: HoulsbyConfig) -> None:
+    """Refuse a module that another adapter uses in another way, such as a trained norm that is to get a bottleneck."""
+    if isinstance(module, HoulsbyTunerLayer) and type(module) is not kind:
+        raise ValueError(
+            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
+            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
+        )
+    if place.is_end and (
+        isinstance(module, AuxiliaryTrainingWrapper) or place.key.endswith(tuple(config.modules_to_save or ()))
+    ):
+        raise ValueError(
+            "An embedding that an invertible module follows or precedes cannot be trained as a whole; got "
+            f"{place.key!r} in modules_to_save. Leave it out there, or set invertible=None."
+        )
