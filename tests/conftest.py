@@ -22,6 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    transformers.set_seed(0)  # so that no test depends on those that ran before it
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     if "instructblip" in item.name.lower() and Version(transformers.__version__) < Version("5.22"):
