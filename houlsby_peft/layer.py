@@ -66,12 +66,15 @@ def is_inside(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
+def base_module(module: nn.Module) -> nn.Module:
+    """Return the module of the base model inside all wrappers that adapters have put around it."""
+    base: nn.Module = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+    # An invertible module is around PEFT's wrapper of an embedding with trained tokens.
+    return base_module(base.original_module) if isinstance(base, AuxiliaryTrainingWrapper) else base
+
+
 def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    base: nn.Module = module
-    if isinstance(module, BaseTunerLayer):
-        base = module.get_base_layer()
-    elif isinstance(module, AuxiliaryTrainingWrapper):
-        base = module.original_module
+    base = base_module(module)
     if base in seen:
         return
     seen.add(base)

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
+from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 
 from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
 from ..config_rules import HEADS_OF_PEFT
+from ..invertible import HoulsbyEmbedding
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
 from .place import Place
 from .places import find_places
@@ -78,6 +79,24 @@ def check_size(key: str, r: int, width: int) -> None:
             f"{_MOST_FOR_ANY_WIDTH} at any width; got r={r} at {key!r}, whose width is {width}. Give an r of at most "
             f"{largest}; the paper uses 8 to 256."
         )
+
+
+def check_tokens(model: nn.Module, tokens: Collection[str], ends: Collection[str]) -> None:
+    """Refuse to train tokens of a module that an invertible module wraps.
+
+    PEFT would save them under a name with `base_layer`, which no other model has. Tied tokens are saved elsewhere.
+    """
+    for key in (*tokens, *ends):
+        module = model.get_submodule(key)
+        is_end = key in ends or isinstance(module, HoulsbyEmbedding)
+        inner = module.base_layer if isinstance(module, HoulsbyEmbedding) else module
+        is_trained = isinstance(inner, TrainableTokensWrapper) and not inner.token_adapter.tied_adapter
+        if is_end and (key in tokens or (is_trained and len(inner.token_adapter.trainable_tokens_delta))):  # type: ignore[arg-type,union-attr]
+            raise ValueError(
+                "An invertible module cannot directly follow or precede an embedding whose tokens are trained; "
+                f"{key!r} would have both, for one adapter or for two. Set trainable_token_indices=None or "
+                "invertible=None, or add the adapters to two models."
+            )
 
 
 def check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
@@ -171,7 +190,7 @@ def check_kind(module: nn.Module, place: Place, kind: type[HoulsbyTunerLayer], c
             f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
         )
     if place.is_end and (
-        isinstance(module, AuxiliaryTrainingWrapper) or place.key.endswith(tuple(config.modules_to_save or ()))
+        isinstance(module, ModulesToSaveWrapper) or place.key.endswith(tuple(config.modules_to_save or ()))
     ):
         raise ValueError(
             "An embedding that an invertible module follows or precedes cannot be trained as a whole; got "

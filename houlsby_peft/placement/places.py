@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
 from ..heads.find import find_head
-from ..layer import base_modules, is_inside
+from ..layer import base_module, base_modules, is_inside
 from .architectures import ARCHITECTURES, UNSUPPORTED, Stack, SubLayer
 from .inference import Unknown, find_attentions, infer_layers, log_inferred, log_once
 from .place import Place, fold_indices, full_name, unfold_places
@@ -281,8 +281,7 @@ def _find_embeddings(model: nn.Module, modules: Mapping[str, nn.Module], config:
 def _output_place(model: nn.Module, modules: Mapping[str, nn.Module], embeddings: Place) -> dict[str, Place]:
     """Return the output embedding of the model's head by its name; empty if it is not a language model."""
     output = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    base = output.get_base_layer() if isinstance(output, BaseTunerLayer) else output
-    names = [key for key, module in modules.items() if module is base]
+    names = [key for key, module in modules.items() if output is not None and module is base_module(output)]
     return {key: Place(key, "output_embedding", "", None, embeddings.projection) for key in names}
 
 

@@ -23,9 +23,17 @@ from ..heads.find import find_head, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_module, base_modules
 from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
-from .checks import check_apart, check_has_one_name, check_is_called, check_kind, check_names_match, check_size
+from .checks import (
+    check_apart,
+    check_has_one_name,
+    check_is_called,
+    check_kind,
+    check_names_match,
+    check_size,
+    check_tokens,
+)
 from .place import Place, fold_places
 from .places import find_places, may_be_left_out, output_width
 
@@ -54,7 +62,7 @@ class Plan:
 
     Raises:
         ValueError: There is nothing to adapt, a module would never be called or be adapted under one of its names
-            only, a head cannot be made, or a token to train does not exist.
+            only, a head cannot be made, or a token to train does not exist or could not be loaded again.
     """
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
@@ -87,6 +95,7 @@ class Plan:
         check_has_one_name(model, self.places)
         self._model = model
         self.tokens = _find_tokens(model, config)
+        check_tokens(model, self.tokens, self.ends)
         # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
         self.names = SimpleNamespace(
             target_modules=[key for key in self.places if key not in self.ends],
@@ -292,7 +301,7 @@ def _find_tokens(model: nn.Module, config: HoulsbyConfig) -> dict[str, tuple[int
         return {}
     embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
     modules: dict[str, Any] = {key: module for key, module in base_modules(model) if hasattr(module, "weight")}
-    inputs = [key for key in modules if modules[key] is getattr(embedding, "original_module", embedding)]
+    inputs = [key for key in modules if embedding is not None and modules[key] is base_module(embedding)]
     if not isinstance(targets, dict):
         targets = {inputs[0] if inputs else "embed_tokens": targets}
     found: dict[str, tuple[int, int]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from transformers import (
     DistilBertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     OPTConfig,
     OPTModel,
     RobertaConfig,
@@ -32,7 +35,7 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from houlsby_peft import AdapterError, Bottleneck, FrozenPrefix, HoulsbyConfig, HoulsbyLayer
+from houlsby_peft import AdapterError, Bottleneck, FrozenPrefix, HoulsbyConfig, HoulsbyLayer, ablate
 from houlsby_peft.invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from houlsby_peft.skip import SkipConnection
 from tiny_models import perturb, tiny_bert
@@ -288,6 +291,38 @@ def test_the_invertible_module_of_the_first_adapter_only(name, tmp_path):
     assert torch.equal(logits(restored, name), before)
     loaded = PeftModel.from_pretrained(restored, tmp_path / "language", low_cpu_mem_usage=True).eval()
     assert torch.equal(logits(loaded, name), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_invertible_adapter_beside_one_that_trains_tokens(name, tmp_path):
+    """The output embedding, which PEFT has wrapped for the tied tokens, gets the inverse all the same."""
+    model = with_adapters(base_of(name), ["own"], trainable_token_indices=[5])
+    model.add_adapter("language", HoulsbyConfig(r=4, **ADAPTERS["language"]))
+    model.set_adapter("language")
+    perturb(model)
+    model.eval().save_pretrained(tmp_path)
+    for adapter in ("own", "language"):
+        model.set_adapter(adapter)
+        alone = PeftModel.from_pretrained(base_of(name), tmp_path / adapter).eval()
+        assert torch.equal(logits(model, name), logits(alone, name))
+        with ablate(model, [0]), ablate(alone, [0]):
+            assert torch.equal(logits(model, name), logits(alone, name))
+
+
+@pytest.mark.parametrize("order", [["language", "own"], ["own", "language"], ["both"]], ids=str)
+def test_an_invertible_module_around_trained_tokens_is_refused(order):
+    """Their saved name would have `base_layer`, which no other model has."""
+    fields = {"language": ADAPTERS["language"], "own": {"trainable_token_indices": [5]}}
+    fields["both"] = fields["language"] | fields["own"]
+    *first, last = order
+    model = LlamaForCausalLM(LlamaConfig(**WIDE))
+    for name in first:
+        model = get_peft_model(model, HoulsbyConfig(r=4, **fields[name]), name)
+    before = set(model.state_dict())
+    add = model.add_adapter if first else partial(get_peft_model, model)
+    with pytest.raises(ValueError, match=r"whose tokens are trained; '(model\.)?embed_tokens' would have both"):
+        add(*((last,) if first else ()), HoulsbyConfig(r=4, **fields[last]))
+    assert set(model.state_dict()) == before
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
