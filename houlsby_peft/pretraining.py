@@ -53,8 +53,9 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
                 f"An adapter can only be initialized from one with the same options; {path} has {field}={there!r}, "
                 f"adapter {adapter_name!r} has {here!r}. Train both with the same HoulsbyConfig."
             )
-    recorded, found = (each.record.base if each.record else None for each in (source, config))
-    if reasons := compare_fingerprints(recorded, found):
+    # Not the configuration's record, which is another model's if one configuration served for both.
+    own = vars(model.get_base_model())["houlsby_records"][adapter_name]
+    if reasons := compare_fingerprints(source.record.base if source.record else None, own.base):
         raise AdapterError(
             f"An adapter can only be initialized from one of the same base model; {path} was trained on "
             f"{source.base_model_name_or_path or 'an unnamed model'}, which differs: {'; '.join(reasons)}. Use that "

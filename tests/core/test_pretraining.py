@@ -159,6 +159,16 @@ def test_another_base_model_is_refused(base, difference, tmp_path):
     assert_equal(adapter_tensors(model, "default"), before)
 
 
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=str)
+def test_one_configuration_for_two_models_leaves_their_base_models_apart(order, tmp_path):
+    save_adapter(tmp_path, tiny_bert(seed=0))
+    config = HoulsbyConfig(r=4)
+    models = {seed: get_peft_model(tiny_bert(seed=seed), config) for seed in order}
+    houlsby_peft.init_from(models[0], tmp_path)
+    with pytest.raises(AdapterError, match="one of the same base model"):
+        houlsby_peft.init_from(models[1], tmp_path)
+
+
 def test_an_adapter_of_another_method_is_refused(tmp_path):
     get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path)
     with pytest.raises(AdapterError, match=r"from a Houlsby adapter; .* is a LORA adapter"):
