@@ -9,9 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from .checkpoints.fingerprint import compare_fingerprints
-from .checkpoints.weights import find_weights
+from .checkpoints.weights import find_weights, first_of
 from .config import SHAPE_FIELDS, HoulsbyConfig
 from .errors import AdapterError, check_kind
+from .placement.place import unfold_places
 from .registration import PREFIX
 
 
@@ -61,6 +62,18 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
             f"{source.base_model_name_or_path or 'an unnamed model'}, which differs: {'; '.join(reasons)}. Use that "
             "base model."
         )
+    # The file of shared bottlenecks does not tell at which places they are applied.
+    if config.share_layers and source.record and source.record.places and own.places:
+        there, here = (
+            {place.key for place in unfold_places(rows) if place.is_bottleneck}
+            for rows in (source.record.places, own.places)
+        )
+        if unlike := sorted(there ^ here):
+            raise AdapterError(
+                "An adapter can only be initialized from one that shares its bottlenecks between the same places; "
+                f"only one of {path} and adapter {adapter_name!r} has a bottleneck at {first_of(unlike)}. Train both "
+                "with the same HoulsbyConfig."
+            )
     file = find_weights(path, None, {})
     try:
         saved = load_file(file)

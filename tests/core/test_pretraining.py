@@ -136,6 +136,16 @@ def test_what_is_excluded_may_differ_where_the_weights_fit(tmp_path):
     assert_equal(adapter_tensors(model, "default"), before)
 
 
+def test_shared_bottlenecks_at_other_places_are_refused(tmp_path):
+    """The file holds the owner's weights alone, whichever places are left out."""
+    save_adapter(tmp_path, share_layers=4, train_layer_norm=False, exclude_modules=["layer.1.output.dropout"])
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=4, train_layer_norm=False))
+    before = adapter_tensors(model, "default")
+    with pytest.raises(AdapterError, match=r"has a bottleneck at bert\.encoder\.layer\.1\.output\.dropout\. Train"):
+        houlsby_peft.init_from(model, tmp_path)
+    assert_equal(adapter_tensors(model, "default"), before)
+
+
 def test_the_name_of_the_list_of_layers_is_compared(tmp_path):
     save_adapter(tmp_path, layers_to_transform=[0])
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, layers_to_transform=[0], layers_pattern="layer"))
