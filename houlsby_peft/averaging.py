@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -47,7 +47,15 @@ def check_average(model: nn.Module, adapters: Sequence[str], weights: Sequence[f
         ValueError: A coefficient or a sum is not finite.
     """
     _check_finite(weights)
-    for module_name, container in _adapter_containers(model):
+    _check_sums(_adapter_containers(model), adapters, weights)
+
+
+def _check_sums(
+    containers: Iterable[tuple[str, nn.ModuleDict | nn.ParameterDict]],
+    adapters: Sequence[str],
+    weights: Sequence[float],
+) -> None:
+    for module_name, container in containers:
         for key, total in _sum_tensors(container, adapters, weights).items():
             like = _get_tensors(container, adapters[0])[key]
             check_values("The average of " + ", ".join(adapters), f"{module_name}.{key}", total, like)
@@ -114,17 +122,21 @@ def find_joined_options(
                 f"{first!r} and {other!r} differ: {difference}. Stack them with set_adapter([...]), or train them "
                 "with the same configuration."
             )
-    if sum(weights) == 0 and any(_mean_containers(model, first)):
-        raise ValueError(
-            "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; got "
-            f"{list(weights)}."
-        )
+    if any(_mean_containers(model, first)):
+        # 0.3 - 0.1 - 0.2 is not exactly 0.
+        if abs(math.fsum(weights)) <= 1e-9 * max(map(abs, weights)):
+            raise ValueError(
+                "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; got "
+                f"{list(weights)}."
+            )
+        _check_sums(_mean_containers(model, first), adapters, _normalize(weights))
     sizes = {}
     for key, layer in _layers_with(model, first):
         parts = [layer.bottleneck(name) for name in adapters]
         sizes[key] = sum(part.down_proj.out_features for part in parts if part is not None)
+        like = next(part.down_proj.weight for part in parts if part is not None)
         for name, tensor in _join(parts, weights, configs[first]).items():
-            check_values("The joined adapter of " + ", ".join(adapters), f"{key}.{name}", tensor)
+            check_values("The joined adapter of " + ", ".join(adapters), f"{key}.{name}", tensor, like)
     r = Counter(sizes.values()).most_common(1)[0][0]
     sharing = {configs[name].share_layers for name in adapters}
     share_layers = sharing.pop() if len(sharing) == 1 else 0
@@ -162,9 +174,13 @@ def join(
             like = parts[0].down_proj.weight  # type: ignore[union-attr]
             target.to(device=like.device, dtype=like.dtype)
             target.load_state_dict(_join(parts, weights, config))
-    total = sum(weights)
     for _, container in _mean_containers(model, adapter_name):
-        _fill(container, adapters, [weight / total for weight in weights], adapter_name)
+        _fill(container, adapters, _normalize(weights), adapter_name)
+
+
+def _normalize(weights: Sequence[float]) -> list[float]:
+    total = math.fsum(weights)
+    return [weight / total for weight in weights]
 
 
 def _join(

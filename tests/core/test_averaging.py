@@ -71,6 +71,24 @@ def test_invalid_requests_are_refused():
     assert list(model.peft_config) == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("combination_type", "weights", "wrong"),
+    [
+        ("linear", [1e6, 1], r"houlsby_\w+|LayerNorm"),
+        ("cat", [1e6, 1], "up_proj"),
+        ("cat", [1, -0.99999], "LayerNorm"),
+    ],
+)
+def test_a_combination_that_half_precision_cannot_hold_is_refused(combination_type, weights, wrong):
+    model = two_adapters(dtype=torch.float16, autocast=False)
+    before = set(model.state_dict())
+    with pytest.raises(
+        ValueError, match=rf"({wrong})\S* must hold numbers up to 6.55e\+04, as it is used in torch.float16"
+    ):
+        model.add_weighted_adapter(["one", "two"], weights, "both", combination_type)
+    assert set(model.state_dict()) == before
+
+
 @pytest.mark.parametrize("autocast", [True, False])
 def test_an_average_keeps_the_dtype_and_is_summed_in_float32(autocast):
     model = two_adapters(dtype=torch.bfloat16, autocast=autocast)
@@ -168,6 +186,7 @@ def test_one_adapter_joined_with_itself_is_the_same_function(token_ids):
         ({"invertible": "nice"}, {"invertible": "nice"}, [1, 1], "their invertible modules cannot"),
         ({}, {"train_layer_norm": False}, [1, 1], "LayerNorm weight has the shapes .* and None"),
         ({}, {}, [1, -1], r"the coefficients must not sum to 0; got \[1, -1\]"),
+        ({}, {}, [0.1 + 0.2, -0.3], "the coefficients must not sum to 0"),
         ({}, {}, [float("nan"), 1], "must be finite numbers"),
     ],
     ids=str,
