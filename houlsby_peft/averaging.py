@@ -30,6 +30,7 @@ def check_alike(model: nn.Module, configs: Mapping[str, HoulsbyConfig], adapters
         ValueError: No adapter is given, one is unknown, or two differ. The message names the first difference.
     """
     _check_known(configs, adapters)
+    _check_at_hand(model, adapters)
     first = adapters[0]
     for other in adapters[1:]:
         if difference := _find_difference(model, configs, first, other):
@@ -107,6 +108,7 @@ def find_joined_options(
             bottlenecks, or a joined weight is not finite. The message names the first difference.
     """
     _check_known(configs, adapters)
+    _check_at_hand(model, adapters)
     _check_finite(weights)
     first = adapters[0]
     if configs[first].invertible:
@@ -320,6 +322,19 @@ def _check_known(configs: Mapping[str, HoulsbyConfig], adapters: Sequence[str]) 
             f"Only adapters of the model can be combined, which are {', '.join(configs)}; got {list(adapters)}. Load "
             "the other adapters first."
         )
+
+
+def _check_at_hand(model: nn.Module, adapters: Sequence[str]) -> None:
+    """Refuse weights that are elsewhere, which would be summed to nothing, or not plain tensors."""
+    for module_name, container in _adapter_containers(model):
+        for name in adapters:
+            for key, tensor in _get_tensors(container, name).items():
+                if not isinstance(tensor, torch.Tensor) or tensor.is_meta or not tensor.numel():
+                    raise ValueError(
+                        "Only adapters whose weights are in memory, whole and not quantized can be combined; those of "
+                        f"{name!r} are not, such as {key or 'the tokens'} of {module_name}. Combine the adapters "
+                        "before the model is offloaded, sharded or quantized."
+                    )
 
 
 def _check_finite(weights: Sequence[float]) -> None:

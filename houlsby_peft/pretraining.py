@@ -28,7 +28,7 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         TypeError: `model` is not a `PeftModel`.
         ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
         AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
-            cannot be read.
+            cannot be read; or the adapter to initialize is offloaded.
     """
     check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
     path = os.fspath(name_or_path)
@@ -81,6 +81,11 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         raise AdapterError(f"{file} cannot be read: {error}. Save or download the adapter again.") from error
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
+    if any(weight.is_meta for weight in weights.values()):
+        raise AdapterError(
+            "An adapter can only be initialized while its weights are in memory; those of adapter "
+            f"{adapter_name!r} are offloaded. Initialize it before the model is offloaded."
+        )
     weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}
     weights |= {key: weight for key, weight in saved.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

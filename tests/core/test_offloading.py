@@ -11,7 +11,7 @@ from transformers import BertForSequenceClassification
 
 from accelerate import cpu_offload
 from contract_models import IDS, llama
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import AdapterError, HoulsbyConfig, init_from
 from houlsby_peft.bottleneck import Bottleneck
 from houlsby_peft.offloading import copy_of, device_of
 from tiny_models import perturb, tiny_bert
@@ -69,6 +69,18 @@ def test_offloading_a_model_with_an_adapter(saved, token_ids):
     cpu_offload(model, execution_device=CPU)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
+
+
+def test_offloaded_adapters_are_neither_combined_nor_initialized(saved):
+    """They have no weights at hand: the sums would be lost, and PyTorch only warns that nothing is copied."""
+    model = PeftModel.from_pretrained(load(saved), saved / "adapter")
+    cpu_offload(model, execution_device=CPU)
+    for combination_type in ("linear", "cat"):
+        with pytest.raises(ValueError, match=r"those of 'default' are not, such as .*before the model is"):
+            model.add_weighted_adapter(["default"], [0.5], "half", combination_type)
+    with pytest.raises(AdapterError, match="adapter 'default' are offloaded"):
+        init_from(model, saved / "adapter")
+    assert list(model.peft_config) == ["default"]
 
 
 @pytest.mark.parametrize("with_adapters", [False, True])
