@@ -249,7 +249,7 @@ def _find_obstacle(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first
         }
         for name in (first, other)
     ]
-    return _compare_shapes(*shapes)
+    return _compare_shapes(*shapes) or _compare_labels(model, first, other)
 
 
 def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], first: str, other: str) -> str | None:
@@ -266,7 +266,15 @@ def _find_difference(model: nn.Module, configs: Mapping[str, HoulsbyConfig], fir
         }
         for name in (first, other)
     ]
-    return _compare_shapes(*shapes) or _compare_owners(model, first, other)
+    return _compare_shapes(*shapes) or _compare_owners(model, first, other) or _compare_labels(model, first, other)
+
+
+def _compare_labels(model: nn.Module, first: str, other: str) -> str | None:
+    """Describe how two heads number the same classes differently, or return None. They may be of different tasks."""
+    records = [vars(model)["houlsby_records"][name] for name in (first, other)]
+    one, two = (record.id2label or {} if record.heads else {} for record in records)
+    is_unlike = one != two and sorted(one.values()) == sorted(two.values())
+    return f"the classes are {one} and {two}" if is_unlike else None
 
 
 def _compare_owners(model: nn.Module, first: str, other: str) -> str | None:

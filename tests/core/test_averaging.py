@@ -44,6 +44,19 @@ def test_adapters_that_differ_are_refused(two, difference):
     assert list(model.peft_config) == ["one", "two"]
 
 
+@pytest.mark.parametrize("combination_type", ["linear", "cat"])
+def test_heads_that_number_the_same_classes_differently_are_refused(combination_type):
+    """The mean of the rows of two classes would be called one of them."""
+    model = two_adapters({"id2label": {0: "bad", 1: "good"}}, {"id2label": {0: "good", 1: "bad"}})
+    with pytest.raises(
+        ValueError, match=r"differ: the classes are \{0: 'bad', 1: 'good'\} and \{0: 'good', 1: 'bad'\}"
+    ):
+        model.add_weighted_adapter(["one", "two"], [0.5, 0.5], "mean", combination_type)
+    model.add_adapter("three", HoulsbyConfig(r=4, id2label={0: "no", 1: "yes"}))
+    model.add_weighted_adapter(["one", "three"], [0.5, 0.5], "mean", combination_type)
+    assert model.peft_config["mean"].labels == {0: "bad", 1: "good"}
+
+
 @pytest.mark.parametrize(
     ("sharing", "two", "difference"),
     [
