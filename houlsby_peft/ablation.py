@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
 
+import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
@@ -113,7 +114,11 @@ def prune(
         kept |= {place.key: place for place in find_norms(base, dict(base_modules(base)), every, bottlenecks)}
     changes = {"layers_to_transform": sorted(remaining), "train_layer_norm": norms}
     record = vars(base)["houlsby_records"][source]
-    model.add_adapter(adapter_name, config.derived(record, fold_places(kept.values()), **changes))
+    weights = get_peft_model_state_dict(model, adapter_name=source, save_embedding_layers=False)
+    # On a base model in half precision, the copy is in float32 only if the source is.
+    is_cast = not any(weight.dtype in (torch.float16, torch.bfloat16) for weight in weights.values())
+    pruned = config.derived(record, fold_places(kept.values()), **changes)
+    model.add_adapter(adapter_name, pruned, autocast_adapter_dtype=is_cast)
     try:
         _copy_weights(model, source, adapter_name, leave_out=() if keep_norms else removed)
     except Exception:

@@ -191,6 +191,19 @@ class TestPrune:
         model.set_adapter("small")
         assert torch.equal(forwards(model, token_ids), expected)
 
+    @pytest.mark.parametrize("autocast", [True, False])
+    def test_on_a_base_in_half_precision_it_has_the_dtype_of_the_source(self, autocast, token_ids):
+        base = tiny_bert().to(torch.bfloat16)
+        model = get_peft_model(base, HoulsbyConfig(r=8), autocast_adapter_dtype=autocast).eval()
+        perturb(model)
+        with houlsby_peft.ablate(model, [1]):
+            expected = forwards(model, token_ids)
+        houlsby_peft.prune(model, [1], "small")
+        dtypes = {weight.dtype for key, weight in model.state_dict().items() if ".small." in key}
+        assert dtypes == {torch.float32 if autocast else torch.bfloat16}
+        model.set_adapter("small")
+        assert torch.equal(forwards(model, token_ids), expected)
+
     def test_the_trained_norm_of_the_embeddings_is_kept(self, token_ids):
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=8, train_layer_norm="all")).eval()
         perturb(model)
