@@ -123,10 +123,12 @@ def check_names_match(model: nn.Module, config: HoulsbyConfig) -> None:
         ]
     for field, ends_of_none in unknown.items():
         if ends_of_none:
-            what = "places of bottlenecks" if field == "rank_pattern" else "modules"
+            what, remedy = "modules", "print(model) shows the modules"
+            if field == "rank_pattern":
+                what, remedy = "places of bottlenecks", "print(houlsby_peft.placement_map(model)) shows the places"
             raise ValueError(
                 f"HoulsbyConfig.{field} must name {what} in the model; {type(model).__name__} has none that match "
-                f"{', '.join(map(repr, ends_of_none))}. print(houlsby_peft.placement_map(model)) shows the places."
+                f"{', '.join(map(repr, ends_of_none))}. {remedy}."
             )
 
 

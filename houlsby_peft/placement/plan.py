@@ -314,8 +314,8 @@ def _find_tokens(model: nn.Module, config: HoulsbyConfig) -> dict[str, tuple[int
             raise ValueError(
                 "HoulsbyConfig.trainable_token_indices must be a list of different tokens of the model, or a dict "
                 f"from names of embedding modules to such lists; got {str(tokens)[:100]} for {target[:100]!r}, which "
-                f"{f'has tokens 0 to {rows - 1}' if rows else 'is not found in the model'}. Use the numbers that the "
-                "tokenizer gives."
+                f"{f'has tokens 0 to {rows - 1}' if rows else 'is not found in the model'}. "
+                f"{'Use the numbers that the tokenizer gives' if rows else 'print(model) shows the modules'}."
             )
         # PEFT refuses to train a module as a whole and its tokens. Of tied modules, it saves the input embeddings.
         is_whole = target in (config.modules_to_save or ())

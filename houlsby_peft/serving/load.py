@@ -75,13 +75,30 @@ def load(
     base_kinds = (PreTrainedModel, str, os.PathLike, NoneType)
     check_kind("base_model", base_model, base_kinds, "a model of transformers, without PEFT, or its name or folder")
     check_kind("dtype", dtype, (torch.dtype, NoneType), "a dtype such as torch.bfloat16")
-    try:
-        device = None if device is None else torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device must be one that torch knows, such as 'cuda:0'; got {device!r}.") from error
+    device = None if device is None else _find_device(device)
     return load_beside(
         name_or_path, revision, base_model, beside, adapter_name, token=token, device=device, dtype=dtype
     )
+
+
+def _find_device(device: str | torch.device) -> torch.device:
+    """Return a device, before anything is loaded for it.
+
+    Raises:
+        ValueError: PyTorch does not know it, or this machine does not have it.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cuda:0'; got {device!r}.") from error
+    try:
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # the latter without CUDA
+        reason = shortened(str(error).partition("\n")[0]).rstrip(".")
+        raise ValueError(
+            f"device must be one that this machine has; got {str(found)!r} ({reason}). Leave it out for the CPU."
+        ) from error
+    return found
 
 
 def load_beside(
