@@ -226,7 +226,7 @@ def describe(head: dict[str, nn.Parameter], method: MethodArguments) -> str:
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
     """Return the rows of a split that hold text, and only the columns of the texts."""
     columns = find_text_columns(data, arguments.text_columns)
-    check_columns(data, name, columns, label_columns=())
+    check_columns(data, name, columns, label_columns=(), flags=["--text_columns"])
     return rows_with_text(data, name, columns).select_columns(list(columns))
 
 

@@ -274,7 +274,8 @@ def _read_splits(
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     for name, split in splits.items():
         is_labeled = name != "test" or has_labels(split, columns)
-        check_columns(split, name, text_columns, columns if is_labeled else ())
+        flags = ("--text_columns", "--label_columns")
+        check_columns(split, name, text_columns, columns if is_labeled else (), flags)
         splits[name] = rows_with_label(split, columns, name) if is_labeled else split
     splits["train"] = train = rows_with_text(splits["train"], "train", text_columns)
     log(f"texts: {', '.join(text_columns)}; labels: {', '.join(columns)}; to choose others, give --text_columns or "

@@ -140,15 +140,28 @@ def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: st
 
 
 def check_columns(
-    data: Dataset, name: str, text_columns: Sequence[str], label_columns: Sequence[str] = ("label",)
+    data: Dataset,
+    name: str,
+    text_columns: Sequence[str],
+    label_columns: Sequence[str] = ("label",),
+    flags: Sequence[str] = (),
 ) -> None:
-    """Raise RecipeError unless the split `name` has the text columns, all of strings, and the label columns."""
+    """Raise RecipeError unless the split `name` has the text columns, all of strings, and the label columns.
+
+    Args:
+        data: The split.
+        name: Its name.
+        text_columns: Names of the columns of the texts.
+        label_columns: Names of the columns of the labels.
+        flags: The recipe's flags that name other columns, if it has any.
+    """
     needed = (*text_columns, *label_columns)
     missing = [column for column in needed if column not in data.column_names]
     if missing:
+        remedy = f"Name others with {' or '.join(flags)}, or rename" if flags else "Rename"
         raise RecipeError(
             f"{name} lacks the column {missing[0]!r}: it needs {', '.join(needed)} "
-            f"and has {', '.join(columns_of(data))}. Rename the columns of the file."
+            f"and has {', '.join(columns_of(data))}. {remedy} the columns of the file."
         )
     for column in text_columns:
         row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)

@@ -107,15 +107,16 @@ class MethodArguments:
                 f"encoder; got {self.method}. Leave it out; for speed, give --bf16."
             )
         if self.keep_prefix not in (AUTO, OFF) and not self._can_keep_prefix(adapter):
-            got = f"{self.method} and {' '.join(map(str, adapter.layers or ['no']))}"
+            got = f"{self.method} and {' '.join(map(str, adapter.layers or ['no --layers']))}"
             raise RecipeError(
                 f"--keep_prefix needs --method houlsby and --layers without layer 0, got {got}. Give them, or leave "
                 "it out."
             )
         if (self.method == "top_k") != (self.top_k is not None):
+            got, remedy = ("without it", "Add it") if self.top_k is None else ("and it", "Leave it out")
             raise RecipeError(
-                f"--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
-                f"{self.method} {'without it' if self.top_k is None else 'and it'}. Add or leave out --top_k."
+                "--top_k, the number of layers to train, is for --method top_k, which needs it; got --method "
+                f"{self.method} {got}. {remedy}."
             )
 
 

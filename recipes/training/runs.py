@@ -165,7 +165,9 @@ class Run:
             of_data = [change.startswith(CHANGES) for change in changed]
             kind = "data" if all(of_data) else "arguments and data" if any(of_data) else "arguments"
             reason = f"other {kind}: {_list(changed)}"
-            if any(change.startswith("base_dtype ") for change in changed):
+            by_name = {change.partition(" ")[0] for change in changed}
+            # Another method may need another dtype.
+            if "base_dtype" in by_name and "method" not in by_name:
                 remedy += ", or --base_dtype with the earlier value, which 'auto' chooses by the processor or GPU"
             if not any(map(_is_restored, changed)):
                 remedy += ", or --resume_from_checkpoint last to resume with the new arguments"

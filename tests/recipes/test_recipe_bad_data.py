@@ -128,7 +128,12 @@ FILES = [
 OTHERS = [
     (text_classification, "validation.csv", "text,label\na,maybe\n", "validation: line 2 has the label 'maybe'"),
     (text_classification, "test.csv", "text,label\na,yes\nb,maybe\n", "test: line 3 has the label 'maybe'"),
-    (text_classification, "validation.csv", "text\na\n", "validation lacks the column 'label'"),
+    (
+        text_classification,
+        "validation.csv",
+        "text\na\n",
+        "validation lacks the column 'label': .* Name others with --text_columns or --label_columns, or rename",
+    ),
     (text_classification, "validation.csv", "label\nyes\n", "validation lacks the column 'text'"),
     (text_classification, "validation.csv", "", "it has no rows"),
 ]

@@ -77,7 +77,7 @@ def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(encoder, tmp_pa
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "--keep_prefix needs --method houlsby and --layers without layer 0, got houlsby and no"),
+        ((), "--keep_prefix needs --method houlsby and --layers without layer 0, got houlsby and no --layers"),
         (("--layers", 0, 1), "--layers without layer 0, got houlsby and 0 1"),
         (("--layers", 2, "--train_layer_norm", "all"), "the embeddings are trained"),
         (("--layers", 2, "--method", "lora"), "--keep_prefix needs --method houlsby"),

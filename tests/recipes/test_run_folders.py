@@ -229,6 +229,9 @@ class TestDamagedFolders:
             run(glue, *flags, "--seed", 1, "--output_dir", folder)
         with pytest.raises(RecipeError, match="or --base_dtype with the earlier value"):
             run(glue, *flags, "--base_dtype", "bfloat16", "--output_dir", folder)
+        with pytest.raises(RecipeError, match=r"base_dtype was .*, method was 'houlsby', is 'lora'") as error:
+            run(glue, *flags, "--method", "lora", "--base_dtype", "bfloat16", "--output_dir", folder)
+        assert "with the earlier value" not in str(error.value)
 
     @pytest.mark.parametrize(
         ("name", "value"), [("learning_rate", 1e-05), ("weight_decay", 0.5), ("metric_for_best_model", "accuracy")]
