@@ -125,7 +125,7 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve a folder or a list of adapters over HTTP, on Ray Serve")
     serve.add_argument(
-        "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or JSON or YAML"
+        "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or YAML or JSON list"
     )
     serve.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
@@ -159,6 +159,8 @@ def _push(options: argparse.Namespace) -> None:
     chosen = _card_options(options)
     if options.message is not None:
         chosen["message"] = options.message
+    if chosen["example"] is not None:
+        _hide_messages()
     print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen))
 
 
@@ -168,6 +170,8 @@ def _card(options: argparse.Namespace) -> None:
 
     chosen = _card_options(options)
     example = chosen["example"]
+    if example is not None:
+        _hide_messages()
     answer = None if example is None else predict_example(options.folder, example, options.base_model)
     print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
 
@@ -298,16 +302,20 @@ def _convert(options: argparse.Namespace) -> None:
     print(convert(options.source, options.target, **chosen))
 
 
-def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
+def _hide_messages() -> None:
+    """Hide what PEFT and transformers print while an adapter is loaded, which users of the command cannot change."""
     import warnings
 
     import transformers
 
-    from houlsby_peft.serving.load import load
-
-    # PEFT and transformers tell what users of the command cannot change.
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
     transformers.utils.logging.disable_progress_bar()
+
+
+def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
+    from houlsby_peft.serving.load import load
+
+    _hide_messages()
     return load(options.adapter, revision=options.revision, base_model=options.base_model, device=device)
 
 

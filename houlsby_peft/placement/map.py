@@ -89,7 +89,11 @@ def _late_dropouts(architecture: Architecture) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m houlsby_peft.placement", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m houlsby_peft.placement",
+        description=__doc__.split("\n")[0],
+        epilog="The flags without a description are fields of HoulsbyConfig.",
+    )
     parser.add_argument("model", nargs="?", help="model on the Hub or local folder; only its configuration is read")
     parser.add_argument("--model_class", help="class in transformers; default: the one that the configuration names")
     parser.add_argument("--architectures", action="store_true", help="print the known architectures, in Markdown")
