@@ -70,9 +70,10 @@ class MixedBatch:
                 return []
             names = self.names_of_rows(layer, hidden)
             key = (hidden.shape[0], hidden.device, *used.items())
-            if key not in self._shared:
-                self._shared[key] = _group(names, used, hidden.device)
-            return self._shared[key]
+            groups = self._shared.get(key)
+            if groups is None:  # another thread's batch may empty the dictionary at any time
+                groups = self._shared[key] = _group(names, used, hidden.device)
+            return groups
 
         result = hidden
         for group in self._build_once(layer, hidden, build):
