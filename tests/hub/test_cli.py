@@ -71,7 +71,13 @@ def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapte
 
 
 def test_pushing_what_cannot_be_pushed_is_one_line(hub, adapter, tmp_path):
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_write"}
+    own = {
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path),
+        "HF_TOKEN": "hf_write",
+        "HF_HUB_OFFLINE": "0",
+    }
+    environment = {**os.environ, **own}
     results = tmp_path / "results 0.json"
     asked = ["push", str(adapter), "user/messages", "--private", "--base-model", BASE, "--results", str(results)]
     command = [sys.executable, "-m", "houlsby_peft.cli", *asked]

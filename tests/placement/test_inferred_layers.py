@@ -15,7 +15,7 @@ from architecture_rows import ROWS
 from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from houlsby_peft.layer import base_modules
-from houlsby_peft.placement.inference import infer_layers
+from houlsby_peft.placement.inference import infer_layers, log_once
 from houlsby_peft.placement.place import fold_indices
 from houlsby_peft.placement.places import find_places
 from tiny_models import perturb
@@ -211,6 +211,7 @@ def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_
     with pytest.raises(ValueError, match=r"in image\.blocks, .* 2 candidates") as error:
         find_places(two_towers(), HoulsbyConfig())
     assert "exclude_modules=['image.blocks']" in str(error.value)
+    log_once.cache_clear()
     with caplog.at_level(logging.WARNING, "houlsby_peft.placement.inference"):
         places = places_of(two_towers(), exclude_modules=["image.blocks"])
     assert {key.partition(".")[0] for key in places} == {"text"}
