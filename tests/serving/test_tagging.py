@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+
 import pytest
 import torch
 from peft import get_peft_model
@@ -45,6 +48,10 @@ def byte_level(folder):
     return folder
 
 
+def spans(results):
+    return [[(one["entity_group"], one["start"], one["end"]) for one in result] for result in results]
+
+
 @pytest.mark.parametrize("names", [IOB2, IOBES, PARTS_OF_SPEECH], ids=["IOB2", "IOBES", "parts of speech"])
 @pytest.mark.parametrize("make", [word_piece, byte_level])
 @torch.no_grad()
@@ -75,10 +82,53 @@ def test_a_text_gets_the_tags_that_the_recipe_scores(make, names, tmp_path):
     model.save_pretrained(tmp_path / "adapter")
     tokenizer.save_pretrained(tmp_path / "adapter")
 
-    def spans(results):
-        return [[(one["entity_group"], one["start"], one["end"]) for one in result] for result in results]
-
     adapter = houlsby_peft.load(tmp_path / "adapter", base_model=str(folder))
     assert spans(adapter.predict(texts)) == expected
     bank = TaskBank({"tags": tmp_path / "adapter"}, base_model=str(folder))
     assert spans(bank.predict([("tags", text) for text in texts])) == expected
+
+
+# The accents are characters of their own, and some words have a mark for where they may be hyphenated.
+UNUSUAL = "ada\nvisits o\u0308slo\tand\u00a0ne\u00adw yo\u0308rk wolfgang sees ki\u00adng wolfster\nwolfgang visited"
+
+
+@pytest.mark.parametrize("names", [IOB2, PARTS_OF_SPEECH], ids=["IOB2", "parts of speech"])
+@pytest.mark.parametrize("make", [word_piece, byte_level])
+@pytest.mark.parametrize(("longest", "side"), [(5, "right"), (6, "right"), (64, "right"), (7, "left")])
+@torch.no_grad()
+def test_words_are_whole_however_they_are_written_and_wherever_a_long_text_is_cut(
+    make, names, longest, side, tmp_path
+):
+    folder = make(tmp_path / "encoder")
+    tokenizer = AutoTokenizer.from_pretrained(folder, truncation_side=side)
+    torch.manual_seed(3)
+    base = AutoModelForTokenClassification.from_pretrained(folder, id2label=dict(enumerate(names)))
+    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="TOKEN_CLS")).eval()
+    head = model.get_base_model().classifier.modules_to_save["default"]
+    torch.nn.init.normal_(head.weight)
+    tokens = tokenizer(UNUSUAL, add_special_tokens=False, return_offsets_mapping=True)
+    ids, ends = tokens["input_ids"], [end for _, end in tokens["offset_mapping"]]
+    first = len(ids) % (longest - 2) if side == "left" else longest - 2
+    cuts = [0, *range(first or longest - 2, len(ids), longest - 2), len(ids)]
+    parts = [ids[begin:end] for begin, end in pairwise(cuts)]
+    framed = [torch.tensor([[tokenizer.cls_token_id, *part, tokenizer.sep_token_id]]) for part in parts]
+    logits = torch.cat([model(input_ids=part).logits[0, 1:-1] for part in framed])
+    head.bias -= logits.mean(0)  # so that no tag is much more frequent than the others
+    classes = (logits - logits.mean(0)).argmax(-1).tolist()
+    model.save_pretrained(tmp_path / "adapter")
+    tokenizer.model_max_length = longest
+    tokenizer.save_pretrained(tmp_path / "adapter")
+
+    words = [match.span() for match in re.finditer(r"\S+", UNUSUAL)]
+    tags = [names[next(c for c, last in zip(classes, ends, strict=True) if last > begin)] for begin, _ in words]
+    found = find_entities(tags) if names == IOB2 else [(tag, word, word) for word, tag in enumerate(tags)]
+    expected = [(kind, words[first][0], words[last][1]) for kind, first, last in found]
+    assert len({kind for kind, *_ in expected}) > 1
+
+    adapter = houlsby_peft.load(tmp_path / "adapter", base_model=str(folder))
+    assert spans(adapter.predict([UNUSUAL])) == [expected]
+    bank = TaskBank({"tags": tmp_path / "adapter"}, base_model=str(folder))
+    assert spans(bank.predict([("tags", UNUSUAL)])) == [expected]
+    if make is word_piece:  # byte-level tokenizers need the blank before a word
+        pipeline = adapter.pipeline()
+        assert spans(pipeline(UNUSUAL.split(), is_split_into_words=True)) == [expected]
