@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import check_count
-from .padding import stack
+from .padding import encode, stack
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Embedding:
         check_count("batch_size", batch_size)
         vectors = []
         for start in range(0, len(inputs), batch_size):
-            rows = [self.encode(text) for text in inputs[start : start + batch_size]]
+            rows = [encode(self.tokenizer, text, self.cut) for text in inputs[start : start + batch_size]]
             batch = stack(self.tokenizer, rows)
             device = next(self.model.parameters()).device
             with torch.inference_mode():
@@ -46,7 +46,3 @@ class Embedding:
                 for own, mask in zip(hidden, batch["attention_mask"], strict=True)
             ]
         return vectors
-
-    def encode(self, text: str | tuple[str, str]) -> dict[str, list[int]]:
-        """Return a text as the model's inputs."""
-        return dict(self.tokenizer(*((text,) if isinstance(text, str) else text), **self.cut))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -17,6 +18,15 @@ def can_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftMod
     """
     known = getattr(model.config.get_text_config(), "pad_token_id", None)
     return tokenizer.pad_token_id is not None and (tokenizer.pad_token_id == known or not hasattr(model, "score"))
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: str | tuple[str, str], cut: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """Return a text or a pair of texts as a row of the model's inputs, cut by these arguments of the tokenizer."""
+    # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
+    encoded = tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **cut)
+    return {name: values[0] for name, values in encoded.items()}
 
 
 def stack(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

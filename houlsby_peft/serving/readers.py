@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 import torch
 from transformers.pipelines.token_classification import AggregationStrategy
 
-from .embedding import Embedding
+from .padding import encode
 from .predictor import Input, Predictor, check_inputs, check_logits, check_top_k, cut_arguments
 from .question_answering import QuestionAnswering
 from .tagging import TagPipeline
@@ -76,9 +76,7 @@ class Reader:
 
     def encode(self, text: Input) -> list[Row]:
         """Return an input as rows of the model."""
-        # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
-        encoded = self.tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut)
-        return [Row({name: values[0] for name, values in encoded.items()})]
+        return [Row(encode(self.tokenizer, text, self.cut))]
 
     def decode(
         self,
@@ -222,14 +220,6 @@ class VectorReader(Reader):
 
     outputs = ("last_hidden_state",)
     is_per_token = True
-
-    def __init__(self, predictor: Predictor, task: str) -> None:
-        super().__init__(predictor, task)
-        self._pipeline = cast(Embedding, predictor.pipeline())
-
-    def encode(self, text: Input) -> list[Row]:
-        """Return a text as one row."""
-        return [Row(self._pipeline.encode(text))]
 
     def decode(
         self,

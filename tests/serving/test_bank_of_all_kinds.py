@@ -117,9 +117,13 @@ def test_embeddings_are_the_mean_of_the_tokens(base, folders):
     adapted.load_adapter(str(folders["vector"]), "own")
     adapted.set_adapter("own")
     tokenizer = AutoTokenizer.from_pretrained(base)
+    # In a batch, a pair has a second end mark even if its second text is empty; a tokenizer alone leaves it out.
+    pairs = [(WORDS[0], WORDS[1]), (WORDS[0], ""), ("", WORDS[0])]
+    rows = [tokenizer(text, return_tensors="pt") for text in WORDS]
+    rows += [tokenizer([first], [second], return_tensors="pt") for first, second in pairs]
     with torch.no_grad():
-        hidden = [adapted.eval()(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in WORDS]
-    found = houlsby_peft.load(folders["vector"]).predict(WORDS, batch_size=5)
+        hidden = [adapted.eval()(**row).last_hidden_state[0] for row in rows]
+    found = houlsby_peft.load(folders["vector"]).predict([*WORDS, *pairs], batch_size=5)
     torch.testing.assert_close(torch.tensor(found), torch.stack([own.mean(0) for own in hidden]), rtol=1e-4, atol=1e-5)
 
 
