@@ -137,6 +137,10 @@ def load_beside(
         if getattr(settings, "pad_token_id", None) is None:  # as of decoders, which classify at the last other token
             settings.pad_token_id = tokenizer.pad_token_id
         task = beside.task if beside is not None else task_of_class(type(base).__name__) or task_of_config(config)
+        if not task.auto_class.endswith("LM"):
+            # Whoever generates text pads on the left, where GPT-2 would count the padding as positions, and an encoder
+            # take it for the first token. Tokenizers of models that need it, such as XLNet's, do so by themselves.
+            tokenizer.padding_side = type(tokenizer).padding_side
         with _ADDING:
             name = _unused_name(adapter_name, {} if beside is None else beside.model.peft_config)
             model = _add(folder, config, name, base, None if beside is None else beside.model)

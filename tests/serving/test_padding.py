@@ -51,15 +51,15 @@ def base(tmp_path_factory):
     return folder
 
 
-def save(folder, base, task, pad_token=None):
-    """Save an adapter of random weights; with a pad token, also the tokenizer that has it."""
+def save(folder, base, task, pad_token=None, **options):
+    """Save an adapter of random weights; with a pad token, also the tokenizer that has it and further options."""
     auto_class, head = KINDS[task]
     torch.manual_seed(1)
     model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
     perturb(model)
     model.save_pretrained(folder)
     if pad_token is not None:
-        AutoTokenizer.from_pretrained(base, pad_token=pad_token).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(base, pad_token=pad_token, **options).save_pretrained(folder)
     return folder
 
 
@@ -74,11 +74,14 @@ def approximately(results):
     return [pytest.approx(each, abs=1e-5) if isinstance(each, float) else each for each in flat(results)]
 
 
-@pytest.mark.parametrize("pad_token", [None, "<eos>", "<pad>"])
+@pytest.mark.parametrize(
+    ("pad_token", "side"), [(None, "right"), ("<eos>", "right"), ("<pad>", "right"), ("<pad>", "left")]
+)
 @pytest.mark.parametrize("task", KINDS)
-def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, base, tmp_path):
+def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, side, base, tmp_path):
+    """Also with a tokenizer that was set up for the generation of texts, which needs the padding on the left."""
     inputs = INPUTS.get(task, ["a fine film", "he said so . who ?"])
-    folder = save(tmp_path, base, task, pad_token)
+    folder = save(tmp_path, base, task, pad_token, padding_side=side)
     adapter, bank = houlsby_peft.load(folder), TaskBank({task: folder})
     alone = [houlsby_peft.load(folder).predict(each)[0] for each in inputs]
     assert flat(alone)
