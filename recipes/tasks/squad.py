@@ -63,8 +63,10 @@ class Windows:
 
     def _training_rows(self, example: dict[str, Any]) -> Iterator[dict[str, Any]]:
         answers = example["answers"]
-        begin = answers["answer_start"][0] if answers["text"] else -1
-        end = begin + len(answers["text"][0]) if answers["text"] else -1
+        text = answers["text"][0] if answers["text"] else ""
+        # Tokens leave out blanks, so that none would begin or end with those around an answer.
+        begin = answers["answer_start"][0] + len(text) - len(text.lstrip()) if text else -1
+        end = begin + len(text.strip())
         for row in self._rows(example):
             starts, ends = np.array(row.pop("starts")), np.array(row.pop("ends"))
             inside = np.flatnonzero((starts >= 0) & (ends > begin) & (starts < end))
@@ -180,7 +182,9 @@ def _are_answers(answers: Any) -> bool:
     texts, starts = answers["text"], answers["answer_start"]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         return False
-    return all(isinstance(text, str) and text for text in texts) and all(isinstance(start, int) for start in starts)
+    return all(isinstance(text, str) and text.strip() for text in texts) and all(
+        isinstance(start, int) for start in starts
+    )
 
 
 def _expand(data: Dataset, rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]) -> Dataset:

@@ -177,10 +177,12 @@ class TestWindows:
         seen = {(s, e) for row in rows for s, e in zip(row["starts"], row["ends"], strict=True) if s >= 0}
         assert [context[s:e] for s, e in sorted(seen)] == context.split()
 
-    def test_the_answer_is_marked_where_it_is_whole(self, tokenizer):
-        context = "oslo " * 150 + "ada lived in paris " + "oslo " * 150
+    @pytest.mark.parametrize("answer", ["lived in paris", " lived in paris", "lived in paris ", " lived in paris\n"])
+    def test_the_answer_is_marked_where_it_is_whole(self, tokenizer, answer):
+        """Blanks around it are in no token."""
+        context = "oslo " * 150 + "ada lived in paris" + answer[-1].replace("s", " ") + "oslo " * 150
         windows = windows_of(tokenizer)
-        data = Dataset.from_list([question("q", context, "lived in paris")])
+        data = Dataset.from_list([question("q", context, answer)])
         marked = 0
         for train, row in zip(windows.training(data), windows.evaluation(data), strict=True):
             first, last = train["start_positions"], train["end_positions"]
@@ -340,6 +342,7 @@ class TestRuns:
         [
             ({"context": None}, "row 1 must have texts as id, question and context"),
             ({"answers": None}, "row 1 must have .* answers with lists text and answer_start"),
+            ({"answers": {"text": [" "], "answer_start": [6]}}, "row 1 must have .* answers with lists text"),
             ({"answers": {"text": ["paris"], "answer_start": [3]}}, "answer 'paris' at character 3, where .* 'lived'"),
         ],
     )
