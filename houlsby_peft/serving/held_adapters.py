@@ -220,8 +220,11 @@ class HeldAdapters:
         name = predictor.name
         parts = [(found, found[name]) for found in _mappings(predictor.model) if name in found]
         if list_files(folder) != files:
-            for mapping, _ in parts if first is not None else ():
-                del mapping[name]
+            if first is None:
+                predictor.model.unload()  # a base model that was given is as it was, for the next attempt
+            else:
+                for mapping, _ in parts:
+                    del mapping[name]
             raise AdapterError(f"The files of {entry.source} must not change while they are read. Load them again.")
         if first is None:
             # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.

@@ -273,10 +273,14 @@ def test_files_that_change_while_they_are_read_are_refused(base, folders, tmp_pa
         (live / "adapter_config.json").write_text((live / "adapter_config.json").read_text() + " ")
         return load_beside(*args, **options)
 
+    given = AutoModelForSequenceClassification.from_pretrained(base)
+    first = TaskBank({"live": live}, base_model=given)
     monkeypatch.setattr(held_adapters, "load_beside", change)
-    with pytest.raises(AdapterError, match="must not change while they are read"):
-        bank.add("live", live)
+    for load in (lambda: bank.add("live", live), first.warm_up):
+        with pytest.raises(AdapterError, match="must not change while they are read"):
+            load()
     monkeypatch.undo()
+    first.warm_up()  # on the same base model
     assert bank.tasks == bank.held == ("topic",)
     assert len(bank._held._first["AutoModelForSequenceClassification"].model.peft_config) == 1
 
