@@ -151,6 +151,15 @@ def count_positions(model: nn.Module) -> int | None:
     return longest - padding - 1 if longest and padding is not None else longest
 
 
+def count_tokens(base: PreTrainedModel) -> int | None:
+    """Return the number of tokens that a base model knows; None if it has no table of them, as Canine."""
+    try:
+        embeddings = base.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return len(embeddings.weight) if isinstance(embeddings, nn.Embedding) else None
+
+
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
     """Return an adapter's labels as transformers' configurations hold them; empty if it has none."""
     if config.labels is None:

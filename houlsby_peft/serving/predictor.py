@@ -19,7 +19,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, check_count, shortened
 from ..heads.tasks import Task
-from .base_model import count_positions, is_from_libraries, label_arguments
+from .base_model import count_positions, count_tokens, is_from_libraries, label_arguments
 from .embedding import Embedding
 from .padding import can_pad, check_lengths
 from .process_state import set_verbosity
@@ -265,9 +265,8 @@ def explain_prediction_errors(base: PreTrainedModel, *tokenizers: PreTrainedToke
             isinstance(error, (ValueError, OSError, RuntimeError)) and not is_of_tokenizer
         ):
             raise
-        embeddings = base.get_input_embeddings()
-        known = f"{len(embeddings.weight):,} tokens" if isinstance(embeddings, nn.Embedding) else "its tokens"
-        length = count_positions(base)
+        number, length = count_tokens(base), count_positions(base)
+        known = "its tokens" if number is None else f"{number:,} tokens"
         names = ", ".join(dict.fromkeys(str(tokenizer.name_or_path) for tokenizer in tokenizers))
         raise AdapterError(
             f"The tokenizer of {names} must fit the base model {base.name_or_path}, which knows {known}"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import check_count
+from ..errors import AdapterError, check_count
 from .base_model import count_positions
 from .padding import stack
 
@@ -48,6 +48,11 @@ class QuestionAnswering:
     null_threshold: float | None = None
 
     def __post_init__(self) -> None:
+        if not self.tokenizer.is_fast:
+            raise AdapterError(
+                "Question answering needs a fast tokenizer, which tells where each token is in the text; "
+                f"{type(self.tokenizer).__name__} is none. Use a base model that has one."
+            )
         check_count("stride", self.stride, least=0)
         check_count("max_answer_length", self.max_answer_length)
         if self.max_length is not None:

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import AdapterError, check_bytes, check_count, shortened
 from .adapter_list import check_threshold
+from .base_model import count_tokens
 from .held_adapters import Entry, HeldAdapter, HeldAdapters, list_files
 from .padding import can_pad, check_lengths, stack
 from .predictor import Input, check_inputs, explain_prediction_errors, represent
@@ -305,13 +305,13 @@ def _make_entry(task: str, source: Any, revision: str | None, threshold: float |
 
 def _encode(adapter: HeldAdapter, text: Input) -> list[Row]:
     base: PreTrainedModel = adapter.model.get_base_model()  # type: ignore[assignment]
-    embeddings = base.get_input_embeddings()
+    known = count_tokens(base)
     with explain_prediction_errors(base, adapter.reader.tokenizer):
         rows = adapter.reader.encode(text)
         check_lengths((len(row.inputs["input_ids"]) for row in rows), adapter.reader.task)
         for row in rows:
             largest = max(row.inputs["input_ids"])
-            if isinstance(embeddings, nn.Embedding) and largest >= len(embeddings.weight):
+            if known is not None and largest >= known:
                 raise IndexError(f"token {largest:,}")
     return rows
 

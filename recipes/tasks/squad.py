@@ -38,7 +38,8 @@ class Windows:
             always give an answer.
 
     Raises:
-        RecipeError: If a window has no room besides the longest question and the tokens shared with the next window.
+        RecipeError: If the tokenizer is not fast, or a window has no room besides the longest question and the tokens
+            shared with the next window.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -49,6 +50,11 @@ class Windows:
     null_threshold: float | None
 
     def __post_init__(self) -> None:
+        if not self.tokenizer.is_fast:
+            raise RecipeError(
+                "Questions need a fast tokenizer, which tells where each token is in the context; "
+                f"{type(self.tokenizer).__name__} is none. Choose another --model_name."
+            )
         least = self.stride + QUESTION_TOKENS + self.tokenizer.num_special_tokens_to_add(pair=True) + 1
         most = self.tokenizer.model_max_length
         if not least <= self.max_length <= most:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, CanineTokenizer
 
 import squad
 from recipe_runs import run, save_tiny_encoder
@@ -209,6 +209,10 @@ class TestWindows:
         tokenizer.model_max_length = 128
         with pytest.raises(RecipeError, match=rf"from 76 .* to the encoder's 128, got {max_length}"):
             windows_of(tokenizer, max_length)
+
+    def test_a_tokenizer_that_does_not_say_where_its_tokens_are(self):
+        with pytest.raises(RecipeError, match=r"need a fast tokenizer, .* CanineTokenizer is none\. Choose another"):
+            windows_of(CanineTokenizer())
 
     def test_a_context_of_ten_megabytes(self):
         data = Dataset.from_list([question("q", "oslo " * 2_000_000 + "paris", "paris")])

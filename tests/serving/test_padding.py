@@ -16,6 +16,9 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BertModel,
+    CanineConfig,
+    CanineModel,
+    CanineTokenizer,
     GPT2Config,
     GPT2Model,
     PreTrainedTokenizerFast,
@@ -23,6 +26,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank
+from houlsby_peft.errors import AdapterError
 from houlsby_peft.serving.padding import can_pad
 from tiny_models import perturb
 
@@ -127,3 +131,20 @@ def test_an_encoder_pads_with_the_tokenizers_token_whatever_its_configuration_na
     alone = [adapter.predict(text)[0] for text in texts]
     assert flat(adapter.predict(texts)) == approximately(alone)
     assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
+
+
+def test_a_base_model_that_reads_characters(tmp_path):
+    """Canine has no table of tokens, and its tokenizer does not say where in a text its tokens are."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    CanineModel(CanineConfig(**sizes, num_hash_buckets=128)).save_pretrained(tmp_path / "base")
+    CanineTokenizer().save_pretrained(tmp_path / "base")
+    folders = {task: save(tmp_path / task, tmp_path / "base", task) for task in ("topic", "answer")}
+    texts = ["a fine film " * 3, "he said so . who ? " * 5]
+    alone = [houlsby_peft.load(folders["topic"]).predict(text)[0] for text in texts]
+    bank = TaskBank(folders)
+    assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
+    asked = ("who ?", "he said so .")
+    for predict in (houlsby_peft.load(folders["answer"]).predict, lambda asked: bank.predict([("answer", asked)])):
+        with pytest.raises(AdapterError, match=r"needs a fast tokenizer, .* CanineTokenizer is none"):
+            predict(asked)
