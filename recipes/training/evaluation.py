@@ -1,13 +1,17 @@
 """Scoring what a run has saved, without training: --evaluate, or --do_eval and --do_predict without --do_train."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.arguments import AdapterArguments, EncoderArguments, RecipeTrainingArguments
+from datasets import Dataset
+
+from training.arguments import AdapterArguments, DataArguments, EncoderArguments, RecipeTrainingArguments
+from training.data import with_validation
 from training.errors import RecipeError
-from training.files import write_atomically
+from training.files import measure, write_atomically
+from training.tables import log
 
 
 # How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain:
@@ -47,6 +51,47 @@ def find_evaluated(
             f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
         )
     return str(saved or name)
+
+
+def with_evaluated(
+    splits: dict[str, Dataset],
+    arguments: DataArguments,
+    run: Mapping[str, Any],
+    labels: Sequence[Hashable] | None = None,
+) -> dict[str, Dataset]:
+    """Return the splits with the validation split on which a saved adapter or model is scored.
+
+    Without one in the data, these are the examples that its run has left out of the training. A single file that the
+    run was not trained on is scored whole, and so are data that it was trained on as a whole.
+
+    Args:
+        splits: The splits.
+        arguments: Where they come from.
+        run: The results of the run that has trained it; empty if they are unknown.
+        labels: As for with_validation.
+    """
+    if "validation" in splits:
+        return splits
+    trained_on, options = _was_trained_on(run, arguments), run.get("arguments", {})
+    # A validation file was no part of the data.
+    was_split = "validation" in run.get("dataset", {}).get("rows", {}) and not options.get("validation_file")
+    if trained_on and not was_split:
+        log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
+    if not was_split if trained_on else Path(arguments.data).expanduser().is_file():
+        return {**splits, "validation": splits["train"]}
+    return with_validation(splits, labels)
+
+
+def _was_trained_on(run: Mapping[str, Any], arguments: DataArguments) -> bool:
+    """Return whether a run was trained on these data: on a file whatever its name is now, else by their name."""
+    path, known = Path(arguments.data).expanduser(), run.get("dataset", {}).get("file")
+    if path.is_file() and known is not None:  # earlier versions have not recorded it
+        return bool(known == measure(path))
+    before = run.get("arguments", {})
+    return (
+        Path(str(before.get("data"))).expanduser().resolve() == path.resolve()
+        and before.get("data_config") == arguments.data_config
+    )
 
 
 def write_evaluation(

@@ -284,9 +284,12 @@ class TestFromAFileToPredictions:
             assert found["dataset"]["rows"] == {"validation": 6}
             assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
 
+    @pytest.mark.parametrize("data", ["tickets.csv", "folder"])
     @pytest.mark.parametrize("flags", [("--do_train",), ("--validation_file", "{file}")])
-    def test_a_file_that_was_trained_on_as_a_whole_is_named(self, encoder, tickets, tmp_path, flags, capsys):
-        data = tickets / "tickets.csv"
+    def test_data_that_were_trained_on_as_a_whole_are_named(self, encoder, tmp_path, data, flags, capsys):
+        data = tmp_path / data
+        (tmp_path / "folder").mkdir()
+        write(data if data.suffix else data / "train.csv")
         flags = [flag.format(file=write(tmp_path / "few.csv", TICKETS[:3])) for flag in flags]
         run(text_classification, "--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
             "--output_dir", tmp_path, *flags)  # fmt: skip
