@@ -176,6 +176,34 @@ def test_early_stopping_counts_on_after_a_crash(flags, tmp_path):
     assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("end", "steps"),
+    [
+        (("--max_steps", 10, "--eval_strategy", "steps", "--eval_steps", 5, "--save_strategy", "steps"), [5, 10]),
+        (("--num_train_epochs", 2), [12, 24]),
+        (("--early_stopping_patience", 1), [12, 24]),
+    ],
+    ids=["in an epoch", "epochs", "stopped early"],
+)
+def test_a_run_takes_no_step_after_its_last(flags, tmp_path, end, steps):
+    """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where the folder is now."""
+    command = [*flags, "--learning_rate", 1e-60, "--save_total_limit", 3, *end]
+    run(glue, *command, "--output_dir", tmp_path / "before")
+    expected = scores(tmp_path / "before")
+    assert [entry["step"] for entry in expected] == steps
+    (tmp_path / "before" / "results.json").unlink()
+    (tmp_path / "before").rename(tmp_path / "after")
+    run(glue, *command, "--output_dir", tmp_path / "after")
+    assert scores(tmp_path / "after") == expected
+    results = json.loads((tmp_path / "after" / "results.json").read_text())
+    assert results["best_epoch"] == expected[0]["epoch"]
+    # More patience continues.
+    if "--early_stopping_patience" in end:
+        more = ("--early_stopping_patience", 2, "--resume_from_checkpoint", "last")
+        run(glue, *command, *more, "--output_dir", tmp_path / "after")
+        assert [entry["step"] for entry in scores(tmp_path / "after")] == [*steps, 36]
+
+
 def test_a_loss_that_is_no_number_stops_the_run(flags, tmp_path):
     with pytest.raises(
         RecipeError, match=r"loss is nan at step [2-9], with the learning rate .*e\+\d+ of at most 1e\+30"
