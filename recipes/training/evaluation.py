@@ -10,7 +10,8 @@ from datasets import Dataset
 from training.arguments import AdapterArguments, DataArguments, EncoderArguments, RecipeTrainingArguments
 from training.data import with_validation
 from training.errors import RecipeError
-from training.files import measure, write_atomically
+from training.files import measure, read_object, write_atomically
+from training.results import RESULTS_FILE
 from training.tables import log
 
 
@@ -44,13 +45,23 @@ def find_evaluated(
     if given is not None:
         raise RecipeError(f"--evaluate trains nothing, got {given} as well. Leave out one of them.")
     folder = Path(name or training.output_dir).expanduser()
-    saved = next((path for kind in ("adapter", "model") if (path := folder / kind).is_dir()), None)
+    saved = find_saved(folder)
     if saved is None and name is None:
         raise RecipeError(
             "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
             f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
         )
     return str(saved or name)
+
+
+def find_saved(folder: Path) -> Path | None:
+    """Return the adapter or the model that a run has saved in its folder, or None if there is neither.
+
+    The folder has both if a run of another method was there before.
+    """
+    files = (read_object(folder / RESULTS_FILE) or {}).get("files", {})
+    kinds = dict.fromkeys([*(Path(name).parts[0] for name in files), "adapter", "model"])
+    return next((path for kind in kinds if (path := folder / kind).is_dir()), None)
 
 
 def with_evaluated(

@@ -336,6 +336,24 @@ class TestFromAFileToPredictions:
             (folder / "evaluation_predictions.csv").unlink()
             assert {name: (folder / name).read_bytes() for name in before} == before
 
+    def test_nothing_of_the_run_before_is_taken_for_that_of_a_run_that_starts_over(self, encoder, tmp_path):
+        for split in ("train", "test"):
+            write(tmp_path / f"{split}.csv")
+        folder = tmp_path / "run"
+        flags = ("--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 2, "--output_dir", folder)
+        run(text_classification, *flags)
+        again = (*flags, "--method", "full", "--learning_rate", 1e-2)
+        run(text_classification, *again, "--overwrite_output_dir", "--do_train", "--do_eval")
+        assert not (folder / "predictions.csv").exists()
+        run(text_classification, *again)
+        results = json.loads((folder / "results.json").read_text())
+        table = pd.read_csv(folder / "predictions.csv")
+        assert results["test"]["accuracy"] == pytest.approx((table["predicted"] == table["label"]).mean())
+        assert (folder / "adapter").is_dir(), "it may be what the new run started from"
+        found = evaluate(tmp_path / "again", "--data", tmp_path, "--evaluate", folder)
+        assert found["evaluated"] == str(folder / "model")
+        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+
     @pytest.mark.parametrize("method", ["full", "lora"])
     def test_other_methods(self, encoder, tickets, tmp_path, method):
         data = tickets / "tickets.csv"
