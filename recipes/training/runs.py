@@ -38,7 +38,10 @@ _FREE = {
     *("report_to", "run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "torch_compile"),
     *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
-_FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
+_FREE_BEGINNINGS = (
+    *("hub_", "log", "trackio_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp"),
+    *("dataloader_num", "dataloader_p", "dataloader_m"),  # but not drop_last and in_order
+)
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
 _RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ", *CHANGES)
 _LISTED = 3

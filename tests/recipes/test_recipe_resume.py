@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 import glue
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
+from training.arguments import RecipeTrainingArguments
 from training.errors import RecipeError, is_full_disk
 from training.runs import changed_arguments
 
@@ -162,6 +164,10 @@ class TestTheFolderOfARun:
         now = {"learning_rate": 1.0, "r": 8, "logging_steps": 5, "hub_model_id": "a", "seed": 1}
         before = {"learning_rate": 1.0, "r": 4, "logging_steps": 50, "hub_model_id": None, "gone": 2}
         assert changed_arguments(before, now) == ["gone was 2, is None", "r was 4, is 8", "seed was None, is 1"]
+        # Of the data loader, the examples and their order change what is learned.
+        names = [field.name for field in fields(RecipeTrainingArguments) if field.name.startswith("dataloader_")]
+        changed = changed_arguments(dict.fromkeys(names), dict.fromkeys(names, 1))
+        assert changed == ["dataloader_drop_last was None, is 1", "dataloader_in_order was None, is 1"]
 
 
 def test_early_stopping_counts_on_after_a_crash(flags, tmp_path):
