@@ -8,7 +8,7 @@ search: over neural networks with pretrained word embeddings (AutoML), of up to 
 is scikit-learn's: for each model a random search over its settings and those of TF-IDF, on words or on characters.
 Validation chooses the model and its settings by accuracy; the chosen one, trained on the training split alone, is
 scored on the test split. Data are read as by text_classification.py. Writes TASK.json for each task into the output
-folder, and skips the tasks whose file is there.
+folder, and skips the tasks whose file is there, if it is of the same search and data.
 """
 
 import argparse
@@ -30,10 +30,19 @@ from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
 from tasks.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
-from training.data import check_columns, find_text_columns, load_splits, rows_with_text, sample, with_validation
+from training.data import (
+    check_columns,
+    find_files,
+    find_text_columns,
+    load_splits,
+    rows_with_text,
+    sample,
+    with_validation,
+)
 from training.errors import RecipeError, end_with_one_line
 from training.results import write_atomically
 from training.rules import OneLineErrors, check_flags
+from training.trained_on import changed_data, describe_file
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
@@ -57,6 +66,9 @@ MODELS: dict[str, tuple[list[tuple[str, Any]], Mapping[str, Any]]] = {
     ),
 }
 
+# The flags besides --models on which the scores depend.
+OF_SEARCH = ("n_points", "seed", "max_train_samples")
+
 
 def main() -> None:
     """Read the command line, search for each task, print and write the scores."""
@@ -74,19 +86,46 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of the scores.")
     arguments = parser.parse_args()
     check_flags(vars(arguments), {})
+    paths = [arguments.output_dir / f"{Path(data).name}.json" for data in arguments.data]
+    if repeated := next((path for path in paths if paths.count(path) > 1), None):
+        raise RecipeError(f"Each task needs its own name, but two of --data are called {repeated.stem}. Rename one.")
+    found = [check_finished(path, data, arguments) for path, data in zip(paths, arguments.data, strict=True)]
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    for data in arguments.data:
-        path = arguments.output_dir / f"{Path(data).name}.json"
-        if path.exists():
-            results = json.loads(path.read_text())
-        else:
-            results = score_task(data, arguments)
+    for data, path, finished in zip(arguments.data, paths, found, strict=True):
+        results = finished or score_task(data, arguments)
+        if finished is None:
             write_atomically(path, json.dumps(results, indent=2) + "\n")
         scores = {
             split: "-" if results[split] is None else f"{results[split]:.4f}" for split in ("validation", "test")
         }
         print(f"{results['task']}: {results['model']}, accuracy {scores['validation']} (validation), {scores['test']}"
               " (test)")  # fmt: skip
+
+
+def check_finished(path: Path, data: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the scores in a task's file, or None if there is none.
+
+    Raises:
+        RecipeError: If they are those of another search, or of other data.
+    """
+    if not path.exists():
+        return None
+    results: dict[str, Any] = json.loads(path.read_text())
+    asked = {"models": sorted(arguments.models), **{name: getattr(arguments, name) for name in OF_SEARCH}}
+    before = {**asked, **results, "models": sorted(results["models"])}  # earlier versions have not recorded all
+    changed = [f"{name} was {before[name]}, is {value}" for name, value in asked.items() if before[name] != value]
+    changed += changed_data({"files": results.get("files", {})}, {"files": describe_files(data)})
+    if changed:
+        raise RecipeError(
+            f"{path} holds the scores of another search: {', '.join(changed)}. Give the earlier flags and data, or "
+            "another --output_dir."
+        )
+    return results
+
+
+def describe_files(data: str) -> dict[str, Any]:
+    """Return what is recorded of the files of the data."""
+    return {split: describe_file(path) for split, path in find_files(data).items()}
 
 
 def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -129,6 +168,7 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "task": Path(data).name, "method": "no_bert", "model": chosen, "settings": settings, "seed": arguments.seed,
         "validation": searches[chosen].best_score_, "test": test, "classes": len(labels.names),
         "models": {model: one.best_score_ for model, one in searches.items()}, "n_points": arguments.n_points,
+        "max_train_samples": arguments.max_train_samples, "files": describe_files(data),
         "rows": {name: len(rows) for name, rows in texts.items()}, "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
 

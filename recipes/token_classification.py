@@ -29,9 +29,9 @@ from tasks.tagging import Tags, find_columns, find_tags, tokenize_words
 from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
 from training.data import describe_data, sample, with_validation
 from training.errors import end_with_one_line
-from training.evaluation import find_evaluated, write_evaluation
+from training.evaluation import find_evaluated, with_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
-from training.model import load_model, load_saved, recorded_labels, recorded_length
+from training.model import load_model, load_saved, read_results, recorded_labels, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -116,20 +116,21 @@ def main() -> None:
 def evaluate(
     saved: str, arguments: TaggingArguments, method: MethodArguments, training: RecipeTrainingArguments
 ) -> dict[str, Any]:
-    """Score a saved adapter or model on the validation split and the test split, and return the content of
-    evaluation.json; a single file is the validation split."""
+    """Score a saved adapter or model on the validation split, which with_evaluated finds, and on the test split.
+    Return the content of evaluation.json."""
     model, tokenizer = load_saved(
         saved, None, arguments.model_name, method.base_dtype, AutoModelForTokenClassification
     )
-    splits = arguments.load_splits()
-    splits.setdefault("validation", splits["train"])
+    splits = with_evaluated(arguments.load_splits(), arguments, read_results(saved))
     columns = find_columns(splits.pop("train"), arguments.word_column, arguments.tag_column)
     tags = Tags(*columns, recorded_labels(saved, model)[0])
     splits = {name: tags.read(split, name) for name, split in splits.items()}
     max_length = arguments.max_length or recorded_length(saved, model)
     trainer, data = make_trainer(tags, model, tokenizer, splits, max_length, training)
     scores = without_times(trainer.evaluate())
-    return write_evaluation(training, "tagging", saved, scores, labels=tags.names, test=score_test(trainer, data))
+    dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
+    test = score_test(trainer, data)
+    return write_evaluation(training, "tagging", saved, scores, dataset=dataset, labels=tags.names, test=test)
 
 
 def make_trainer(

@@ -17,6 +17,7 @@ from study.papers import proper_name
 from tasks.glue import TASKS, GlueTask, load_splits
 from training.data import sample, tokenize
 from training.errors import RecipeError
+from training.evaluation import find_saved
 from training.model import load_saved
 
 
@@ -80,7 +81,7 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     """
     results = read_run(folder)
     arguments, task = results["arguments"], TASKS[results["task"]]
-    saved = Path(folder, "model" if Path(folder, "model").is_dir() else "adapter")
+    saved = find_saved(Path(folder)) or folder  # which load_saved refuses
     model, tokenizer = load_saved(str(saved), task.labels, results["model"], "auto")
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())

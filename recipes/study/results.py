@@ -27,7 +27,10 @@ IGNORED = {
 }
 # Arguments that make other rows even if they differ only between tasks: a row is a method on one model.
 OF_ROW = {*MEANT_FOR, "model_name", "init_adapter", "variant"}
-IGNORED_BEGINNINGS = ("logging", "log_", "dataloader", "hub", "push_to_hub", "save_", "project", "trackio")
+IGNORED_BEGINNINGS = (
+    *("logging", "log_", "hub", "push_to_hub", "save_", "project", "trackio"),
+    *("dataloader_num", "dataloader_p", "dataloader_m"),
+)
 
 
 def collect(folder: Path) -> list[Results]:

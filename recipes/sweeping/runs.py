@@ -85,8 +85,8 @@ class PlannedRun:
             RecipeError: If it does.
         """
         recorded = self.folder / "flags.json"
-        now = _values([self.recipe.name, *self.flags])
-        before = _values(json.loads(recorded.read_text())) if recorded.exists() else now
+        now = flag_values([self.recipe.name, *self.flags])
+        before = flag_values(json.loads(recorded.read_text())) if recorded.exists() else now
         # The folder's name has the values of these, where equal numbers are equal.
         before = {flag: values for flag, values in before.items() if flag.removeprefix("--") not in self.point}
         if before != now:
@@ -110,7 +110,7 @@ class PlannedRun:
                 )
 
 
-def _values(words: Iterable[str]) -> dict[str, list[str]]:
+def flag_values(words: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of each flag on a command line, and under "" what comes before the first one."""
     values: list[str] = []
     found = {"": values}

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm.auto import tqdm
 
 from sweeping.processes import execute, lock
-from sweeping.runs import CHOICES, PlannedRun, best_point
+from sweeping.runs import CHOICES, PlannedRun, best_point, flag_values
 from training.errors import RecipeError
 from training.trained_on import describe_file
 
@@ -49,7 +49,8 @@ class Search:
     def open(self, name: str, storage: str | JournalStorage, prune: bool) -> None:
         """Create the study, or open that of earlier and other processes."""
         run, self.prunes = self.runs[0], prune
-        lower = run.recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in run.flags)
+        chosen_by = "".join(flag_values(run.flags).get("--metric_for_best_model", []))
+        lower = run.recipe.name == "mlm.py" or chosen_by.endswith("loss")
         self.study = optuna.create_study(
             study_name=f"{run.recipe.stem}: {name}", storage=storage, load_if_exists=True,
             direction="minimize" if lower else "maximize",
@@ -57,8 +58,9 @@ class Search:
         )  # fmt: skip
         self.tried = len(self.study.get_trials(deepcopy=False))  # what failed before this process is tried again
 
-    def take(self) -> tuple[Trial, PlannedRun, TextIO] | None:
-        """Return the next trial with its run's lock, or None if none can be taken now. One process at a time."""
+    def take(self) -> tuple[Trial, PlannedRun, TextIO, bool] | None:
+        """Return the next trial with its run's lock, and whether the pruner may stop it, or None if none can be taken
+        now. One process at a time."""
         first, runs, last = self.runs[0], self.runs, self.tried_runs()
         if self.n_trials:
             sampled = [run for run in last if run.point.get("seed") == first.point.get("seed")]
@@ -78,7 +80,7 @@ class Search:
                 run = run.at(trial.user_attrs["point"])
                 locked = locked or lock(run.folder / "lock")
             if locked:
-                return trial, run, locked
+                return trial, run, locked, self._may_prune(run)
         return None
 
     def tried_runs(self) -> dict[PlannedRun, FrozenTrial]:
@@ -95,7 +97,11 @@ class Search:
         if trial is None or not trial.state.is_finished():
             return False
         has_failed = "error" in trial.user_attrs and trial.number >= self.tried
-        return run.finished or has_failed or (trial.state is TrialState.PRUNED and self.prunes)
+        return run.finished or has_failed or (trial.state is TrialState.PRUNED and self._may_prune(run))
+
+    def _may_prune(self, run: PlannedRun) -> bool:
+        """Return whether the pruner may stop a run. A mean without the seeds that score poorly would be too good."""
+        return self.prunes and run.point.get("seed") not in self.other_seeds
 
     def _ask(self, run: PlannedRun, ranges: Sequence[str]) -> Trial:
         given = {axis: _value(axis, text) for axis, text in run.point.items() if axis not in ranges}
@@ -224,11 +230,13 @@ class Sweep:
                 return
 
     def _execute(
-        self, trial: Trial, run: PlannedRun, locked: TextIO, launch: Sequence[str], slot: Mapping[str, str]
-    ) -> None:
+        self, trial: Trial, run: PlannedRun, locked: TextIO, may_prune: bool, launch: Sequence[str],
+        slot: Mapping[str, str],
+    ) -> None:  # fmt: skip
         with locked:
             found = run.finished
-            stop = (self._stop.is_set() or is_hopeless for is_hopeless in watch(trial, run.folder))
+            looks = watch(trial, run.folder)
+            stop = (self._stop.is_set() or (is_hopeless and may_prune) for is_hopeless in looks)
             error = None if found else execute(run, launch, locked, slot, lambda: next(stop))
             if results := run.results:
                 score = results["best_score"]

@@ -50,8 +50,7 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError
-from training.evaluation import EVALUATED, find_evaluated, write_evaluation
-from training.files import measure
+from training.evaluation import EVALUATED, find_evaluated, with_evaluated, write_evaluation
 from training.methods import MethodArguments, prepare_model
 from training.model import (
     describe_head,
@@ -221,9 +220,7 @@ def load_evaluated(
     run: Mapping[str, Any],
     recorded: Sequence[str] | None = None,
 ) -> ClassificationTask:
-    """Load the splits on which a saved adapter or model is scored.
-
-    A single file is scored whole, except one that its run has split: of that, the validation examples are.
+    """Load the splits on which a saved adapter or model is scored; see with_evaluated.
 
     Args:
         arguments: The data, and how to read them.
@@ -240,25 +237,10 @@ def load_evaluated(
     labels = replace(labels, columns=columns)
     texts = label_texts(splits["train"], columns)
     splits = _encode(splits, labels, text_columns)
-    if "validation" not in splits and Path(arguments.data).expanduser().is_file():
-        trained_on, options = _was_trained_on(run, arguments.data), run.get("arguments", {})
-        was_split = options.get("do_eval", True) and not options.get("validation_file")
-        if trained_on and not was_split:
-            log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
-        if not (trained_on and was_split):
-            splits["validation"] = splits["train"]
-    splits = with_validation(splits, rarest_labels(labels, texts))
+    splits = with_evaluated(splits, arguments, run, rarest_labels(labels, texts))
     del splits["train"]
     log(f"{arguments.name}: {len(splits['validation']):,} examples to score")
     return ClassificationTask(arguments.name, splits, text_columns, labels)
-
-
-def _was_trained_on(run: Mapping[str, Any], file: str) -> bool:
-    """Return whether a run was trained on a file, whatever its name is now."""
-    known = run.get("dataset", {}).get("file")
-    if known is None:  # of an earlier version
-        return Path(str(run.get("arguments", {}).get("data"))).resolve() == Path(file).expanduser().resolve()
-    return bool(known == measure(Path(file).expanduser()))
 
 
 def _read_splits(

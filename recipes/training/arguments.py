@@ -255,6 +255,14 @@ class RecipeTrainingArguments(TrainingArguments):
             self.do_train = self.do_eval = self.do_predict = True
         if not self.do_eval:
             self.eval_strategy, self.load_best_model_at_end = "no", False
+        if self.load_best_model_at_end and self.save_strategy == "steps":
+            steps = self.logging_steps if self.eval_steps is None else self.eval_steps
+            if self.save_steps != steps:  # the best evaluation might have no checkpoint
+                raise RecipeError(
+                    f"--load_best_model_at_end needs a checkpoint of each evaluation, every {steps:g} steps, got "
+                    f"--save_steps {self.save_steps:g}. Leave it out, or give --save_strategy best, which saves only "
+                    "the evaluations that are better than all before, or --load_best_model_at_end false."
+                )
         super().__post_init__()
         if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
             self._n_gpu = 1
@@ -335,6 +343,8 @@ class RecipeParser(OneLineErrors, HfArgumentParser):
         """Set the defaults that follow from other flags, and return those that the packaged encoder brings."""
         if "predict" in values and values.do_predict:
             super().set_defaults(predict=True)
+        if "save_steps" in values and values.load_best_model_at_end and values.save_strategy == "steps":
+            super().set_defaults(save_steps=values.logging_steps if values.eval_steps is None else values.eval_steps)
         trains = values.do_train or not (values.do_eval or values.do_predict) if "do_train" in values else True
         if getattr(values, "evaluate", None) is not None or not trains:
             known = ("model_name", "max_length", "null_threshold")  # by what is evaluated

@@ -24,6 +24,10 @@ _MESSAGES = {
     "DeepSpeed": "Setting accelerator to CPU",
     # A recipe decides the number of labels; the checkpoint's labels are those of a head that is not used.
     "transformers.configuration_utils": "You passed `num_labels=",
+    # Of several validation splits, such as MNLI's two, only one chooses the best epoch. A wrong name is refused.
+    "transformers.trainer_callback": "early stopping required metric_for_best_model, but did not find",
+    # The folder of a run has been moved. The best checkpoint is found by its name, or the run does not resume.
+    "transformers.trainer": "The best checkpoint ",
     # Two checkpoints within a second, of a tiny run. The numbers of their steps order them as well.
     "transformers.trainer_utils": "mtime may not be reliable",
 }

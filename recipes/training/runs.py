@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
 LOCK_FILE = "run.lock"
 LAST = "last"
+# What a run predicts for its test split, which it does not repeat.
+PREDICTED = ("predictions.csv", "predictions.json", "submission")
 ROWS_PER_STEP = "rows_per_step"  # the entry of ARGUMENTS_FILE for the batch on all devices together
 # Arguments that may change between the start and the end of a run, as they do not change what is learned.
 _FREE = {
@@ -36,7 +38,10 @@ _FREE = {
     *("report_to", "run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "torch_compile"),
     *("keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
 }
-_FREE_BEGINNINGS = ("hub_", "log", "trackio_", "dataloader_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp")
+_FREE_BEGINNINGS = (
+    *("hub_", "log", "trackio_", "per_device_eval", "torch_compile_", "deepspeed", "fsdp"),
+    *("dataloader_num", "dataloader_p", "dataloader_m"),  # but not drop_last and in_order
+)
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
 _RESTORED = ("learning_rate ", "weight_decay ", "adam_", "optim", "lr_scheduler", "metric_for_best_model ", *CHANGES)
 _LISTED = 3
@@ -131,11 +136,23 @@ class Run:
         if checkpoint:
             _check_restored(Path(checkpoint), arguments)
         if not same or overwrites or asked is not None:
-            (folder / RESULTS_FILE).unlink(missing_ok=True)  # those of another run
+            self._delete_results()
         write_atomically(folder / ARGUMENTS_FILE, json.dumps(arguments, indent=2) + "\n")
         if checkpoint:
             print(f"Resuming from {checkpoint}.")
         return None, checkpoint
+
+    def _delete_results(self) -> None:
+        """Delete the results of another run, with what it has predicted."""
+        path = self._folder / RESULTS_FILE
+        if not path.exists():
+            return
+        for predicted in (self._folder / name for name in PREDICTED):
+            if predicted.is_dir():
+                shutil.rmtree(predicted)
+            else:
+                predicted.unlink(missing_ok=True)
+        path.unlink()
 
     def _read_results(self) -> dict[str, Any] | None:
         """Return the content of results.json, or None if the run is not finished; report it if a file is damaged."""

@@ -200,6 +200,33 @@ class RecipeTrainer(Trainer):
             return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
         return sampler
 
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Return the epochs and steps that are over, as Trainer._init_training_state does.
+
+        The Trainer would take another step after the last one if that was not the end of an epoch, or if early
+        stopping has ended the run. It also forgets the best checkpoint if the folder has been moved.
+        """
+        trained = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
+        if checkpoint is None:
+            return trained
+        if self.state.best_global_step:
+            best = self._find_checkpoint(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            if best.is_dir():
+                self.state.best_model_checkpoint = str(best)
+        is_over = self.state.global_step >= max_steps
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                callback.early_stopping_patience = self.args.early_stopping_patience  # not the checkpoint's
+                is_over |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
+        return (epochs, 0) if is_over else trained
+
+    def _find_checkpoint(self, name: str) -> Path:
+        """Return the folder of a checkpoint by its name, as the run's folder may have been moved since then."""
+        folders = [Path(self.args.output_dir), *([Path(self._resumed_from).parent] if self._resumed_from else [])]
+        return next((path for folder in folders if (path := folder / name).is_dir()), folders[0] / name)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
@@ -219,10 +246,7 @@ class RecipeTrainer(Trainer):
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint, use_mtime=True)
 
     def _load_best_model(self) -> None:
-        # By its name, as the run's folder may have been moved since the checkpoint was saved.
-        name = Path(self.state.best_model_checkpoint).name
-        folders = [Path(self.args.output_dir), *([Path(self._resumed_from).parent] if self._resumed_from else [])]
-        best = next((path for folder in folders if (path := folder / name).is_dir()), folders[0] / name)
+        best = self._find_checkpoint(Path(self.state.best_model_checkpoint).name)
         damage = find_checkpoint_damage(best, resume=False)
         if damage is not None:
             raise RecipeError(

@@ -47,6 +47,8 @@ NONSENSE = [
     *("--r 0", "--r -8", "--r nan", "--share_layers -1", "--dropout 1", "--dropout -0.1", "--dropout nan"),
     *("--init_std -1", "--init_std nan", "--init_std inf", "--layers -1", "--layers 1 1", "--activation softmux"),
     *("--train_layer_norm maybe", "--report_to wandb_of_mine", "--report_to comet_ml"),
+    "--save_steps 10 --eval_steps 5 --eval_strategy steps --save_strategy steps",
+    "--save_steps 500 --eval_strategy steps --save_strategy steps",
     *("--save_strategy steps", "--eval_strategy no --early_stopping_patience 2 --load_best_model_at_end false"),
     *("--lr_scheduler_type cosine_with_min_lr", "--lr_scheduler_kwargs [1]", "--lr_scheduler_kwargs 3"),
     *("--lr_scheduler_type lineal", "--optim adamw_bnb_8bit", "--optim adam", "--fp16 --use_cpu", "--bf16 --fp16"),

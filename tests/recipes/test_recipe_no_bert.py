@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -41,8 +42,8 @@ def data(tmp_path):
 
 
 def test_scores_are_those_of_the_chosen_model(data, tmp_path, capsys):
-    arguments = ("--data", data, "--n_points", 2, "--output_dir", tmp_path / "out")
-    run(no_bert, *arguments, "--models", "logistic_regression", "linear_svm")
+    arguments = ("--data", data, "--models", "logistic_regression", "linear_svm", "--output_dir", tmp_path / "out")
+    run(no_bert, *arguments, "--n_points", 2)
     path = tmp_path / "out" / "pets.json"
     results = json.loads(path.read_text())
     assert results["validation"] == max(results["models"].values()) == results["models"][results["model"]]
@@ -60,7 +61,21 @@ def test_scores_are_those_of_the_chosen_model(data, tmp_path, capsys):
     assert 0.6 < results["test"] <= 1
 
     written = path.stat().st_mtime_ns
-    run(no_bert, *arguments)
+    run(no_bert, *arguments, "--n_points", 2)
+    for flags, change in (
+        (("--n_points", 3), "n_points was 2, is 3"),
+        (("--n_points", 2, "--seed", 1), "seed was 0, is 1"),
+        (("--n_points", 2, "--max_train_samples", 50), "max_train_samples was None, is 50"),
+        (("--n_points", 2, "--models", "linear_svm"), r"models was \['linear_svm', 'logistic_regression'\], is"),
+    ):
+        with pytest.raises(RecipeError, match=rf"pets.json holds the scores of another search: {change}.* Give the"):
+            run(no_bert, *arguments, *flags)
+    other = shutil.copytree(data, tmp_path / "others" / "pets")
+    with pytest.raises(RecipeError, match=r"two of --data are called pets\. Rename one\."):
+        run(no_bert, *arguments, "--n_points", 2, "--data", data, other)
+    (other / "test.jsonl").write_text(json.dumps({"text": "purr", "label": "cat"}))
+    with pytest.raises(RecipeError, match=r"another search: data of test have changed: test\.jsonl had"):
+        run(no_bert, *arguments, "--n_points", 2, "--data", other)
     assert path.stat().st_mtime_ns == written, "a finished task is trained again"
     assert capsys.readouterr().out.count(f"pets: {results['model']}, accuracy") == 2
 

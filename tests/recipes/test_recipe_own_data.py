@@ -284,9 +284,12 @@ class TestFromAFileToPredictions:
             assert found["dataset"]["rows"] == {"validation": 6}
             assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
 
+    @pytest.mark.parametrize("data", ["tickets.csv", "folder"])
     @pytest.mark.parametrize("flags", [("--do_train",), ("--validation_file", "{file}")])
-    def test_a_file_that_was_trained_on_as_a_whole_is_named(self, encoder, tickets, tmp_path, flags, capsys):
-        data = tickets / "tickets.csv"
+    def test_data_that_were_trained_on_as_a_whole_are_named(self, encoder, tmp_path, data, flags, capsys):
+        data = tmp_path / data
+        (tmp_path / "folder").mkdir()
+        write(data if data.suffix else data / "train.csv")
         flags = [flag.format(file=write(tmp_path / "few.csv", TICKETS[:3])) for flag in flags]
         run(text_classification, "--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
             "--output_dir", tmp_path, *flags)  # fmt: skip
@@ -332,6 +335,24 @@ class TestFromAFileToPredictions:
             assert len(pd.read_csv(folder / "evaluation_predictions.csv")) == 6
             (folder / "evaluation_predictions.csv").unlink()
             assert {name: (folder / name).read_bytes() for name in before} == before
+
+    def test_nothing_of_the_run_before_is_taken_for_that_of_a_run_that_starts_over(self, encoder, tmp_path):
+        for split in ("train", "test"):
+            write(tmp_path / f"{split}.csv")
+        folder = tmp_path / "run"
+        flags = ("--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 2, "--output_dir", folder)
+        run(text_classification, *flags)
+        again = (*flags, "--method", "full", "--learning_rate", 1e-2)
+        run(text_classification, *again, "--overwrite_output_dir", "--do_train", "--do_eval")
+        assert not (folder / "predictions.csv").exists()
+        run(text_classification, *again)
+        results = json.loads((folder / "results.json").read_text())
+        table = pd.read_csv(folder / "predictions.csv")
+        assert results["test"]["accuracy"] == pytest.approx((table["predicted"] == table["label"]).mean())
+        assert (folder / "adapter").is_dir(), "it may be what the new run started from"
+        found = evaluate(tmp_path / "again", "--data", tmp_path, "--evaluate", folder)
+        assert found["evaluated"] == str(folder / "model")
+        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
 
     @pytest.mark.parametrize("method", ["full", "lora"])
     def test_other_methods(self, encoder, tickets, tmp_path, method):

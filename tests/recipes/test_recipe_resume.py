@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 import glue
 from recipe_runs import run, save_tiny_encoder
 from tasks.minimal_pairs import minimal_pairs
+from training.arguments import RecipeTrainingArguments
 from training.errors import RecipeError, is_full_disk
 from training.runs import changed_arguments
 
@@ -162,6 +164,10 @@ class TestTheFolderOfARun:
         now = {"learning_rate": 1.0, "r": 8, "logging_steps": 5, "hub_model_id": "a", "seed": 1}
         before = {"learning_rate": 1.0, "r": 4, "logging_steps": 50, "hub_model_id": None, "gone": 2}
         assert changed_arguments(before, now) == ["gone was 2, is None", "r was 4, is 8", "seed was None, is 1"]
+        # Of the data loader, the examples and their order change what is learned.
+        names = [field.name for field in fields(RecipeTrainingArguments) if field.name.startswith("dataloader_")]
+        changed = changed_arguments(dict.fromkeys(names), dict.fromkeys(names, 1))
+        assert changed == ["dataloader_drop_last was None, is 1", "dataloader_in_order was None, is 1"]
 
 
 def test_early_stopping_counts_on_after_a_crash(flags, tmp_path):
@@ -174,6 +180,34 @@ def test_early_stopping_counts_on_after_a_crash(flags, tmp_path):
     assert last_step(tmp_path) == 2 * STEPS_PER_EPOCH
     run(glue, *command, "--output_dir", tmp_path)
     assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("end", "steps"),
+    [
+        (("--max_steps", 10, "--eval_strategy", "steps", "--eval_steps", 5, "--save_strategy", "steps"), [5, 10]),
+        (("--num_train_epochs", 2), [12, 24]),
+        (("--early_stopping_patience", 1), [12, 24]),
+    ],
+    ids=["in an epoch", "epochs", "stopped early"],
+)
+def test_a_run_takes_no_step_after_its_last(flags, tmp_path, end, steps):
+    """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where the folder is now."""
+    command = [*flags, "--learning_rate", 1e-60, "--save_total_limit", 3, *end]
+    run(glue, *command, "--output_dir", tmp_path / "before")
+    expected = scores(tmp_path / "before")
+    assert [entry["step"] for entry in expected] == steps
+    (tmp_path / "before" / "results.json").unlink()
+    (tmp_path / "before").rename(tmp_path / "after")
+    run(glue, *command, "--output_dir", tmp_path / "after")
+    assert scores(tmp_path / "after") == expected
+    results = json.loads((tmp_path / "after" / "results.json").read_text())
+    assert results["best_epoch"] == expected[0]["epoch"]
+    # More patience continues.
+    if "--early_stopping_patience" in end:
+        more = ("--early_stopping_patience", 2, "--resume_from_checkpoint", "last")
+        run(glue, *command, *more, "--output_dir", tmp_path / "after")
+        assert [entry["step"] for entry in scores(tmp_path / "after")] == [*steps, 36]
 
 
 def test_a_loss_that_is_no_number_stops_the_run(flags, tmp_path):

@@ -135,15 +135,25 @@ class TestRuns:
             run(token_classification, "--data", "user/names", "--evaluate", tmp_path / "run", "--output_dir",
                 tmp_path / "again", "--use_cpu")  # fmt: skip
 
-    def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path):
+    @pytest.mark.parametrize("name", ["train.jsonl", "."])
+    def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path, name):
         rows = [
             {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]} for words, tags in sentences(40)
         ]
         pd.DataFrame(rows).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
-        results = tag(encoder, tmp_path / "train.jsonl", tmp_path / "run")
+        results = tag(encoder, tmp_path / name, tmp_path / "run")
         assert results["tags"] == ["NOUN", "X"]
         assert results["chosen_by"] == "accuracy"
         assert "f1" not in results["epochs"][0]
+        # Its own data are scored on the four sentences that it was not trained on, other data as a whole.
+        for data, size, scores in ((tmp_path / name, 4, results["best_scores"]), (tmp_path / "new.jsonl", 40, {})):
+            if size == 40:
+                pd.DataFrame(rows[::-1]).to_json(data, orient="records", lines=True)
+            run(token_classification, "--data", data, "--evaluate", tmp_path / "run", "--use_cpu", "--output_dir",
+                tmp_path / "again")  # fmt: skip
+            found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+            assert found["scores"] == pytest.approx({**found["scores"], **scores}, rel=1e-4)
+            assert found["dataset"]["rows"] == {"validation": size}
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")

@@ -394,24 +394,32 @@ class TestWhatIsClaimedWasSaved:
     """results.json and the table name the score of the weights in adapter/."""
 
     @pytest.mark.parametrize(
-        ("kept", "saving"),
+        ("kept", "epoch", "saving"),
         [
-            ("Last", ("--save_strategy", "no", "--load_best_model_at_end", False)),
-            ("Last", ("--load_best_model_at_end", False)),
-            ("Last", ("--load_best_model_at_end", False, "--eval_strategy", "steps", "--eval_steps", 4)),
-            # Step 2 is the best, and has no checkpoint.
-            ("Last", ("--eval_strategy", "steps", "--eval_steps", 2, "--save_strategy", "steps", "--save_steps", 6)),
-            ("Best", ()),
+            ("Last", None, ("--save_strategy", "no", "--load_best_model_at_end", False)),
+            ("Last", None, ("--load_best_model_at_end", False)),
+            ("Last", None, ("--load_best_model_at_end", False, "--eval_strategy", "steps", "--eval_steps", 4)),
+            # Each evaluation has a checkpoint, though --save_steps, which is 500 in transformers, is not given.
+            ("Best", 2 / 3, ("--eval_strategy", "steps", "--eval_steps", 2, "--save_strategy", "steps")),
+            ("Best", 2 / 3, ("--eval_strategy", "steps", "--eval_steps", 2, "--save_strategy", "best")),
+            ("Best", 1, ()),
         ],
-        ids=["no checkpoints", "the last epoch", "the last of 9 steps", "fewer checkpoints", "the best epoch"],
+        ids=[
+            "no checkpoints",
+            "the last epoch",
+            "the last of 9 steps",
+            "the best of 9 steps",
+            "only better ones",
+            "the best epoch",
+        ],
     )
-    def test_the_score(self, flags, tmp_path, kept, saving, capsys):
+    def test_the_score(self, flags, tmp_path, kept, epoch, saving, capsys):
         run(glue, *flags, *saving, "--output_dir", tmp_path / "run")
         found = results(tmp_path / "run")
         losses = [entry["loss"] for entry in found["epochs"]]
         assert len(set(losses)) == len(losses)
         assert found["best_score"] == found["best_scores"]["loss"] == (min(losses) if kept == "Best" else losses[-1])
-        assert found["best_epoch"] == (1 if kept == "Best" else None)
+        assert found["best_epoch"] == epoch
         assert f"{kept} epoch: " in capsys.readouterr().out
 
         saved = tmp_path / "run" / "adapter"

@@ -13,13 +13,20 @@ import sys
 import warnings
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
 from sklearn.metrics import f1_score
-from transformers import AutoModelForSequenceClassification, TrainingArguments
+from transformers import (
+    AutoModelForSequenceClassification,
+    EarlyStoppingCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import text_classification
 from hub_models import BASE, make_base
@@ -36,7 +43,7 @@ from training import progress, report
 from training.arguments import RecipeTrainingArguments
 from training.figures import BLUE, draw_confusion, draw_learning_curves, save_png
 from training.model import load_model, load_saved
-from training.quiet import leave_out_noise
+from training.quiet import _MESSAGES, leave_out_noise
 from training.scores import MAX_LISTED, ClassScores, score_classes
 
 
@@ -87,7 +94,7 @@ def logged():
     records = []
     handler = logging.Handler()
     handler.emit = records.append
-    names = ("DeepSpeed", "transformers", "transformers.trainer_utils", "transformers.configuration_utils")
+    names = ("DeepSpeed", "transformers", *(name for name in _MESSAGES if name.startswith("transformers.")))
     loggers = [logging.getLogger(name) for name in names]
     before = [list(logger.filters) for logger in loggers]
     for logger in loggers:
@@ -119,6 +126,13 @@ class TestMessagesOfLibraries:
             *("Setting accelerator to CPU. If", "mtime may not be reliable on this", "the disk is slow"),
             *("Setting accelerator to CPU. If", "the disk is slow"),
         ]
+
+    def test_early_stopping_looks_at_one_of_several_splits(self, logged):
+        leave_out_noise()
+        arguments = SimpleNamespace(metric_for_best_model="matched_accuracy")
+        metrics = {"eval_mismatched_accuracy": 0.5}
+        EarlyStoppingCallback(1).on_evaluate(arguments, TrainerState(), TrainerControl(), metrics)
+        assert logged() == []
 
     @pytest.mark.parametrize("how", ["flag", "launcher"])
     def test_deepspeed_speaks_where_it_is_used(self, logged, monkeypatch, how):

@@ -382,7 +382,8 @@ class TestStudy:
 
     @pytest.mark.parametrize(
         ("name", "flags", "direction"), [("toy", [], "MAXIMIZE"), ("toy", ["--metric_for_best_model=eval_loss"],
-        "MINIMIZE"), ("mlm", [], "MINIMIZE")],
+        "MINIMIZE"), ("mlm", [], "MINIMIZE"), ("toy", ["--metric_for_best_model", "loss"], "MINIMIZE"),
+        ("toy", ["--data_dir", "gloss"], "MAXIMIZE")],
     )  # fmt: skip
     def test_a_loss_is_minimized(self, recipe, name, flags, direction):
         script = recipe.rename(recipe.with_name(f"{name}.py"))
@@ -420,6 +421,16 @@ class TestStudy:
         self.sweep(recipe, axes, prune=True)
         assert len(self.study(recipe).trials) == 6, "what was pruned is run again"
 
+    def test_the_other_seeds_are_not_pruned(self, recipe, monkeypatch):
+        """However poorly they score: a mean without them would be too good."""
+        monkeypatch.setattr("sweeping.search.SECONDS_TO_LOOK", 0.1)
+        recipe.write_text(PRUNABLE)
+        axes = {"learning_rate": ["2", "3", "4", "5", "6"], "seed": ["0", "1", "5"]}
+        assert self.sweep(recipe, axes, search_seeds=1, prune=True) == {}
+        trials = self.study(recipe).trials
+        assert {trial.state.name for trial in trials} == {"COMPLETE"}
+        assert [trial.value for trial in trials if trial.params["learning_rate"] == 6] == [6, 5, 1]
+
     def test_a_damaged_journal(self, recipe):
         (recipe.parent / "out").mkdir()
         (recipe.parent / "out" / "optuna.journal").write_text("{}\n{\n{}\n")
@@ -436,7 +447,7 @@ import json, sys, time
 from pathlib import Path
 
 flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-folder, score = Path(flags["--output_dir"]), float(flags["--learning_rate"])
+folder, score = Path(flags["--output_dir"]), float(flags["--learning_rate"]) - int(flags["--seed"])
 for epoch in (1, 2, 3):
     (folder / f"checkpoint-{epoch}").mkdir(exist_ok=True)
     (folder / f"checkpoint-{epoch}" / "trainer_state.json").write_text(
