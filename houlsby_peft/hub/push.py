@@ -14,7 +14,15 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    constants,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
@@ -55,12 +63,13 @@ def push_to_hub(
     """Push a trained adapter to the Hub with a generated card, in one commit.
 
     An existing repository is updated, and what people have written into its card is kept. Only the adapter's weights
-    (safetensors), the JSON files of adapter and tokenizer, the card and PNG figures are uploaded.
+    (safetensors), the JSON files of adapter and tokenizer, the card and PNG figures are uploaded. The tokenizer of an
+    earlier push is deleted if this push has none.
 
     Args:
         adapter: A model, whose active adapter is pushed, or the folder of a saved adapter.
         repo_id: "user/name", or "name" for the user of the token.
-        tokenizer: Tokenizer to upload with the adapter of a model.
+        tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the base model's.
         base_model: The base model's name on the Hub; needed if it was loaded from a folder.
         results: For the card: `results.json` of a run, or of one run per seed, as files or mappings.
         example: For the card: an input or a list of inputs. The card shows the adapter's predictions for them.
@@ -347,6 +356,7 @@ def _upload(
         except RepositoryNotFoundError:
             info = None
         old = [local_card] if local_card.is_file() else []
+        files: list[str] = []
         if info is not None:
             files = [file.rfilename for file in info.siblings or []]
             if private and not info.private:
@@ -369,9 +379,16 @@ def _upload(
         if info is None:
             api.create_repo(repo_id, private=private)
             info = api.model_info(repo_id)
+        names = {operation.path_in_repo for operation in operations}
+        # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
+        old_tokenizer = [name for name in TOKENIZER_FILES if name in files and name not in names]
         commit = api.create_commit(
             repo_id,
-            [*operations, CommitOperationAdd(CARD_FILE, local_card)],
+            [
+                *operations,
+                CommitOperationAdd(CARD_FILE, local_card),
+                *map(CommitOperationDelete, old_tokenizer),
+            ],
             commit_message=message,
             parent_commit=info.sha,  # what the card was merged with
         )

@@ -15,7 +15,7 @@ from huggingface_hub import HfApi, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load, load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank, plan_push
@@ -128,6 +128,16 @@ def serve_revisions(name, first):
     return {"before": before, "unchanged": unchanged, "kept": kept, "reloaded": reloaded, "after": predict()}
 
 
+def replace_by_another(name, bases):
+    """Client: push an adapter with its tokenizer, then one of another base without; return the texts' tokens."""
+    for base in bases:
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        own = tokenizer if base == bases[0] else None
+        houlsby_peft.push_to_hub(get_peft_model(model, HoulsbyConfig(r=4)), name, tokenizer=own)
+    return {"trained": tokenizer(NEW_TEXTS).input_ids, "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids}
+
+
 @pytest.fixture(scope="module")
 def pushed(hub, tmp_path_factory):
     hub.add(BASE, make_base(tmp_path_factory.mktemp("base")))
@@ -179,6 +189,17 @@ def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
     text = b"".join(content for path, content in repo.head.files.items() if not path.endswith("safetensors"))
     assert str(Path.home()).encode() not in text
     assert b"/tmp/" not in text
+
+
+def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, tmp_path):
+    other = make_base(tmp_path / "other", seed=1)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())["model"]["vocab"]
+    words = sorted(vocabulary, key=lambda word: vocabulary[word] if vocabulary[word] < 5 else 1000 - vocabulary[word])
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(other)
+    hub.add("org/other", other)
+    found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=tmp_path / "home")
+    assert found["loaded"] == found["trained"]
+    assert not [name for name in hub.store.repos["user/replaced"].head.files if "token" in name]
 
 
 def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
