@@ -46,8 +46,8 @@ _RULES = {
     "base_model_name_or_path": "text",
     "revision": "text",
 }
-# Repeated groups take a time that is exponential in the length of a module's name. A comment, or a space that the flag x
-# ignores, may stand between a group and what repeats it.
+# Repeated groups take a time that is exponential in the length of a module's name. A comment, or a space that the flag
+# x ignores, may stand between a group and what repeats it.
 _REPEATED_GROUP = re.compile(r"\)[*+{]|\(\?#|\(\?[a-zA-Z-]*x")
 _MOST_REPEATS, _MOST_CHOICES = 4, 24
 

@@ -36,7 +36,8 @@ from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
 from ..serving.predictor import Input, Predictor
-from .card import CARD_FILE, make_card, merge_cards
+from .card import CARD_FILE, make_card
+from .merging import merge_with_hub, save_card
 from .metadata import is_repo_id
 from .results import Results
 
@@ -355,8 +356,8 @@ def _upload(
             info = api.model_info(repo_id)
         except RepositoryNotFoundError:
             info = None
-        old = [local_card] if local_card.is_file() else []
         files: list[str] = []
+        old_card = None
         if info is not None:
             files = [file.rfilename for file in info.siblings or []]
             if private and not info.private:
@@ -369,9 +370,9 @@ def _upload(
                     f"{repo_id} contains a whole model (config.json). Push the adapter to a repository of its own."
                 )
             if CARD_FILE in files:
-                old.insert(0, Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token)))
-        merged = merge_cards(card, old)
-        merged.save(local_card)
+                old_card = Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token))
+        merged = merge_with_hub(card, local_card, old_card, repo_id, token)
+        save_card(merged, local_card, repo_id, info.sha if info and old_card else None)
         try:
             merged.validate()
         except ValueError as error:
@@ -386,10 +387,11 @@ def _upload(
             repo_id,
             [
                 *operations,
-                CommitOperationAdd(CARD_FILE, local_card),
+                CommitOperationAdd(CARD_FILE, str(merged).encode()),
                 *map(CommitOperationDelete, old_tokenizer),
             ],
             commit_message=message,
             parent_commit=info.sha,  # what the card was merged with
         )
+        save_card(merged, local_card, repo_id, commit.oid)
     return str(commit.commit_url)

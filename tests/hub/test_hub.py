@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load, load_file, save_file
@@ -19,7 +20,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank, plan_push
-from hub_models import BASE, LABELS, TEXTS, make_base
+from houlsby_peft.hub.card import write_card
+from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 from snippets import SNIPPET
 
 
@@ -135,7 +137,54 @@ def replace_by_another(name, bases):
         tokenizer = AutoTokenizer.from_pretrained(base)
         own = tokenizer if base == bases[0] else None
         houlsby_peft.push_to_hub(get_peft_model(model, HoulsbyConfig(r=4)), name, tokenizer=own)
-    return {"trained": tokenizer(NEW_TEXTS).input_ids, "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids}
+    return {
+        "trained": tokenizer(NEW_TEXTS).input_ids,
+        "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids,
+    }
+
+
+def edit_in_the_folder_and_on_the_hub(folder, name):
+    """Client: edit the card on both sides, push the folder after each; return license and notes of both sides."""
+    card, found = Path(folder, "README.md"), []
+
+    def in_folder(change):
+        card.write_text(change(card.read_text()))
+
+    def on_hub(change):
+        text = change(Path(hf_hub_download(name, "README.md")).read_text())
+        HfApi().upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=text.encode())
+
+    def push():
+        houlsby_peft.push_to_hub(folder, name)
+        texts = card.read_text(), Path(hf_hub_download(name, "README.md")).read_text()
+        found.append([[re.findall(r"^license: (\S+)$|^note (.*)$|^- (of.*)$", text, re.M)] for text in texts])
+
+    def edit(license, note):
+        def change(text):
+            text = re.sub(r"^license: .*\n|^## Notes\n\nnote .*\n\n|^- of.*\n", "", text, flags=re.M)
+            text = text.replace("tags:\n", f"license: {license}\ntags:\n- of {license}\n", 1) if license else text
+            return text.replace("## Adapter", f"## Notes\n\nnote {note}\n\n## Adapter") if note else text
+
+        return change
+
+    push()
+    in_folder(edit("mit", "first"))
+    push()
+    on_hub(edit("cc-by-4.0", "second"))
+    push()
+    write_card(Path(folder))  # as when it is saved again
+    on_hub(edit("mit", "third"))
+    push()
+    in_folder(edit("apache-2.0", "fourth"))
+    push()
+    in_folder(edit(None, None))
+    push()
+    in_folder(edit(None, "of the folder"))
+    on_hub(edit("mit", "of the Hub"))
+    push()
+    on_hub(edit(None, None))
+    push()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +249,29 @@ def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, 
     found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=tmp_path / "home")
     assert found["loaded"] == found["trained"]
     assert not [name for name in hub.store.repos["user/replaced"].head.files if "token" in name]
+
+
+def test_the_latest_edit_of_a_card_is_kept_whether_in_the_folder_or_on_the_hub(hub, pushed, tmp_path):
+    folder = make_adapter(tmp_path / "adapter", make_base(tmp_path / "base"))
+    found = hub.call(edit_in_the_folder_and_on_the_hub, str(folder), "user/edited", home=tmp_path / "home")
+
+    def card(license, note):
+        more = [(license, "", ""), ("", "", f"of {license}")] if license else []
+        return [more + ([("", note, "")] if note else [])]
+
+    expected = [
+        card(None, None),
+        card("mit", "first"),
+        card("cc-by-4.0", "second"),
+        card("mit", "third"),
+        card("apache-2.0", "fourth"),
+        card(None, None),
+        card("mit", "of the folder"),
+        card(None, None),
+    ]
+    for (local, pushed_card), both in zip(found, expected, strict=True):
+        assert local == pushed_card == [[list(match) for match in both[0]]]
+    assert b"/commit/" not in hub.store.repos["user/edited"].head.files["README.md"]
 
 
 def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
