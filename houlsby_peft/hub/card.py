@@ -148,6 +148,7 @@ def make_card(
         model_type=facts.base_config.get("model_type"),
         summary=_summarize(classes, sizes, own),
         auto_class=task.auto_class if task else None,
+        reads_text=bool(task and task.reads_text),
         num_labels=len(facts.labels),
         example=None if example is None else Markdown(_format_example(example)),
         answer=answer,

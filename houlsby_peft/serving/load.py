@@ -130,6 +130,7 @@ def load_beside(
             base = base_model
             _check_has_no_adapters(base)
         else:
+            _check_reads_text(folder, config)
             base = load_base(folder, config, base_model, token, dtype)
         # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
         tokenizer = load_tokenizer(folder, config, base.name_or_path, token, tokenizers)
@@ -218,6 +219,15 @@ def _check_kind(folder: Path, config: HoulsbyConfig, task: Task) -> None:
         raise AdapterError(
             f"Adapters on one base model must have the same kind of head; {folder} is for {own.pipeline}, the one "
             f"beside it for {task.pipeline}. Load it separately."
+        )
+
+
+def _check_reads_text(folder: Path, config: HoulsbyConfig) -> None:
+    task = task_of_config(config)
+    if not task.reads_text:
+        raise AdapterError(
+            f"load combines an adapter with a tokenizer, so it must be for texts; {folder} is for {task.pipeline}. "
+            f"Import houlsby_peft and load it with transformers.{task.auto_class}.from_pretrained."
         )
 
 
