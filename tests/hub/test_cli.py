@@ -209,6 +209,17 @@ def test_flags_may_have_underscores(base, adapter, capsys):
     assert [line[0]["label"] for line in lines[4:]] == [line["label"] for line in lines[:2]]
 
 
+def test_a_reader_that_stops_early_is_no_error(adapter):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "houlsby_peft.cli", "info", str(adapter)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert done.returncode == 0, done.stderr
+    assert "BrokenPipeError" not in done.stderr
+
+
 def test_info_as_json_has_the_same_facts(adapter, capsys):
     main(["info", str(adapter), "--json"])
     found = json.loads(capsys.readouterr().out)
