@@ -124,7 +124,7 @@ def make_card(
     base = base_model or find_base_name(config)
     config.revision = revision or (config.revision if base == config.base_model_name_or_path else None)
     sizes = check_weights(folder, config)
-    task, facts = _find_task(config), read_facts(config)
+    task, facts = find_task(config), read_facts(config)
     found = find_results(folder) if results is None else None
     # Not of several labels for a text, nor of the tags of its words.
     is_choice = config.kind_of_problem != "multi_label_classification" and (
@@ -170,7 +170,7 @@ def make_card(
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{mark(body)}")
 
 
-def _find_task(config: HoulsbyConfig) -> Task | None:
+def find_task(config: HoulsbyConfig) -> Task | None:
     """Return an adapter's task; None for a model that is no task model of transformers."""
     try:
         return task_of_config(config)

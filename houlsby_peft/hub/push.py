@@ -35,10 +35,10 @@ from ..errors import TOKENS_PAGE, AdapterError, HubError, check_kind, explain_hu
 from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
-from ..serving.predictor import Input, Predictor
+from ..serving.predictor import Input, Predictor, check_inputs
 from .card import CARD_FILE, make_card
 from .merging import merge_with_hub, save_card
-from .metadata import is_repo_id
+from .metadata import as_inputs, is_repo_id
 from .results import Results
 
 
@@ -94,6 +94,7 @@ def push_to_hub(
     check_kind("metadata", metadata, (Mapping, NoneType), "a mapping such as {'license': 'mit'}")
     kinds = (str, os.PathLike, Mapping, Sequence, NoneType)
     check_kind("results", results, kinds, "a results.json of a run, as a file or a mapping, or a list of them")
+    check_inputs(as_inputs(example), "")
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
     with _suggest_retry(folder, repo_id, private, base_model, results, example, metadata, message):
         files = _find_files(folder)
@@ -272,9 +273,9 @@ def _suggest_retry(
         yield
     except (AdapterError, HubError, ValueError) as error:
         runs = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results or []
-        inputs = [example] if isinstance(example, (str, tuple)) else example or []
-        pairs = any(isinstance(item, tuple) for item in inputs)
-        texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+        inputs = as_inputs(example)
+        pairs = any(not isinstance(item, str) for item in inputs)
+        texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]
         command = ["houlsby-peft", "push", str(folder), repo_id, *(["--private"] if private else [])]
         command += _flag("--base-model", [base_model] if base_model else [])
         command += _flag("--results", [_write_json(run) if isinstance(run, Mapping) else str(run) for run in runs])

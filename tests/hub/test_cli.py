@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from peft import get_peft_model
+from transformers import BertForNextSentencePrediction
 
 import houlsby_peft
+from houlsby_peft import HoulsbyConfig
 from houlsby_peft_cli import main
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 
@@ -126,6 +129,17 @@ def test_info_says_what_an_adapter_is(adapter, capsys):
     assert found["classes"] == ", ".join(LABELS)
     assert found["base model: name"] == BASE
     assert "hidden size 32" in found["base model: configuration"]
+
+
+def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys):
+    model = get_peft_model(BertForNextSentencePrediction.from_pretrained(base), HoulsbyConfig(r=4))
+    model.save_pretrained(tmp_path)
+    main(["info", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["task"] is None
+    assert found["parameters"]["total"] == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    main(["info", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("bottleneck size r ")
 
 
 def test_info_prints_plain_text(base, tmp_path, capsys):
