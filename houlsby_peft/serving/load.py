@@ -12,7 +12,8 @@ from pathlib import Path
 from types import NoneType
 
 import torch
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -120,6 +121,7 @@ def load_beside(
             time may share one.
     """
     folder = find_folder(name_or_path, revision, token)
+    _check_is_whole(name_or_path, folder)
     with _name_adapter_in_errors(name_or_path, folder):
         config = read_config(folder)
         check_weights(folder, config)
@@ -160,6 +162,24 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)
         raise AdapterError(missing_weights(name, names))
     return folder
+
+
+def _check_is_whole(name_or_path: str | os.PathLike[str], folder: Path) -> None:
+    """Refuse an adapter in the cache that may lack its tokenizer, in place of which the base model's would be read.
+
+    PEFT and transformers download an adapter's configuration and weights only. Without a network, just the list of
+    files that `snapshot_download` leaves in the cache shows whether there are others.
+    """
+    name = os.fspath(name_or_path)
+    if folder == Path(name).expanduser() or (folder / TOKENIZER_FILES[0]).is_file():
+        return
+    try:
+        get_cached_repo_tree(name, revision=folder.name)
+    except CachedRepoTreeNotFoundError as error:
+        raise HubError(
+            f"{name}: the cache holds only what PEFT has downloaded, so it is unknown whether the adapter has its own "
+            "tokenizer. Load it once with a network connection."
+        ) from error
 
 
 def find_files(

@@ -110,6 +110,19 @@ def load_offline(name):
     return houlsby_peft.load(name).predict(NEW_TEXTS)
 
 
+def load_with_peft(name):
+    """Client: download what PEFT needs of an adapter, and the base model with its tokenizer."""
+    AutoTokenizer.from_pretrained(BASE)
+    PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3), name)
+
+
+def load_offline_error(name):
+    try:
+        return str(load_offline(name))
+    except houlsby_peft.HubError as error:
+        return str(error)
+
+
 def serve_revisions(name, first):
     """Client: a bank with tasks of the first and the latest commit; then the repository gets another commit."""
     bank = TaskBank({"pinned": name, "latest": name}, revisions={"pinned": first})
@@ -210,6 +223,14 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
 
     offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
     assert offline == pulled["predicted"]
+
+
+def test_the_tokenizer_of_an_adapter_that_peft_has_downloaded_is_not_that_of_its_base(hub, pushed, tmp_path):
+    hub.call(load_with_peft, "user/messages", home=tmp_path)
+    message = hub.call(load_offline_error, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
+    assert message.startswith("user/messages: the cache holds only what PEFT has downloaded"), message
+    online = hub.call(load_offline, "user/messages", home=tmp_path)
+    assert hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1") == online
 
 
 def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushed, tmp_path):
