@@ -32,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _make_parser(reads_file).parse_args(words)
     try:
         options.run(options)
+        print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:  # HubError and AdapterError are such

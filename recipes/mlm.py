@@ -138,6 +138,11 @@ def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, trai
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
     if Path(saved, HEAD_FILE).is_file():
         base_model(model).load_state_dict(load_file(Path(saved, HEAD_FILE)), strict=False)
+    elif isinstance(model, PeftModel) and not has_head(base_model(model).name_or_path):
+        raise RecipeError(
+            f"The loss of an adapter needs the head for masked words that was trained with it; {saved} lacks "
+            f"{HEAD_FILE}, which a push to the Hub leaves out. Evaluate the run's own folder."
+        )
     splits = arguments.load_splits()
     split = splits.get("validation", splits["train"])
     data = {"validation": texts(split, "validation", arguments)}

@@ -46,8 +46,10 @@ _RULES = {
     "base_model_name_or_path": "text",
     "revision": "text",
 }
-# Other patterns can take a time that is exponential in the length of a module's name.
-_SIMPLE_PATTERN = re.compile(r"(?!.*\)[*+{])(?:[^*+{]*[*+{]){0,4}[^*+{]*", re.DOTALL)
+# Repeated groups take a time that is exponential in the length of a module's name. A comment, or a space that the flag
+# x ignores, may stand between a group and what repeats it.
+_REPEATED_GROUP = re.compile(r"\)[*+{]|\(\?#|\(\?[a-zA-Z-]*x")
+_MOST_REPEATS, _MOST_CHOICES = 4, 24
 
 
 def read_config(folder: Path) -> HoulsbyConfig:
@@ -151,12 +153,24 @@ def _check_patterns(path: Path, fields: dict[str, Any]) -> None:
     names = fields.get("layers_pattern")
     several = [*(fields.get("rank_pattern") or ()), *(names if isinstance(names, list) else ())]
     for pattern in filter(None, single + several):
-        if isinstance(pattern, str) and not (_SIMPLE_PATTERN.fullmatch(pattern) and _compiles(pattern)):
+        if isinstance(pattern, str) and not (_is_quick(pattern) and _compiles(pattern)):
             raise AdapterError(
                 f"{path}: a pattern must be a regular expression with at most four of * + {{ and none of them after a "
-                f"group, as matching it could take forever; got {shortened(repr(pattern))}. Name the "
-                "modules in a list instead."
+                "group, with few ? and |, and without comments, as matching it could take forever; got "
+                f"{shortened(repr(pattern))}. Name the modules in a list instead."
             )
+
+
+def _is_quick(pattern: str) -> bool:
+    """Return whether the ways in which a pattern can match a name are few enough to try them all.
+
+    Each repeat multiplies their number by about the length of a name, each optional part by two, and each group by its
+    alternatives, which are most ways if they are spread evenly over the groups.
+    """
+    repeats, optionals = len(re.findall(r"[*+{]", pattern)), len(re.findall(r"(?<!\()\?", pattern))
+    groups, alternatives = pattern.count("(") + 1, pattern.count("|")
+    choices = 5 * repeats + 2 * optionals + groups * math.log2(1 + alternatives / groups)
+    return not _REPEATED_GROUP.search(pattern) and repeats <= _MOST_REPEATS and choices <= _MOST_CHOICES
 
 
 def _compiles(pattern: str) -> bool:

@@ -45,6 +45,11 @@ class Task:
         """Whether the head chooses among classes that have names."""
         return self.class_suffix.endswith("Classification")
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether the inputs are texts, which need a tokenizer."""
+        return self.pipeline not in ("image-classification", "audio-classification")
+
 
 TASKS = (
     Task("text-classification", "AutoModelForSequenceClassification", "ForSequenceClassification", "SEQ_CLS"),

@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import metadata as read_metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
-from huggingface_hub import CardData, ModelCard, ModelCardData, constants
+from huggingface_hub import ModelCard, constants
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..checkpoints.untrusted import check_weights, read_config
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import Task, task_of_config
-from .markdown import Markdown, block, cell, code, escape, link, one_line
-from .metadata import as_list, is_of_weights, is_repo_id, make_metadata, make_widget
+from .markdown import Markdown, block, cell, code, escape, link
+from .merging import merge_cards
+from .metadata import as_list, is_repo_id, make_metadata, make_widget
 from .results import (
     Results,
     Rows,
@@ -40,7 +41,7 @@ from .results import (
     select_method,
     table_of_test_scores,
 )
-from .sections import is_template, mark, update
+from .sections import mark
 
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def make_card(
     base = base_model or find_base_name(config)
     config.revision = revision or (config.revision if base == config.base_model_name_or_path else None)
     sizes = check_weights(folder, config)
-    task, facts = _find_task(config), read_facts(config)
+    task, facts = find_task(config), read_facts(config)
     found = find_results(folder) if results is None else None
     # Not of several labels for a text, nor of the tags of its words.
     is_choice = config.kind_of_problem != "multi_label_classification" and (
@@ -147,6 +148,7 @@ def make_card(
         model_type=facts.base_config.get("model_type"),
         summary=_summarize(classes, sizes, own),
         auto_class=task.auto_class if task else None,
+        reads_text=bool(task and task.reads_text),
         num_labels=len(facts.labels),
         example=None if example is None else Markdown(_format_example(example)),
         answer=answer,
@@ -168,43 +170,7 @@ def make_card(
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{mark(body)}")
 
 
-def merge_cards(card: ModelCard, old: Iterable[Path]) -> ModelCard:
-    """Insert the sections and metadata that people have written into older cards into a new card.
-
-    Args:
-        card: A card from `make_card`.
-        old: Files of older cards. If several contain a section that was written by hand, the last one's is kept.
-
-    Raises:
-        AdapterError: An old card is not text, or its metadata are not valid YAML.
-    """
-    data: CardData = card.data
-    body = card.text.lstrip("\n")
-    for path in old:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise AdapterError(f"{path} must be text in UTF-8: {error}. Repair or remove it.") from error
-        if is_template(text):
-            continue
-        try:
-            found = ModelCard(text, ignore_metadata_errors=True)
-        except Exception as error:  # the YAML parser's errors have no common public class
-            reason = one_line(str(error))
-            raise AdapterError(
-                f"{path} begins with metadata that are not valid YAML: {reason}. Repair them."
-            ) from error
-        body = update(body, found.text)
-        merged = data.to_dict()
-        for key, value in found.data.to_dict().items():
-            if not is_of_weights(key, value):
-                merged.setdefault(key, value)
-        merged["tags"] = sorted({*merged["tags"], *as_list(found.data.get("tags"))})
-        data = ModelCardData(**merged)
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
-
-
-def _find_task(config: HoulsbyConfig) -> Task | None:
+def find_task(config: HoulsbyConfig) -> Task | None:
     """Return an adapter's task; None for a model that is no task model of transformers."""
     try:
         return task_of_config(config)

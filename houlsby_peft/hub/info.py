@@ -8,9 +8,8 @@ from typing import Any
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
 from ..checkpoints.untrusted import check_weights, read_config
-from ..heads.tasks import task_of_config
 from ..serving.load import find_folder
-from .card import adapter_rows, base_rows, count_parameters, read_facts
+from .card import adapter_rows, base_rows, count_parameters, find_task, read_facts
 from .markdown import one_line
 
 
@@ -35,11 +34,11 @@ def describe(adapter: str | os.PathLike[str], revision: str | None = None) -> di
     folder = find_folder(adapter, revision)
     config = read_config(folder)
     counts = count_parameters(check_weights(folder, config))
-    record, facts = config.record, read_facts(config)
+    record, facts, task = config.record, read_facts(config), find_task(config)
     settings = {name: value for name, value in config.to_dict().items() if name not in _LEFT_OUT}
     return {
         "adapter": str(adapter),
-        "task": task_of_config(config, folder).pipeline,
+        "task": task.pipeline if task else None,
         "task_type": config.task_type,
         "problem_type": config.kind_of_problem,
         "labels": facts.labels,
@@ -60,9 +59,9 @@ def describe_as_text(adapter: str | os.PathLike[str], revision: str | None = Non
     """Return the facts about an adapter as pairs of a name and a text, each on one line; see `describe`."""
     folder = find_folder(adapter, revision)
     config = read_config(folder)
-    sizes = check_weights(folder, config)
+    sizes, task = check_weights(folder, config), find_task(config)
     rows = [
-        ("task", task_of_config(config, folder).pipeline),
+        *([("task", task.pipeline)] if task else []),
         *adapter_rows(config, sizes, (folder / SAFETENSORS_WEIGHTS_NAME).stat().st_size, total=None),
         *((f"base model: {name}", value) for name, value in base_rows(config, config.base_model_name_or_path or "")),
     ]

@@ -118,10 +118,9 @@ def make_widget(
     """
     if task is None:
         return None
-    inputs = [example] if isinstance(example, (str, tuple)) else list(example or [])
     is_question = task.pipeline == "question-answering"
     widget: list[dict[str, Any]] = []
-    for number, item in enumerate(inputs):
+    for number, item in enumerate(as_inputs(example)):
         if isinstance(item, str) is is_question:
             continue
         found = answer[number] if answer and number < len(answer) else None
@@ -134,6 +133,11 @@ def make_widget(
             shown["output"] = {"answer": str(found["answer"]), "score": round(float(found["score"]), 4)}
         widget.append(shown)
     return widget or None
+
+
+def as_inputs(example: Input | Sequence[Input] | None) -> Sequence[Input]:
+    """Return an example, which is an input or a list of inputs, as a list."""
+    return [example] if isinstance(example, (str, tuple)) else [] if example is None else example
 
 
 def is_of_weights(key: str, value: Any) -> bool:

@@ -14,7 +14,15 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    constants,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
@@ -27,9 +35,10 @@ from ..errors import TOKENS_PAGE, AdapterError, HubError, check_kind, explain_hu
 from ..heads.tasks import task_of_config
 from ..serving.base_model import load_base, load_tokenizer
 from ..serving.load import load
-from ..serving.predictor import Input, Predictor
-from .card import CARD_FILE, make_card, merge_cards
-from .metadata import is_repo_id
+from ..serving.predictor import Input, Predictor, check_inputs
+from .card import CARD_FILE, make_card
+from .merging import merge_with_hub, save_card
+from .metadata import as_inputs, is_repo_id
 from .results import Results
 
 
@@ -55,12 +64,13 @@ def push_to_hub(
     """Push a trained adapter to the Hub with a generated card, in one commit.
 
     An existing repository is updated, and what people have written into its card is kept. Only the adapter's weights
-    (safetensors), the JSON files of adapter and tokenizer, the card and PNG figures are uploaded.
+    (safetensors), the JSON files of adapter and tokenizer, the card and PNG figures are uploaded. The tokenizer of an
+    earlier push is deleted if this push has none.
 
     Args:
         adapter: A model, whose active adapter is pushed, or the folder of a saved adapter.
         repo_id: "user/name", or "name" for the user of the token.
-        tokenizer: Tokenizer to upload with the adapter of a model.
+        tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the base model's.
         base_model: The base model's name on the Hub; needed if it was loaded from a folder.
         results: For the card: `results.json` of a run, or of one run per seed, as files or mappings.
         example: For the card: an input or a list of inputs. The card shows the adapter's predictions for them.
@@ -84,6 +94,7 @@ def push_to_hub(
     check_kind("metadata", metadata, (Mapping, NoneType), "a mapping such as {'license': 'mit'}")
     kinds = (str, os.PathLike, Mapping, Sequence, NoneType)
     check_kind("results", results, kinds, "a results.json of a run, as a file or a mapping, or a list of them")
+    check_inputs(as_inputs(example), "")
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
     with _suggest_retry(folder, repo_id, private, base_model, results, example, metadata, message):
         files = _find_files(folder)
@@ -262,9 +273,9 @@ def _suggest_retry(
         yield
     except (AdapterError, HubError, ValueError) as error:
         runs = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results or []
-        inputs = [example] if isinstance(example, (str, tuple)) else example or []
-        pairs = any(isinstance(item, tuple) for item in inputs)
-        texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+        inputs = as_inputs(example)
+        pairs = any(not isinstance(item, str) for item in inputs)
+        texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]
         command = ["houlsby-peft", "push", str(folder), repo_id, *(["--private"] if private else [])]
         command += _flag("--base-model", [base_model] if base_model else [])
         command += _flag("--results", [_write_json(run) if isinstance(run, Mapping) else str(run) for run in runs])
@@ -346,7 +357,8 @@ def _upload(
             info = api.model_info(repo_id)
         except RepositoryNotFoundError:
             info = None
-        old = [local_card] if local_card.is_file() else []
+        files: list[str] = []
+        old_card = None
         if info is not None:
             files = [file.rfilename for file in info.siblings or []]
             if private and not info.private:
@@ -359,9 +371,9 @@ def _upload(
                     f"{repo_id} contains a whole model (config.json). Push the adapter to a repository of its own."
                 )
             if CARD_FILE in files:
-                old.insert(0, Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token)))
-        merged = merge_cards(card, old)
-        merged.save(local_card)
+                old_card = Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token))
+        merged = merge_with_hub(card, local_card, old_card, repo_id, token)
+        save_card(merged, local_card, repo_id, info.sha if info and old_card else None)
         try:
             merged.validate()
         except ValueError as error:
@@ -369,10 +381,18 @@ def _upload(
         if info is None:
             api.create_repo(repo_id, private=private)
             info = api.model_info(repo_id)
+        names = {operation.path_in_repo for operation in operations}
+        # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
+        old_tokenizer = [name for name in TOKENIZER_FILES if name in files and name not in names]
         commit = api.create_commit(
             repo_id,
-            [*operations, CommitOperationAdd(CARD_FILE, local_card)],
+            [
+                *operations,
+                CommitOperationAdd(CARD_FILE, str(merged).encode()),
+                *map(CommitOperationDelete, old_tokenizer),
+            ],
             commit_message=message,
             parent_commit=info.sha,  # what the card was merged with
         )
+        save_card(merged, local_card, repo_id, commit.oid)
     return str(commit.commit_url)

@@ -38,7 +38,7 @@ def update(new: str, old: str) -> str:
     result = split(new)
     open_headings = [_heading(section) for section in result]  # None: replaced or inserted by hand
     position = 0
-    for section in split(old.replace("\r\n", "\n")):
+    for section in split(old):
         heading = _heading(section)
         if heading in open_headings:
             position = open_headings.index(heading) + 1
@@ -51,16 +51,27 @@ def update(new: str, old: str) -> str:
     return _join(result)
 
 
+def drop_deleted(body: str, common: str, other: str) -> str:
+    """Remove the sections that `other` has changed or deleted since both bodies were `common`.
+
+    Only sections that were written or edited by hand are removed: those that were generated are replaced anyway.
+    """
+    kept, known = ({section.strip("\n") for section in split(text)} for text in (other, common))
+    gone = {section for section in known - kept if not _is_generated(section)}
+    return _join(section for section in split(body) if section.strip("\n") not in gone)
+
+
 def is_template(text: str) -> bool:
     """Return whether a card is a template of PEFT or the Hub that nobody has filled in."""
     return _PLACEHOLDER in text and not _MARK.search(text)
 
 
 def split(body: str) -> list[str]:
-    """Split a Markdown text at its headings, but not inside code; the joined sections give the text."""
+    """Split a Markdown text at its headings, but not inside code. The joined sections are the text with Unix lines."""
     sections = [""]
     fence = ""
-    for line in re.findall(r"[^\n]*\n|[^\n]+", body):  # str.splitlines would split at further characters
+    lines = re.findall(r"[^\n]*\n|[^\n]+", body.replace("\r\n", "\n"))  # str.splitlines knows further line ends
+    for line in lines:
         found = _FENCE.match(line)
         if found and not fence:
             fence = found["fence"]

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import NoneType
 
 import torch
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import CachedRepoTreeNotFoundError
 from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -120,6 +121,7 @@ def load_beside(
             time may share one.
     """
     folder = find_folder(name_or_path, revision, token)
+    _check_is_whole(name_or_path, folder)
     with _name_adapter_in_errors(name_or_path, folder):
         config = read_config(folder)
         check_weights(folder, config)
@@ -130,6 +132,7 @@ def load_beside(
             base = base_model
             _check_has_no_adapters(base)
         else:
+            _check_reads_text(folder, config)
             base = load_base(folder, config, base_model, token, dtype)
         # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
         tokenizer = load_tokenizer(folder, config, base.name_or_path, token, tokenizers)
@@ -163,6 +166,24 @@ def find_folder(name_or_path: str | os.PathLike[str], revision: str | None = Non
             names = HfApi(token=token).list_repo_files(name, revision=folder.name)
         raise AdapterError(missing_weights(name, names))
     return folder
+
+
+def _check_is_whole(name_or_path: str | os.PathLike[str], folder: Path) -> None:
+    """Refuse an adapter in the cache that may lack its tokenizer, in place of which the base model's would be read.
+
+    PEFT and transformers download an adapter's configuration and weights only. Without a network, just the list of
+    files that `snapshot_download` leaves in the cache shows whether there are others.
+    """
+    name = os.fspath(name_or_path)
+    if folder == Path(name).expanduser() or (folder / TOKENIZER_FILES[0]).is_file():
+        return
+    try:
+        get_cached_repo_tree(name, revision=folder.name)
+    except CachedRepoTreeNotFoundError as error:
+        raise HubError(
+            f"{name}: the cache holds only what PEFT has downloaded, so it is unknown whether the adapter has its own "
+            "tokenizer. Load it once with a network connection."
+        ) from error
 
 
 def find_files(
@@ -222,6 +243,15 @@ def _check_kind(folder: Path, config: HoulsbyConfig, task: Task) -> None:
         raise AdapterError(
             f"Adapters on one base model must have the same kind of head; {folder} is for {own.pipeline}, the one "
             f"beside it for {task.pipeline}. Load it separately."
+        )
+
+
+def _check_reads_text(folder: Path, config: HoulsbyConfig) -> None:
+    task = task_of_config(config)
+    if not task.reads_text:
+        raise AdapterError(
+            f"load combines an adapter with a tokenizer, so it must be for texts; {folder} is for {task.pipeline}. "
+            f"Import houlsby_peft and load it with transformers.{task.auto_class}.from_pretrained."
         )
 
 

@@ -102,6 +102,13 @@ CASES = {
     "target is a number": (config(target_modules=7), "target_modules must be a list of names or one pattern"),
     "target is no pattern": (config(target_modules="("), "a pattern must be a regular expression"),
     "target takes forever": (config(target_modules="((a|b|.)+)+x"), "as matching it could take forever"),
+    "target of optional parts": (config(target_modules=".?" * 60 + "!"), "as matching it could take forever"),
+    "exclusion of alternatives": (
+        config(exclude_modules=r"(?:.|\w)" * 60 + "!"),
+        "as matching it could take forever",
+    ),
+    "repeat behind a comment": (config(target_modules=r"(?:.|\w)(?#)+!"), "as matching it could take forever"),
+    "repeat behind a space": (config(rank_pattern={r"(?x)(?:.|\w) +!": 4}), "as matching it could take forever"),
     "target does not exist": (
         config(target_modules=["nowhere"], recorded=None),
         "no place for one with target_",

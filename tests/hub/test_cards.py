@@ -11,10 +11,18 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard, ModelCardData
 from peft import PeftModel, get_peft_model
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
+import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.checkpoints.untrusted import check_weights, read_config
 from houlsby_peft.hub import push
@@ -26,6 +34,7 @@ from houlsby_peft.hub.sections import mark, split, update
 from hub_models import LABELS, make_adapter, make_base
 from mutated_adapters import HOSTILE
 from study.presets import GlueArguments
+from tiny_models import perturb
 from training.arguments import ClassifierArguments, RecipeTrainingArguments
 from training.methods import ClassifierMethodArguments
 
@@ -93,7 +102,7 @@ def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(a
     assert headings(card) == ["Usage", "Adapter", "Base model", "Citation"]
     assert "None" not in card.text
     assert 'houlsby_peft.load("user/messages")' in card.text
-    assert 'from_pretrained("user/messages", num_labels=3)' in card.text
+    assert 'from_pretrained("user/messages", num_labels=3, ignore_mismatched_sizes=True)' in card.text
     assert row(card, "classes") == f"- **classes**: {', '.join(LABELS)}"
     assert card.data.to_dict() == {
         "library_name": "peft",
@@ -126,6 +135,40 @@ def test_a_card_of_a_run_has_every_section_and_no_secret(adapter):
         "type": "org/messages", "name": "Messages", "config": "3", "split": "validation", "revision": "abc"
     }  # fmt: skip
     assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {"accuracy": 0.8, "f1": 0.79}
+
+
+def of_images(folder):
+    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4)
+    ViTForImageClassification(config).save_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
+    return model, {}, torch.rand(2, 3, 8, 8)
+
+
+def of_texts(folder, **labels):
+    AutoModelForSequenceClassification.from_pretrained(make_base(folder), num_labels=5).save_pretrained(folder)
+    options = {} if labels else {"num_labels": 3, "ignore_mismatched_sizes": True}
+    model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
+    return model, labels, torch.arange(5, 17).reshape(2, 6)
+
+
+@pytest.mark.parametrize("labels", [None, {}, {"id2label": dict(enumerate(LABELS))}], ids=["images", "head", "labels"])
+def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(labels, tmp_path, monkeypatch):
+    base, options, inputs = of_images(tmp_path / "base") if labels is None else of_texts(tmp_path / "base", **labels)
+    model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path / "user" / "x")
+    monkeypatch.chdir(tmp_path)
+    text = make_card(tmp_path / "user" / "x", "user/x", base_model="org/base").text
+    snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(snippets) == (1 if labels is None else 2)
+    for snippet in snippets:
+        names = {}
+        exec(snippet, names)
+        loaded = names["model"] if "model" in names else names["adapter"].model
+        torch.testing.assert_close(loaded.eval()(inputs).logits, model(inputs).logits)
+    if labels is None:
+        with pytest.raises(AdapterError, match=r"must be for texts; .* is for image-classification\."):
+            houlsby_peft.load("user/x")
 
 
 @pytest.mark.parametrize("example", ["a \"b\" 'c'\n\\d é", ("a", "b"), ["a", "b"], [("a", "b"), ("c", "d")]])

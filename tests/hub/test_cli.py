@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from peft import get_peft_model
+from transformers import BertForNextSentencePrediction
 
 import houlsby_peft
+from houlsby_peft import HoulsbyConfig
 from houlsby_peft_cli import main
 from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 
@@ -128,6 +131,17 @@ def test_info_says_what_an_adapter_is(adapter, capsys):
     assert "hidden size 32" in found["base model: configuration"]
 
 
+def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys):
+    model = get_peft_model(BertForNextSentencePrediction.from_pretrained(base), HoulsbyConfig(r=4))
+    model.save_pretrained(tmp_path)
+    main(["info", str(tmp_path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["task"] is None
+    assert found["parameters"]["total"] == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    main(["info", str(tmp_path)])
+    assert capsys.readouterr().out.startswith("bottleneck size r ")
+
+
 def test_info_prints_plain_text(base, tmp_path, capsys):
     folder = make_adapter(tmp_path, base, str(base))
     path = folder / "adapter_config.json"
@@ -207,6 +221,17 @@ def test_flags_may_have_underscores(base, adapter, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == lines[2:4]
     assert [line[0]["label"] for line in lines[4:]] == [line["label"] for line in lines[:2]]
+
+
+def test_a_reader_that_stops_early_is_no_error(adapter):
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "houlsby_peft.cli", "info", str(adapter)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writing)
+    assert done.returncode == 0, done.stderr
+    assert "BrokenPipeError" not in done.stderr
 
 
 def test_info_as_json_has_the_same_facts(adapter, capsys):

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, hf_hub_download, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load, load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank, plan_push
-from hub_models import BASE, LABELS, TEXTS, make_base
+from houlsby_peft.hub.card import write_card
+from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
 from snippets import SNIPPET
 
 
@@ -108,6 +110,19 @@ def load_offline(name):
     return houlsby_peft.load(name).predict(NEW_TEXTS)
 
 
+def load_with_peft(name):
+    """Client: download what PEFT needs of an adapter, and the base model with its tokenizer."""
+    AutoTokenizer.from_pretrained(BASE)
+    PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3), name)
+
+
+def load_offline_error(name):
+    try:
+        return str(load_offline(name))
+    except houlsby_peft.HubError as error:
+        return str(error)
+
+
 def serve_revisions(name, first):
     """Client: a bank with tasks of the first and the latest commit; then the repository gets another commit."""
     bank = TaskBank({"pinned": name, "latest": name}, revisions={"pinned": first})
@@ -126,6 +141,63 @@ def serve_revisions(name, first):
     kept = predict()
     reloaded = [bank.reload(task) for task in ("pinned", "latest")]
     return {"before": before, "unchanged": unchanged, "kept": kept, "reloaded": reloaded, "after": predict()}
+
+
+def replace_by_another(name, bases):
+    """Client: push an adapter with its tokenizer, then one of another base without; return the texts' tokens."""
+    for base in bases:
+        model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        own = tokenizer if base == bases[0] else None
+        houlsby_peft.push_to_hub(get_peft_model(model, HoulsbyConfig(r=4)), name, tokenizer=own)
+    return {
+        "trained": tokenizer(NEW_TEXTS).input_ids,
+        "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids,
+    }
+
+
+def edit_in_the_folder_and_on_the_hub(folder, name):
+    """Client: edit the card on both sides, push the folder after each; return license and notes of both sides."""
+    card, found = Path(folder, "README.md"), []
+
+    def in_folder(change):
+        card.write_text(change(card.read_text()))
+
+    def on_hub(change):
+        text = change(Path(hf_hub_download(name, "README.md")).read_text())
+        HfApi().upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=text.encode())
+
+    def push():
+        houlsby_peft.push_to_hub(folder, name)
+        texts = card.read_text(), Path(hf_hub_download(name, "README.md")).read_text()
+        found.append([[re.findall(r"^license: (\S+)$|^note (.*)$|^- (of.*)$", text, re.M)] for text in texts])
+
+    def edit(license, note):
+        def change(text):
+            text = re.sub(r"^license: .*\n|^## Notes\n\nnote .*\n\n|^- of.*\n", "", text, flags=re.M)
+            text = text.replace("tags:\n", f"license: {license}\ntags:\n- of {license}\n", 1) if license else text
+            return text.replace("## Adapter", f"## Notes\n\nnote {note}\n\n## Adapter") if note else text
+
+        return change
+
+    push()
+    in_folder(edit("mit", "first"))
+    push()
+    on_hub(edit("cc-by-4.0", "second"))
+    push()
+    write_card(Path(folder))  # as when it is saved again
+    on_hub(edit("mit", "third"))
+    push()
+    in_folder(edit("apache-2.0", "fourth"))
+    push()
+    in_folder(edit(None, None))
+    push()
+    in_folder(edit(None, "of the folder"))
+    on_hub(edit("mit", "of the Hub"))
+    push()
+    on_hub(edit(None, None))
+    push()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +223,14 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
 
     offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
     assert offline == pulled["predicted"]
+
+
+def test_the_tokenizer_of_an_adapter_that_peft_has_downloaded_is_not_that_of_its_base(hub, pushed, tmp_path):
+    hub.call(load_with_peft, "user/messages", home=tmp_path)
+    message = hub.call(load_offline_error, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
+    assert message.startswith("user/messages: the cache holds only what PEFT has downloaded"), message
+    online = hub.call(load_offline, "user/messages", home=tmp_path)
+    assert hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1") == online
 
 
 def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushed, tmp_path):
@@ -179,6 +259,40 @@ def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
     text = b"".join(content for path, content in repo.head.files.items() if not path.endswith("safetensors"))
     assert str(Path.home()).encode() not in text
     assert b"/tmp/" not in text
+
+
+def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, tmp_path):
+    other = make_base(tmp_path / "other", seed=1)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())["model"]["vocab"]
+    words = sorted(vocabulary, key=lambda word: vocabulary[word] if vocabulary[word] < 5 else 1000 - vocabulary[word])
+    BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(other)
+    hub.add("org/other", other)
+    found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=tmp_path / "home")
+    assert found["loaded"] == found["trained"]
+    assert not [name for name in hub.store.repos["user/replaced"].head.files if "token" in name]
+
+
+def test_the_latest_edit_of_a_card_is_kept_whether_in_the_folder_or_on_the_hub(hub, pushed, tmp_path):
+    folder = make_adapter(tmp_path / "adapter", make_base(tmp_path / "base"))
+    found = hub.call(edit_in_the_folder_and_on_the_hub, str(folder), "user/edited", home=tmp_path / "home")
+
+    def card(license, note):
+        more = [(license, "", ""), ("", "", f"of {license}")] if license else []
+        return [more + ([("", note, "")] if note else [])]
+
+    expected = [
+        card(None, None),
+        card("mit", "first"),
+        card("cc-by-4.0", "second"),
+        card("mit", "third"),
+        card("apache-2.0", "fourth"),
+        card(None, None),
+        card("mit", "of the folder"),
+        card(None, None),
+    ]
+    for (local, pushed_card), both in zip(found, expected, strict=True):
+        assert local == pushed_card == [[list(match) for match in both[0]]]
+    assert b"/commit/" not in hub.store.repos["user/edited"].head.files["README.md"]
 
 
 def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):

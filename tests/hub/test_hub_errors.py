@@ -224,6 +224,7 @@ RETRIES = [
     {"example": ["A fine film.", "- and it's cheap"]},
     {"example": ("What?", "That.")},
     {"example": [("What?", "That."), ("--who", "They.")]},
+    {"example": [["What?", "That."], ["--who", "They."]]},
     {"results": ["runs/1/results.json", {"seed": 2, "epochs": [{"epoch": 1.0, "accuracy": 0.5}]}]},
 ]
 
@@ -244,7 +245,15 @@ def test_the_command_to_try_again_pushes_the_same(options, tmp_path, monkeypatch
             assert json.loads(Path(path).read_text()) == options["results"][1]
             Path(path).unlink()
     found["results"] = options.get("results") and ["runs/1/results.json", options["results"][1]]
+    if isinstance(options.get("example"), list):  # pairs from JSON are lists
+        options = {"example": [item if isinstance(item, str) else tuple(item) for item in options["example"]]}
     assert {name: value for name, value in found.items() if value} == options
+
+
+@pytest.mark.parametrize("example", [3, [3], [("What?", 3)], {"a": "b"}, [["a", "b", "c"]]], ids=str)
+def test_an_example_of_another_kind_is_refused_first(example, tmp_path):
+    with pytest.raises(ValueError, match=r"^Each input must be a text or a pair of texts; got"):
+        houlsby_peft.push_to_hub(tmp_path, "user/name", example=example)
 
 
 def test_a_command_with_control_characters_is_one_line():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from unittest.mock import patch
 
 import numpy as np
@@ -118,6 +119,13 @@ class TestPretraining:
         results = json.loads((pretrained / "results.json").read_text())
         assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+
+    def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(self, data, pretrained, tmp_path):
+        adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
+        (adapter / mlm.HEAD_FILE).unlink()
+        flags = ["--data", data, "--evaluate", adapter, "--output_dir", tmp_path / "scores", "--max_length", 32]
+        with pytest.raises(RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"):
+            run(mlm, *flags, "--use_cpu")
 
     def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
         _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))

@@ -264,6 +264,8 @@ async def commit(request: Request) -> Response:
         value = line["value"]
         if line["key"] == "file":
             changes[value["path"]] = base64.b64decode(value["content"])
+        elif line["key"] == "deletedFile":
+            changes[value["path"]] = None
         elif line["key"] == "lfsFile" and value["oid"] in request.app.state.store.objects:
             changes[value["path"]] = request.app.state.store.objects[value["oid"]]
         else:
