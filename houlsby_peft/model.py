@@ -28,8 +28,8 @@ from .heads.find import find_last_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .offloading import check_not_sharded
-from .placement.checks import check_name
+from .offloading import check_at_hand
+from .placement.checks import check_is_base, check_name
 from .placement.place import Place
 from .placement.places import is_norm
 from .placement.plan import Plan
@@ -87,6 +87,7 @@ class HoulsbyModel(BaseTuner):
             ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
+        check_is_base(model)
         config.leave_out_heads_of_peft()
         plan = Plan(model, config)
         # Where transformers loads the weights, nothing casts the adapter to float32.
@@ -315,7 +316,7 @@ class HoulsbyModel(BaseTuner):
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
-        check_not_sharded(weights)
+        check_at_hand(weights)
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         record = getattr(base, "houlsby_records", {}).get(adapter_name, config.record)
         if record is not None and record.has_labels_of_base:

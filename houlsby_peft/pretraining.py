@@ -35,9 +35,10 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
 
     Raises:
         TypeError: `model` is not a `PeftModel`.
-        ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
+        ValueError: The model has no Houlsby adapter of this name, the adapter is offloaded, or the saved weights do
+            not fit.
         AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
-            cannot be read; or the adapter to initialize is offloaded.
+            cannot be read.
     """
     check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
     path = os.fspath(name_or_path)
@@ -90,11 +91,6 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         raise AdapterError(f"{file} cannot be read: {error}. Save or download the adapter again.") from error
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
-    if any(weight.is_meta for weight in weights.values()):
-        raise AdapterError(
-            "An adapter can only be initialized while its weights are in memory; those of adapter "
-            f"{adapter_name!r} are offloaded. Initialize it before the model is offloaded."
-        )
     weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}
     weights |= {key: weight for key, weight in saved.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
@@ -135,8 +131,9 @@ def report_ignored_settings(model: PeftModel, adapter_name: str, name_or_path: s
         )
         facts["places"] = sorted(here - there), sorted(there - here)
     if own.heads and record.heads and record.id2label:
-        facts["id2label"] = label_facts(config, base).get("id2label") if own.has_labels_of_base else own.id2label, (
-            record.id2label
+        facts["id2label"] = (
+            label_facts(config, base).get("id2label") if own.has_labels_of_base else own.id2label,
+            (record.id2label),
         )
     if differences := [
         f"{name}: {shortened(repr(here))} in the model, {shortened(repr(there))} in the file"

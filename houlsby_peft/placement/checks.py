@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 from peft.utils.other import get_pattern_key
@@ -14,7 +15,7 @@ from torch import nn
 from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
 from ..config_rules import HEADS_OF_PEFT
-from ..invertible import HoulsbyEmbedding
+from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
 from .place import Place
 from .places import find_places
@@ -37,6 +38,19 @@ _ADDED_PARTS = (
     "original_module",
     "modules_to_save",
 )
+
+
+def check_is_base(model: nn.Module) -> None:
+    """Refuse a model that PEFT has wrapped, as when a notebook's cell with `get_peft_model` runs again.
+
+    The names of all modules would begin with those of the wrapper, so that the saved adapter would fit no model, and
+    the task head would not be found.
+    """
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            f"An adapter must be added to a model without PEFT's wrapper; got a {type(model).__name__}. Add another "
+            "adapter with its add_adapter(name, config), or get the base model with its unload() and start again."
+        )
 
 
 def check_name(model: nn.Module, adapter_name: str) -> None:
@@ -84,8 +98,17 @@ def check_size(key: str, r: int, width: int) -> None:
 def check_tokens(model: nn.Module, tokens: Collection[str], ends: Collection[str]) -> None:
     """Refuse to train tokens of a module that an invertible module wraps.
 
-    PEFT would save them under a name with `base_layer`, which no other model has. Tied tokens are saved elsewhere.
+    PEFT would save them under a name with `base_layer`, which no other model has. Tied tokens are saved elsewhere, but
+    PEFT does not find their module again once the inverse is around it.
     """
+    for key, module in wrapped_modules(model):
+        is_output = isinstance(module, HoulsbyOutputEmbedding) and isinstance(module.base_layer, TrainableTokensWrapper)
+        if tokens and is_output:
+            raise ValueError(
+                "Where an adapter has tied tokens and an invertible module precedes the output embedding, no further "
+                f"adapter can train tokens; both are so at {key!r}. Add the adapters with tokens before those with an "
+                "invertible module, set trainable_token_indices=None, or add the adapters to two models."
+            )
     for key in (*tokens, *ends):
         module = model.get_submodule(key)
         is_end = key in ends or isinstance(module, HoulsbyEmbedding)
