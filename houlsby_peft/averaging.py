@@ -120,7 +120,7 @@ def find_joined_options(
         )
     if list(ACT2FN[configs[first].activation].parameters()):
         raise ValueError(
-            "The bottlenecks of adapters can be joined only if their activation has no weights, which each would keep; "
+            "The bottlenecks of adapters can be joined only if their activation has no weights of its own; "
             f"{first!r} has activation={configs[first].activation!r}. Use combination_type='linear'."
         )
     for other in adapters[1:]:

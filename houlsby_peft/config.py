@@ -60,7 +60,8 @@ class HoulsbyConfig(PeftConfig):
         layers_pattern: Name of the list of layers that `layers_to_transform` refers to, if there are several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.
         modules_to_save: Further modules to train and save as a whole. A newly initialized task head, or a pooler
-            below it, is detected and trained automatically; an empty list prevents that.
+            below it, is detected and trained automatically; an empty list prevents that. Other modules that the
+            checkpoint lacks, such as the head of a language model, are named in the log.
         trainable_token_indices: Tokens whose embeddings are trained and saved, as a list, or as a dict from names of
             embedding modules to lists. See PEFT's `LoraConfig`.
         kind: What the bottleneck reads; each kind adds its branch to the output h of the sub-layer, before the skip

@@ -102,7 +102,9 @@ def check_tokens(model: nn.Module, tokens: Collection[str], ends: Collection[str
     PEFT does not find their module again once the inverse is around it.
     """
     for key, module in wrapped_modules(model):
-        is_output = isinstance(module, HoulsbyOutputEmbedding) and isinstance(module.base_layer, TrainableTokensWrapper)
+        is_output = isinstance(module, HoulsbyOutputEmbedding) and isinstance(
+            module.base_layer, TrainableTokensWrapper
+        )
         if tokens and is_output:
             raise ValueError(
                 "Where an adapter has tied tokens and an invertible module precedes the output embedding, no further "
