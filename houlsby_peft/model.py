@@ -29,7 +29,7 @@ from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_fac
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .offloading import check_at_hand
-from .placement.checks import check_is_base, check_name
+from .placement.checks import check_is_base, check_name, log_other_methods
 from .placement.place import Place
 from .placement.places import is_norm
 from .placement.plan import Plan
@@ -94,6 +94,7 @@ class HoulsbyModel(BaseTuner):
         is_cast = autocast_adapter_dtype and self._may_map_names
         names_fit = plan.check_weights(state_dict, is_cast, self._may_map_names)
         check_name(model, adapter_name)
+        log_other_methods(model, plan.places)
 
         record = plan.new_record()
         if config.is_loaded and (loaded := config.record):
@@ -326,8 +327,11 @@ class HoulsbyModel(BaseTuner):
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`."""
-        return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
+        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`.
+
+        Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
+        """
+        return re.sub(rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
@@ -339,6 +343,8 @@ class HoulsbyModel(BaseTuner):
         added, restore = base.__dict__.pop(_RESTORE, (None, None))
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
+        in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
+        found = {in_model.get(key, key): value for key, value in found.items()}
         source = config.record.source.weights if config.record and config.record.source else None
         try:
             check_tensors(expected, found, str(source or "what is loaded"))

@@ -110,7 +110,7 @@ def report_ignored_settings(model: PeftModel, adapter_name: str, name_or_path: s
     Raises:
         AdapterError: The saved configuration cannot be used.
     """
-    config = model.peft_config[adapter_name]
+    config: Any = model.peft_config[adapter_name]
     base = model.get_base_model()
     own = vars(base)["houlsby_records"][adapter_name]
     subfolder = options.get("subfolder") or ""

@@ -12,11 +12,12 @@ from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 
-from ..checkpoints.weights import FILE_PREFIX
+from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HoulsbyConfig
 from ..config_rules import HEADS_OF_PEFT
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
+from .inference import log_once
 from .place import Place
 from .places import find_places
 
@@ -82,6 +83,21 @@ def check_name(model: nn.Module, adapter_name: str) -> None:
                 f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
                 f"{type(module).__module__} in this model. Give another adapter_name."
             )
+
+
+def log_other_methods(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Log which modules of other methods an adapter wraps, whose names PEFT then saves with `base_layer`."""
+    names = dict.fromkeys(name for place in places.values() for name in (place.key, place.entry) if name is not None)
+    modules = {name: model.get_submodule(name) for name in names}
+    if others := [
+        name
+        for name, module in modules.items()
+        if isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+    ]:
+        log_once(
+            f"Adapters of another method are in modules that this adapter wraps ({first_of(others)}). From now on, "
+            "PEFT saves them under names that no other model has. Save them before, or add this adapter first."
+        )
 
 
 def check_size(key: str, r: int, width: int) -> None:
