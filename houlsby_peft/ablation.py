@@ -14,7 +14,7 @@ from torch import nn
 from .checkpoints.weights import FILE_PREFIX
 from .config import HoulsbyConfig
 from .errors import check_kind, shortened
-from .layer import HoulsbyLayer, HoulsbyTunerLayer, base_modules, is_inside
+from .layer import HoulsbyLayer, HoulsbyTunerLayer, base_modules, is_inside, layers_around
 from .model import HoulsbyModel
 from .placement.place import Place, fold_places
 from .placement.places import find_norms, find_places
@@ -51,7 +51,9 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
     modules = [
         module
         for key, place in removed.items()
-        if not (place.is_norm and keep_norms) and isinstance(module := model.get_submodule(key), HoulsbyTunerLayer)
+        if not (place.is_norm and keep_norms)
+        for module in layers_around(model.get_submodule(key))
+        if isinstance(module, HoulsbyTunerLayer)
     ]
     before = [module._disable_adapters for module in modules]
     try:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
+from transformers.activations import ACT2FN
 
 from .bottleneck import Bottleneck
 from .checkpoints.weights import check_values
@@ -116,6 +117,11 @@ def find_joined_options(
             "The bottlenecks of adapters can be joined, their invertible modules cannot, because the second network "
             f"of one reads what the first has changed; {first!r} has invertible={configs[first].invertible!r}. Use "
             "combination_type='linear'."
+        )
+    if list(ACT2FN[configs[first].activation].parameters()):
+        raise ValueError(
+            "The bottlenecks of adapters can be joined only if their activation has no weights of its own; "
+            f"{first!r} has activation={configs[first].activation!r}. Use combination_type='linear'."
         )
     for other in adapters[1:]:
         if difference := _find_obstacle(model, configs, first, other):

@@ -15,7 +15,7 @@ from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 
 from .bottleneck import PAPER_INIT_STD
-from .checkpoints.downloads import describe_damage_in_cache, find_repo
+from .checkpoints.downloads import describe_damage_in_cache, find_repo, refuse_missing_folder
 from .checkpoints.record import AdapterRecord, Source, numbered
 from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle, refuse_pickle_just_saved
 from .config_rules import HEADS_OF_PEFT, check_values
@@ -60,7 +60,8 @@ class HoulsbyConfig(PeftConfig):
         layers_pattern: Name of the list of layers that `layers_to_transform` refers to, if there are several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.
         modules_to_save: Further modules to train and save as a whole. A newly initialized task head, or a pooler
-            below it, is detected and trained automatically; an empty list prevents that.
+            below it, is detected and trained automatically; an empty list prevents that. Other modules that the
+            checkpoint lacks, such as the head of a language model, are named in the log.
         trainable_token_indices: Tokens whose embeddings are trained and saved, as a list, or as a dict from names of
             embedding modules to lists. See PEFT's `LoraConfig`.
         kind: What the bottleneck reads; each kind adds its branch to the output h of the sub-layer, before the skip
@@ -178,13 +179,15 @@ class HoulsbyConfig(PeftConfig):
             kwargs: Further arguments of PEFT's method, such as `revision`, `token` and `cache_dir`.
 
         Raises:
-            AdapterError: The file is not valid JSON, or a value breaks its rule.
+            AdapterError: The folder does not exist, the file is not valid JSON, or a value breaks its rule.
             ValueError: The folder holds no configuration, or its weights are in a pickled file only.
             HubError: The repository does not exist, is private, or can neither be reached nor is in the cache.
         """
         path = Path(pretrained_model_name_or_path, subfolder or "")
         if path.is_dir():
             refuse_pickle(path)
+        else:
+            refuse_missing_folder(str(pretrained_model_name_or_path))
         try:
             with nullcontext() if path.is_dir() else explain_hub_errors(str(pretrained_model_name_or_path)):
                 config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)

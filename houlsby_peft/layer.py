@@ -61,6 +61,13 @@ def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module, base in _walk("", model, set()) if module is not base)
 
 
+def layers_around(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the tuner layers around a module of the base model, from the outermost on, also those of other methods."""
+    while isinstance(module, BaseTunerLayer):
+        yield module
+        module = module.base_layer  # type: ignore[assignment]
+
+
 def is_inside(name: str, outer: str) -> bool:
     """Return whether a module is another module, or inside it, by their names."""
     return f"{name}.".startswith(f"{outer}.")

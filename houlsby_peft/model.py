@@ -28,8 +28,8 @@ from .heads.find import find_last_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
 from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .offloading import check_not_sharded
-from .placement.checks import check_name
+from .offloading import check_at_hand
+from .placement.checks import check_is_base, check_name, log_other_methods
 from .placement.place import Place
 from .placement.places import is_norm
 from .placement.plan import Plan
@@ -87,12 +87,14 @@ class HoulsbyModel(BaseTuner):
             ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
         """
         config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
+        check_is_base(model)
         config.leave_out_heads_of_peft()
         plan = Plan(model, config)
         # Where transformers loads the weights, nothing casts the adapter to float32.
         is_cast = autocast_adapter_dtype and self._may_map_names
         names_fit = plan.check_weights(state_dict, is_cast, self._may_map_names)
         check_name(model, adapter_name)
+        log_other_methods(model, plan.places)
 
         record = plan.new_record()
         if config.is_loaded and (loaded := config.record):
@@ -315,7 +317,7 @@ class HoulsbyModel(BaseTuner):
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
-        check_not_sharded(weights)
+        check_at_hand(weights)
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         record = getattr(base, "houlsby_records", {}).get(adapter_name, config.record)
         if record is not None and record.has_labels_of_base:
@@ -325,8 +327,11 @@ class HoulsbyModel(BaseTuner):
 
     @classmethod
     def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
-        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`."""
-        return re.sub(rf"(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
+        """Save `X.houlsby_adapter.NAME.down_proj.weight` as `X.houlsby_adapter.down_proj.weight`.
+
+        Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
+        """
+        return re.sub(rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
@@ -338,6 +343,8 @@ class HoulsbyModel(BaseTuner):
         added, restore = base.__dict__.pop(_RESTORE, (None, None))
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
+        in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
+        found = {in_model.get(key, key): value for key, value in found.items()}
         source = config.record.source.weights if config.record and config.record.source else None
         try:
             check_tensors(expected, found, str(source or "what is loaded"))

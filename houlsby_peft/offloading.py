@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import chain
+from typing import Any
 
 import torch
 from accelerate.utils import align_module_device  # type: ignore[import-untyped]
@@ -74,13 +75,19 @@ def check_base_is_loaded(model: nn.Module) -> None:
         )
 
 
-def check_not_sharded(weights: Mapping[str, torch.Tensor]) -> None:
-    """Refuse to save weights of which this process holds only a part.
+def check_at_hand(weights: Mapping[str, Any]) -> None:
+    """Refuse to save, copy or replace weights of which this process does not hold the whole.
 
     Raises:
-        ValueError: A tensor is empty, as under ZeRO-3, or a `DTensor` of FSDP2.
+        ValueError: A tensor is on the meta device, quantized, empty as under ZeRO-3, or a `DTensor` of FSDP2.
     """
     for name, weight in weights.items():
+        if not isinstance(weight, torch.Tensor) or weight.is_meta:
+            raise ValueError(
+                "An adapter's weights must be in memory and not quantized to be saved, copied or initialized; got "
+                f"{name}, which is {'offloaded' if isinstance(weight, torch.Tensor) else 'quantized'}. Do it before "
+                "the model is offloaded or quantized."
+            )
         is_dtensor = hasattr(weight, "full_tensor")
         if is_dtensor or weight.numel() == 0:
             raise ValueError(

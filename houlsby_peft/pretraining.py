@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import warnings
+from pathlib import Path
+from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.utils import CONFIG_NAME
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .checkpoints.fingerprint import compare_fingerprints
-from .checkpoints.weights import find_weights, first_of
+from .checkpoints.fingerprint import compare_fingerprints, report_other_base
+from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, first_of
 from .config import SHAPE_FIELDS, HoulsbyConfig
-from .errors import AdapterError, check_kind
+from .errors import AdapterError, check_kind, shortened
+from .heads.tasks import label_facts
 from .placement.place import unfold_places
 from .registration import PREFIX
+
+
+# The fields that decide what equal weights compute.
+_COMPUTING_FIELDS = ("activation", "share_layers", "kind", "scaling", "trainable_token_indices")
 
 
 def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
@@ -26,9 +35,10 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
 
     Raises:
         TypeError: `model` is not a `PeftModel`.
-        ValueError: The model has no Houlsby adapter of this name, or the saved weights do not fit.
+        ValueError: The model has no Houlsby adapter of this name, the adapter is offloaded, or the saved weights do
+            not fit.
         AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
-            cannot be read; or the adapter to initialize is offloaded.
+            cannot be read.
     """
     check_kind("model", model, PeftModel, "a PeftModel, which peft.get_peft_model returns")
     path = os.fspath(name_or_path)
@@ -81,11 +91,60 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
         raise AdapterError(f"{file} cannot be read: {error}. Save or download the adapter again.") from error
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     weights = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
-    if any(weight.is_meta for weight in weights.values()):
-        raise AdapterError(
-            "An adapter can only be initialized while its weights are in memory; those of adapter "
-            f"{adapter_name!r} are offloaded. Initialize it before the model is offloaded."
-        )
     weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}
     weights |= {key: weight for key, weight in saved.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
+
+
+def report_ignored_settings(model: PeftModel, adapter_name: str, name_or_path: str, options: dict[str, Any]) -> None:
+    """Warn if an adapter of the model is to get the weights of a saved adapter that computes something else.
+
+    `PeftModel.load_adapter` copies weights into an adapter that exists, and keeps its settings, places and labels.
+
+    Args:
+        model: The model.
+        adapter_name: Name of the adapter that exists.
+        name_or_path: Folder of the saved adapter, or its name on the Hub.
+        options: Further arguments of `load_adapter`.
+
+    Raises:
+        AdapterError: The saved configuration cannot be used.
+    """
+    config: Any = model.peft_config[adapter_name]
+    base = model.get_base_model()
+    own = vars(base)["houlsby_records"][adapter_name]
+    subfolder = options.get("subfolder") or ""
+    folder = Path(name_or_path, subfolder)
+    # `PeftModel.from_pretrained` comes here as well, with the configuration that it has read there.
+    comes_from = getattr(own.source.find_weights if own.source else None, "args", ())[:2]
+    is_from_there = [str(part or "") for part in comes_from] == [name_or_path, subfolder]
+    if is_from_there or (folder.is_dir() and not (folder / CONFIG_NAME).is_file()):
+        return
+    where = {name: options[name] for name in ("subfolder", "token", *DOWNLOAD_OPTIONS) if name in options}
+    saved = HoulsbyConfig.from_pretrained(name_or_path, **where)
+    if not isinstance(saved, HoulsbyConfig) or (record := saved.record) is None:
+        return
+    facts = {name: (getattr(config, name), getattr(saved, name)) for name in _COMPUTING_FIELDS}
+    if own.places and record.places:
+        here, there = (
+            {place.key for place in unfold_places(rows) if place.is_bottleneck} for rows in (own.places, record.places)
+        )
+        facts["places"] = sorted(here - there), sorted(there - here)
+    if own.heads and record.heads and record.id2label:
+        facts["id2label"] = (
+            label_facts(config, base).get("id2label") if own.has_labels_of_base else own.id2label,
+            (record.id2label),
+        )
+    if differences := [
+        f"{name}: {shortened(repr(here))} in the model, {shortened(repr(there))} in the file"
+        for name, (here, there) in facts.items()
+        if here != there
+    ]:
+        warnings.warn(
+            f"The model has an adapter {adapter_name!r} already, which gets the weights of {name_or_path} and keeps "
+            f"its own settings. They differ ({'; '.join(differences)}), so its outputs are not those of the saved "
+            "adapter. Load that one under another name, or delete this one first.",
+            stacklevel=3,
+        )
+    if reasons := compare_fingerprints(record.base, own.base):
+        report_other_base(saved.base_model_name_or_path, base, reasons, adapter_name)

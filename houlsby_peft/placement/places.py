@@ -116,7 +116,7 @@ def find_layers(
             _log_missing(found)
     described = {stack for stack, _ in layers}
     rest = {key: module for key, module in modules.items() if not any(_is_in_stack(key, stack) for stack in described)}
-    inferred, unknown = infer_layers(rest, config.positions, lambda name: _is_included(name, config))
+    inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
     layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
     if unknown:
         raise ValueError(_explain_unknown(unknown, layers, config))
@@ -268,7 +268,7 @@ def _find_embeddings(model: nn.Module, modules: Mapping[str, nn.Module], config:
         for key in modules
         if (end := EMBEDDINGS.get(_innermost_type(key, types) or "")) and f".{key}".endswith(f".{end.output}")
     ]
-    if len(found) != 1 or not _is_included(found[0].key, config):
+    if len(found) != 1 or not is_included(found[0].key, config):
         where = found[0].key if len(found) == 1 else f"found {len(found)} in model_type {types.get('', None)!r}"
         raise ValueError(
             "HoulsbyConfig.invertible must be None where the embeddings' end is unknown, left out or not one module; "
@@ -342,7 +342,7 @@ def _log_left_out(
     """Log which layers with attention get no adapter because the configuration leaves them out."""
     adapted: dict[str, list[int]] = {}
     for (stack, index), ends in layers.items():
-        if any(_is_included(full_name(stack, index, end.output), config) for _, end in ends):
+        if any(is_included(full_name(stack, index, end.output), config) for _, end in ends):
             adapted.setdefault(stack, []).append(index)
     known = [(stack, index) for stack, indices in adapted.items() for index in indices]
     left: dict[str, list[int]] = {}
@@ -373,7 +373,7 @@ def find_norms(
         key: module
         for key, module in modules.items()
         if is_norm(module)
-        and _is_included(key, config)
+        and is_included(key, config)
         and not f".{key}".endswith(frozen)
         and not any(is_inside(key, other) for other in (*bottlenecks, *heads))
     }
@@ -427,10 +427,10 @@ def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
         re.search(rf"(^|\.){pattern}$", place.stack)
         for pattern in ([patterns] if isinstance(patterns, str) else patterns)
     )
-    return in_named_list and _is_included(place.key, config)
+    return in_named_list and is_included(place.key, config)
 
 
-def _is_included(key: str, config: HoulsbyConfig) -> bool:
+def is_included(key: str, config: HoulsbyConfig) -> bool:
     """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a whole.
 
     A list of names excludes what is inside the named modules as well; a regular expression is compared with the name

@@ -19,7 +19,7 @@ from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
 from ..checkpoints.record import AdapterRecord
 from ..checkpoints.weights import FILE_PREFIX, check_file, check_tensors, missing_message
 from ..config import HoulsbyConfig
-from ..heads.find import find_head, find_not_loaded, find_trained_modules
+from ..heads.find import find_head, find_left_random, find_not_loaded, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
@@ -34,8 +34,9 @@ from .checks import (
     check_size,
     check_tokens,
 )
+from .inference import log_once
 from .place import Place, fold_places
-from .places import find_places, may_be_left_out, output_width
+from .places import find_places, is_included, may_be_left_out, output_width
 
 
 # Convolutions have their channels before this many spatial dimensions.
@@ -126,6 +127,13 @@ class Plan:
         """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
         names = find_trained_modules(self._model, self.config, self.bottlenecks)
         check_apart(self._model, names, [*self.places, *self.tokens])
+        if not self.config.is_loaded and self.config.modules_to_save != []:
+            left = [name for name in find_left_random(self._model, names) if is_included(name, self.config)]
+            if left:
+                log_once(
+                    f"The base checkpoint has no weights for {', '.join(left)} of {type(self._model).__name__}. They "
+                    "stay random, because the adapter neither trains nor saves them: name them in modules_to_save."
+                )
         return new_heads(self._model, self.config, names)
 
     def reference(self, place: Place) -> nn.Module:

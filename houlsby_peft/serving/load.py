@@ -18,7 +18,7 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.downloads import describe_damage
+from ..checkpoints.downloads import describe_damage, refuse_missing_folder
 from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.untrusted import (
     TOKENIZER_FILES,
@@ -214,13 +214,10 @@ def find_files(
         path = Path(name).expanduser()
         is_folder = path.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, with characters that paths cannot have, no such home
-        path, is_folder = Path("/"), False
+        is_folder = False
     if is_folder:
         return path
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise AdapterError(
-            f"An adapter must be a folder, or a name on the Hub such as user/adapter; {shortened(name)} is neither."
-        )
+    refuse_missing_folder(name)
     with explain_hub_errors(name), _explain_portals(name):
         return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=needed))
 

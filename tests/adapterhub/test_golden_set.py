@@ -161,6 +161,8 @@ def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
         ),
         ({"exclude_modules": ["layer.1.output.dropout"]}, "The library leaves out whole layers"),
         ({"target_modules": ["intermediate.dense"]}, "only at the ends of sub-layers"),
+        ({"activation": "prelu"}, r"weights of its own, as '.*\.activation\.weight', has no counterpart"),
+        ({"activation": "prelu", "invertible": "nice"}, r"weights of its own, as '.*\.F\.1\.weight', has no"),
     ],
     ids=str,
 )

@@ -134,6 +134,7 @@ CASES = {
     "base is a number": (top(model_name=5), "model_name must be text"),
     "no activation": (options(non_linearity=None), "non_linearity must be text"),
     "unknown activation": (options(non_linearity="exec"), "activation must be a key of transformers' ACT2FN"),
+    "activation with weights": (options(non_linearity="prelu"), "An activation with weights of its own"),
     "factor is 0": (options(reduction_factor=0), "reduction_factor must be a positive number"),
     "factor is NaN": (options(reduction_factor=float("nan")), "reduction_factor must be a positive number"),
     "factor is text": (options(reduction_factor="8"), "reduction_factor must be a positive number"),

@@ -197,6 +197,12 @@ def test_one_adapter_joined_with_itself_is_the_same_function(token_ids):
         ({"positions": ["feed_forward"]}, {"kind": "pfeiffer"}, [1, 1], "kind is 'houlsby' and 'pfeiffer'"),
         ({"scaling": "learned"}, {}, [1, 1], "scaling is 'learned' and 1.0"),
         ({"invertible": "nice"}, {"invertible": "nice"}, [1, 1], "their invertible modules cannot"),
+        (
+            {"activation": "prelu"},
+            {"activation": "prelu"},
+            [1, 1],
+            "if their activation has no weights",
+        ),
         ({}, {"train_layer_norm": False}, [1, 1], "LayerNorm weight has the shapes .* and None"),
         ({}, {}, [1, -1], r"the coefficients must not sum to 0; got \[1, -1\]"),
         ({}, {}, [0.1 + 0.2, -0.3], "the coefficients must not sum to 0"),

@@ -309,6 +309,20 @@ def test_an_invertible_adapter_beside_one_that_trains_tokens(name, tmp_path):
             assert torch.equal(logits(model, name), logits(alone, name))
 
 
+@pytest.mark.parametrize("invertible", [None, "nice"])
+def test_tied_tokens_behind_an_inverse_are_those_of_one_adapter(invertible):
+    """PEFT does not find the wrapper of the tied tokens again."""
+    tokens = {"r": 4, "trainable_token_indices": [5]}
+    model = get_peft_model(base_of("bert"), HoulsbyConfig(**tokens, invertible="nice"), "first").eval()
+    perturb(model)
+    expected, before = logits(model, "bert"), set(model.state_dict())
+    with pytest.raises(ValueError, match=r"no further adapter can train tokens; both are so at 'cls\.pred"):
+        model.add_adapter("second", HoulsbyConfig(**tokens, invertible=invertible))
+    assert list(model.peft_config) == ["first"]
+    assert set(model.state_dict()) == before
+    assert torch.equal(logits(model, "bert"), expected)
+
+
 @pytest.mark.parametrize("order", [["language", "own"], ["own", "language"], ["both"]], ids=str)
 def test_an_invertible_module_around_trained_tokens_is_refused(order):
     """Their saved name would have `base_layer`, which no other model has."""

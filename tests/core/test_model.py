@@ -309,6 +309,22 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
 
 @pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
+def test_a_model_that_peft_has_wrapped_is_refused(token_ids):
+    """As in a notebook whose cell runs twice. No model could load what would be saved."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    expected, names = model(token_ids).logits, [name for name, _ in model.named_modules()]
+    for name in ("default", "other"):
+        with pytest.raises(ValueError, match=r"without PEFT's wrapper; got a PeftModel\."):
+            get_peft_model(model, HoulsbyConfig(r=4), name)
+    assert list(model.peft_config) == ["default"]
+    assert [name for name, _ in model.named_modules()] == names
+    assert torch.equal(model(token_ids).logits, expected)
+    again = get_peft_model(model.unload(), HoulsbyConfig(r=4))
+    assert again.get_nb_trainable_parameters() == model.get_nb_trainable_parameters()
+
+
+@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
 @pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3), (1, 2)])
 def test_an_adapter_that_is_made_again_shares_as_it_now_says(before, after, tmp_path, token_ids):
     base = tiny_bert()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook
@@ -11,7 +13,7 @@ from transformers import BertForSequenceClassification
 
 from accelerate import cpu_offload
 from contract_models import IDS, llama
-from houlsby_peft import AdapterError, HoulsbyConfig, init_from
+from houlsby_peft import HoulsbyConfig, init_from, prune
 from houlsby_peft.bottleneck import Bottleneck
 from houlsby_peft.offloading import copy_of, device_of
 from tiny_models import perturb, tiny_bert
@@ -47,6 +49,10 @@ def expected(saved, token_ids):
     return PeftModel.from_pretrained(load(saved), saved / "adapter")(token_ids).logits
 
 
+def quantize(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+
+
 def test_a_device_map(saved, token_ids):
     model = PeftModel.from_pretrained(load(saved, device_map={"": "cpu"}), saved / "adapter")
     assert torch.equal(model(token_ids).logits, expected(saved, token_ids))
@@ -78,9 +84,23 @@ def test_offloaded_adapters_are_neither_combined_nor_initialized(saved):
     for combination_type in ("linear", "cat"):
         with pytest.raises(ValueError, match=r"those of 'default' are not, such as .*before the model is"):
             model.add_weighted_adapter(["default"], [0.5], "half", combination_type)
-    with pytest.raises(AdapterError, match="adapter 'default' are offloaded"):
+    with pytest.raises(ValueError, match=r"must be in memory .* initialized; got .*, which is offloaded"):
         init_from(model, saved / "adapter")
     assert list(model.peft_config) == ["default"]
+
+
+# Both announce the end of torch.ao's quantization.
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+@pytest.mark.parametrize(("change", "said"), [(cpu_offload, "offloaded"), (quantize, "quantized")])
+def test_adapters_that_are_not_at_hand_are_neither_saved_nor_pruned(change, said, saved, tmp_path):
+    model = PeftModel.from_pretrained(load(saved), saved / "adapter")
+    model = change(model) or model
+    for call in (partial(model.save_pretrained, tmp_path), partial(prune, model, [0], "small")):
+        with pytest.raises(ValueError, match=f"must be in memory and not quantized .*, which is {said}"):
+            call()
+    assert list(model.peft_config) == ["default"]
+    assert not list(tmp_path.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("with_adapters", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -18,6 +19,7 @@ from peft import (
     PeftModel,
     get_peft_model,
     get_peft_model_state_dict,
+    set_peft_model_state_dict,
 )
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -31,7 +33,8 @@ from transformers import (
 )
 
 from contract_models import IDS, gpt2, t5
-from houlsby_peft import HoulsbyConfig
+from houlsby_peft import HoulsbyConfig, ablate
+from houlsby_peft.placement.inference import log_once
 from tiny_models import TINY_BERT, perturb, tiny_bert
 
 
@@ -231,11 +234,13 @@ def test_a_lora_beside(lora_first, token_ids):
         assert all(("lora" in key) == (name == "low_rank") for key in keys)
 
 
-def test_a_bottleneck_after_a_lora_in_the_same_module(token_ids):
+def test_a_bottleneck_after_a_lora_in_the_same_module(token_ids, caplog):
+    log_once.cache_clear()
     model = tiny_bert()
     model.add_adapter(LoraConfig(target_modules=["output.dense"], init_lora_weights=False), "low_rank")
     with pytest.warns(UserWarning, match="Already found"):
         model.add_adapter(HoulsbyConfig(r=4, target_modules=["output.dense"]), "mine")
+    assert re.search(r"wraps \(bert\.encoder\.layer\.0\..* more\)\. From now on, .* Save them before", caplog.text)
     perturb_adapter(model, "mine", seed=1)
     layer = model.eval().bert.encoder.layer[0].output.dense
     x = torch.randn(2, 48)
@@ -244,6 +249,38 @@ def test_a_bottleneck_after_a_lora_in_the_same_module(token_ids):
     model.set_adapter(["low_rank", "mine"])
     delta = x @ layer.base_layer.get_delta_weight("low_rank").T
     torch.testing.assert_close(layer(x), bottleneck(layer.base_layer.base_layer(x) + delta))
+
+
+@second_adapter
+@pytest.mark.parametrize("share_layers", [0, 3])
+def test_a_lora_around_bottlenecks_of_the_same_modules(share_layers, tmp_path, token_ids):
+    """As in Llama, whose bottlenecks follow the projections. The file is that of the adapter alone."""
+    targets = ["attention.output.dense", "output.dense"]
+    model = tiny_bert()
+    model.add_adapter(HoulsbyConfig(r=4, target_modules=targets, share_layers=share_layers), "mine")
+    model.add_adapter(LoraConfig(target_modules=targets, init_lora_weights=False), "low_rank")
+    perturb_adapter(model, "mine", seed=1)
+    model.eval().set_adapter(["mine", "low_rank"])
+    both = model(token_ids).logits
+    model.set_adapter("mine")
+    expected = model(token_ids).logits
+    model.save_pretrained(tmp_path)
+    alone = tiny_bert()
+    alone.load_adapter(tmp_path)
+    assert torch.equal(alone.eval()(token_ids).logits, expected)
+    assert torch.equal(PeftModel.from_pretrained(tiny_bert(), tmp_path)(token_ids).logits, expected)
+
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    weights = {key.removeprefix("base_model.model."): tensor for key, tensor in saved.items()}
+    perturb_adapter(model, "mine", seed=2)
+    assert not torch.equal(model(token_ids).logits, expected)
+    set_peft_model_state_dict(model, weights, adapter_name="mine")
+    assert torch.equal(model(token_ids).logits, expected)
+    with ablate(model, range(4)), ablate(alone, range(4)):
+        assert torch.equal(model(token_ids).logits, alone(token_ids).logits)
+        assert not torch.equal(model(token_ids).logits, expected)
+    model.set_adapter(["mine", "low_rank"])
+    assert torch.equal(model(token_ids).logits, both)
 
 
 # PEFT says that the model has been adapted before.

@@ -5,11 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from transformers import AutoModelForSequenceClassification, BertModel, ViTConfig, ViTForImageClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 import houlsby_peft
+from contract_models import WIDE
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.heads.find import find_new
+from houlsby_peft.placement.inference import log_once
 from tiny_models import perturb, tiny_bert
 from training.methods import MethodArguments, apply_method
 
@@ -91,6 +101,36 @@ def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pool
     with pytest.warns(UserWarning, match=r"other weights in pooler\.dense"):
         loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path)
     assert loaded.peft_config["default"].record.heads == ["classifier"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "no weights for cls.predictions.transform of BertForMaskedLM. They stay random"),
+        ({"modules_to_save": ["cls.predictions.transform"]}, ""),
+        ({"modules_to_save": []}, ""),
+        ({"exclude_modules": r"(?!bert\.).*"}, ""),
+    ],
+    ids=str,
+)
+def test_a_new_head_of_a_language_model_is_named_as_it_does_not_train(fields, said, without_pooler, caplog):
+    """Its output layer is tied to the embeddings, which the checkpoint has."""
+    log_once.cache_clear()
+    model = get_peft_model(BertForMaskedLM.from_pretrained(without_pooler), HoulsbyConfig(r=4, **fields))
+    assert ("They stay random" in caplog.text) == bool(said)
+    assert said in caplog.text
+    trained = any("cls" in name for name, weight in model.named_parameters() if weight.requires_grad)
+    assert trained == (fields.get("modules_to_save") == ["cls.predictions.transform"])
+
+
+def test_resized_embeddings_are_not_new(tmp_path, caplog):
+    log_once.cache_clear()
+    config = LlamaConfig(**WIDE, num_key_value_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path)
+    model.resize_token_embeddings(70)
+    get_peft_model(model, HoulsbyConfig(r=4))
+    assert "They stay random" not in caplog.text
 
 
 def test_images_have_no_pooler(tmp_path):
