@@ -15,8 +15,8 @@ from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.place import Place
 from .placement.places import find_places
-from .pretraining import init_from, report_ignored_settings
-from .registration import register, replace_template, report_before_overwriting
+from .pretraining import init_from
+from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def _write_card(folder: Path) -> None:
 
 HoulsbyConfig.write_card = staticmethod(_write_card)
 replace_template(_write_card)
-report_before_overwriting(report_ignored_settings)
 
 
 def __getattr__(name: str) -> Any:

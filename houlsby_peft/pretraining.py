@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
-from pathlib import Path
-from typing import Any
 
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.utils import CONFIG_NAME
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .checkpoints.fingerprint import compare_fingerprints, report_other_base
-from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, first_of
+from .checkpoints.fingerprint import compare_fingerprints
+from .checkpoints.weights import find_weights, first_of
 from .config import SHAPE_FIELDS, HoulsbyConfig
-from .errors import AdapterError, check_kind, shortened
-from .heads.tasks import label_facts
+from .errors import AdapterError, check_kind
 from .placement.place import unfold_places
 from .registration import PREFIX
-
-
-# The fields that decide what equal weights compute.
-_COMPUTING_FIELDS = ("activation", "share_layers", "kind", "scaling", "trainable_token_indices")
 
 
 def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
@@ -94,57 +85,3 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
     weights = {key: weight for key, weight in weights.items() if f".{PREFIX}" not in key}
     weights |= {key: weight for key, weight in saved.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
-
-
-def report_ignored_settings(model: PeftModel, adapter_name: str, name_or_path: str, options: dict[str, Any]) -> None:
-    """Warn if an adapter of the model is to get the weights of a saved adapter that computes something else.
-
-    `PeftModel.load_adapter` copies weights into an adapter that exists, and keeps its settings, places and labels.
-
-    Args:
-        model: The model.
-        adapter_name: Name of the adapter that exists.
-        name_or_path: Folder of the saved adapter, or its name on the Hub.
-        options: Further arguments of `load_adapter`.
-
-    Raises:
-        AdapterError: The saved configuration cannot be used.
-    """
-    config: Any = model.peft_config[adapter_name]
-    base = model.get_base_model()
-    own = vars(base)["houlsby_records"][adapter_name]
-    subfolder = options.get("subfolder") or ""
-    folder = Path(name_or_path, subfolder)
-    # `PeftModel.from_pretrained` comes here as well, with the configuration that it has read there.
-    comes_from = getattr(own.source.find_weights if own.source else None, "args", ())[:2]
-    is_from_there = [str(part or "") for part in comes_from] == [name_or_path, subfolder]
-    if is_from_there or (folder.is_dir() and not (folder / CONFIG_NAME).is_file()):
-        return
-    where = {name: options[name] for name in ("subfolder", "token", *DOWNLOAD_OPTIONS) if name in options}
-    saved = HoulsbyConfig.from_pretrained(name_or_path, **where)
-    if not isinstance(saved, HoulsbyConfig) or (record := saved.record) is None:
-        return
-    facts = {name: (getattr(config, name), getattr(saved, name)) for name in _COMPUTING_FIELDS}
-    if own.places and record.places:
-        here, there = (
-            {place.key for place in unfold_places(rows) if place.is_bottleneck} for rows in (own.places, record.places)
-        )
-        facts["places"] = sorted(here - there), sorted(there - here)
-    if own.heads and record.heads and record.id2label:
-        facts["id2label"] = (
-            label_facts(config, base).get("id2label") if own.has_labels_of_base else own.id2label,
-            (record.id2label),
-        )
-    if differences := [
-        f"{name}: {shortened(repr(here))} in the model, {shortened(repr(there))} in the file"
-        for name, (here, there) in facts.items()
-        if here != there
-    ]:
-        warnings.warn(
-            f"The model has an adapter {adapter_name!r} already, which gets the weights of {name_or_path} and keeps "
-            f"its own settings. They differ ({'; '.join(differences)}), so its outputs are not those of the saved "
-            "adapter. Load that one under another name, or delete this one first.",
-            stacklevel=3,
-        )
-    if reasons := compare_fingerprints(record.base, own.base):
-        report_other_base(saved.base_model_name_or_path, base, reasons, adapter_name)

@@ -87,28 +87,6 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
     setattr(PeftModel, "create_or_update_model_card", create_or_update_model_card)  # noqa: B010
 
 
-def report_before_overwriting(report: Callable[[PeftModel, str, str, dict[str, Any]], None]) -> None:
-    """Let `PeftModel.load_adapter` report what it ignores if an adapter of this method already has the name.
-
-    PEFT then copies the saved weights and reads nothing else of the saved adapter.
-
-    Args:
-        report: Called with the model, the adapter's name, the saved adapter's folder or name on the Hub, and the
-            further arguments of `load_adapter`.
-    """
-    current = PeftModel.load_adapter
-    original = getattr(current, "houlsby_original", current)
-
-    @wraps(original)
-    def load_adapter(self: PeftModel, model_id: Any, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        if adapter_name in self.peft_config and self.peft_config[adapter_name].peft_type == houlsby_peft_type():
-            report(self, adapter_name, str(model_id), kwargs)
-        return original(self, model_id, adapter_name, *args, **kwargs)
-
-    vars(load_adapter)["houlsby_original"] = original
-    setattr(PeftModel, "load_adapter", load_adapter)  # noqa: B010
-
-
 def _read_as_own_class_does(config_cls: type[PeftConfig]) -> None:
     """Let `PeftConfig.from_pretrained` read this method's files as the method's own class does.
 

@@ -68,43 +68,6 @@ def test_a_second_adapter_loads_beside_the_first(trained, tmp_path, token_ids):
     assert torch.equal(trained(token_ids).logits, expected)
 
 
-def test_weights_for_an_adapter_with_the_same_settings(trained, tmp_path, token_ids):
-    """As the Trainer loads its best checkpoint."""
-    expected = trained(token_ids).logits
-    trained.save_pretrained(tmp_path)
-    perturb(trained)
-    trained.load_adapter(str(tmp_path / "mrpc"), "mrpc")
-    assert torch.equal(trained(token_ids).logits, expected)
-
-
-@pytest.mark.parametrize(
-    ("saved", "here", "said"),
-    [
-        ({"activation": "relu"}, {}, r"activation: 'gelu' in the model, 'relu' in the file\)"),
-        ({"scaling": 3.0}, {}, "scaling: 1.0 in the model, 3.0 in the file"),
-        (
-            {"share_layers": 1, "layers_to_transform": [0]},
-            {"positions": "attention", "layers_to_transform": [0]},
-            r"places: \[\] in the model, \['bert.encoder.layer.0.output.dropout'\]",
-        ),
-        ({"trainable_token_indices": [1, 2]}, {"trainable_token_indices": [2, 3]}, "trainable_token_indices"),
-        ({"id2label": {0: "no", 1: "yes", 2: "perhaps"}}, {}, r"id2label: .*'LABEL_2'\} in the model, .*'perhaps'\}"),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_weights_for_an_adapter_with_other_settings(saved, here, said, tmp_path):
-    """PEFT copies the weights, which all fit, and ignores the rest of the saved adapter."""
-    other = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm=False, **saved))
-    other.save_pretrained(tmp_path)
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm=False, **here))
-    with pytest.warns(UserWarning, match=f"'default' already.*They differ .*{said}"):
-        model.load_adapter(str(tmp_path), "default")
-    with pytest.warns(UserWarning, match="trained on the base model .* which differs"):
-        get_peft_model(tiny_bert(seed=1), HoulsbyConfig(r=4, train_layer_norm=False, **saved)).load_adapter(
-            str(tmp_path), "default"
-        )
-
-
 def saved_keys(model, path):
     model.save_pretrained(path)
     return set(load_file(path / "adapter_model.safetensors"))
