@@ -49,9 +49,9 @@ from training.data import (
     with_validation,
 )
 from training.errors import RecipeError, end_with_one_line
-from training.evaluation import find_evaluated, write_evaluation
+from training.evaluation import find_evaluated, with_evaluated, write_evaluation
 from training.methods import AUTO, OFF, MethodArguments, apply_method
-from training.model import POOLER, find_model, load_model, load_saved, recorded_length
+from training.model import POOLER, find_model, load_model, load_saved, read_results, recorded_length
 from training.results import without_times
 from training.runs import Run, plan_push
 from training.trainer import RecipeTrainer
@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, training: RecipeTrainingArguments) -> None:
-    """Compute the loss of a saved adapter or model on the validation texts, or those of a single file."""
+    """Compute the loss of a saved adapter or model on the validation split, which with_evaluated finds."""
     model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
     if Path(saved, HEAD_FILE).is_file():
         base_model(model).load_state_dict(load_file(Path(saved, HEAD_FILE)), strict=False)
@@ -143,9 +143,8 @@ def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, trai
             f"The loss of an adapter needs the head for masked words that was trained with it; {saved} lacks "
             f"{HEAD_FILE}, which a push to the Hub leaves out. Evaluate the run's own folder."
         )
-    splits = arguments.load_splits()
-    split = splits.get("validation", splits["train"])
-    data = {"validation": texts(split, "validation", arguments)}
+    splits = {name: texts(split, name, arguments) for name, split in arguments.load_splits().items() if name != "test"}
+    data = {"validation": with_evaluated(splits, arguments, read_results(saved))["validation"]}
     max_length = arguments.max_length or recorded_length(saved, model)
     scores = without_times(make_trainer({}, model, tokenizer, data, max_length, training).evaluate())
     write_evaluation(training, "mlm", saved, scores | {"perplexity": math.exp(scores["loss"])})

@@ -120,6 +120,21 @@ class TestPretraining:
         assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
 
+    def test_evaluation_takes_what_was_not_trained_on(self, encoder, data, tmp_path, capsys):
+        file = tmp_path / "texts.csv"
+        shutil.copy(data / "train.csv", file)
+        shared = ["--data", file, "--use_cpu", "--max_length", 32]
+        run(mlm, *shared, "--model_name", encoder, "--output_dir", tmp_path / "run", "--max_steps", 2)
+        run(mlm, *shared, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "scores")
+        scores = json.loads((tmp_path / "scores" / "evaluation.json").read_text())["scores"]
+        results = json.loads((tmp_path / "run" / "results.json").read_text())
+        assert scores["loss"] == pytest.approx(results["best_score"])
+        other = tmp_path / "other.csv"
+        other.write_text(file.read_text() + "these words are new,0\n")
+        capsys.readouterr()
+        run(mlm, "--data", other, *shared[2:], "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "all")
+        assert "no validation split" not in capsys.readouterr().out, "another file is scored whole"
+
     def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(self, data, pretrained, tmp_path):
         adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
         (adapter / mlm.HEAD_FILE).unlink()
