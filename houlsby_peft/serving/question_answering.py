@@ -48,15 +48,15 @@ class QuestionAnswering:
     null_threshold: float | None = None
 
     def __post_init__(self) -> None:
+        check_count("stride", self.stride, least=0)
+        check_count("max_answer_length", self.max_answer_length)
+        if self.max_length is not None:
+            check_count("max_length", self.max_length)
         if not self.tokenizer.is_fast:
             raise AdapterError(
                 "Question answering needs a fast tokenizer, which tells where each token is in the text; "
                 f"{type(self.tokenizer).__name__} is none. Use a base model that has one."
             )
-        check_count("stride", self.stride, least=0)
-        check_count("max_answer_length", self.max_answer_length)
-        if self.max_length is not None:
-            check_count("max_length", self.max_length)
 
     def __call__(
         self, examples: Example | Sequence[Example], batch_size: int = 32
