@@ -14,6 +14,7 @@ import pytest
 from huggingface_hub import constants
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.requests import Request
+from transformers import AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError
@@ -270,7 +271,9 @@ def test_an_adapter_that_a_list_changes_to_is_loaded_once_it_is_there(is_on_hub,
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     old, new = (tmp_path / "models--user--reviews" / "snapshots" / (digit * 40) for digit in "12")
     entries = [{"source": "user/reviews", "revision": at.name} if is_on_hub else str(at) for at in (old, new)]
+    tokenizer = AutoTokenizer.from_pretrained(base)
     shutil.copytree(others[0], old)
+    tokenizer.save_pretrained(old)  # without it, load could not tell whether the cache lacks one
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps({"one": entries[0]}))
     bank = WatchedBank(str(path), base_model=str(base))
@@ -283,6 +286,7 @@ def test_an_adapter_that_a_list_changes_to_is_loaded_once_it_is_there(is_on_hub,
     assert list(bank.status()["failed"]) == ["one"]
     assert bank.answer([[Query("one", WORDS[0])]]) == before
     shutil.copytree(others[1], new, dirs_exist_ok=True)
+    tokenizer.save_pretrained(new)
     bank.refresh()
     assert bank.status()["failed"] == {}
     [[found]] = bank.answer([[Query("one", WORDS[0])]])
