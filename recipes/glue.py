@@ -16,26 +16,22 @@ resumes an interrupted run and does not repeat a finished one. {task} in --outpu
 
 import copy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from datasets import Dataset
-from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import set_seed
 
+from common import demo
+from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments
+from common.data import describe_data, sample
+from common.edge import RecipeError, end_with_one_line, log
+from common.glue_tasks import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks
+from common.model import adapt, load_saved, settle
+from common.run import EVALUATED, Run, find_evaluated, plan_push, write_evaluation
+from common.scores import without_times
+from common.trainer import RecipeTrainer
 from study import reports as glue_reports
 from study.papers import proper_name
 from study.presets import GlueArguments, parse_arguments
-from tasks import demo
-from tasks.glue import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_files, find_tasks, load_splits, load_test_sets
-from training.arguments import ClassifierArguments, RecipeTrainingArguments
-from training.data import describe_data, sample, tokenize
-from training.errors import RecipeError, end_with_one_line
-from training.evaluation import EVALUATED, find_evaluated, write_evaluation
-from training.methods import MethodArguments, prepare_model
-from training.model import describe_head, load_classifier, load_saved, recorded_length
-from training.runs import Run, card_example, plan_push
-from training.scores import score_classes, without_times
-from training.trainer import RecipeTrainer
 
 
 def main() -> None:
@@ -51,28 +47,28 @@ def run_tasks(
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
     if len(tasks) > 1 and "{task}" not in (training.hub_model_id or "{task}"):
-        raise RecipeError(
-            f"--hub_model_id must contain {{task}}, as each task needs its own, got {training.hub_model_id}."
-        )
+        raise RecipeError("--hub_model_id must contain {task}, as each task needs its own repository.")
+    folder, scores, prefix = training.output_dir, {}, ""
     for task in tasks:
-        card_example(training, len(task.text_columns))  # finds a missing text before the first training
-    folder = training.output_dir
-    scores = {}
-    for task in tasks:
-        own = copy.copy(training)
-        own.output_dir = folder.replace("{task}", task.name)
-        own.hub_model_id = training.hub_model_id and training.hub_model_id.replace("{task}", task.name)
+        own, of_task, of_adapter = (for_task(group, task.name) for group in (training, arguments, adapter))
         own.choose_by(task.scores)
-        model_name = arguments.model_name and arguments.model_name.replace("{task}", task.name)
-        saved = arguments.evaluate and arguments.evaluate.replace("{task}", task.name)
-        of_task = replace(arguments, model_name=model_name, evaluate=saved)
-        evaluated = find_evaluated(of_task, adapter, own)
-        if evaluated is not None:
-            scores[task.name] = evaluate(task, evaluated, of_task, method, own)
+        saved = find_evaluated(of_task, of_adapter, own)
+        if saved is not None:
+            prefix = EVALUATED
+            scores[task.name] = evaluate(task, saved, of_task, method, own, prefix)
         else:
-            scores[task.name] = train(task, of_task, replace(method), adapter, own)["best_scores"]
+            scores[task.name] = train(task, of_task, method, of_adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
-        glue_reports.write_all(folder, scores, arguments.predict, "" if evaluated is None else EVALUATED)
+        glue_reports.write_all(folder, scores, arguments.predict, prefix)
+
+
+def for_task(group: Any, name: str) -> Any:
+    """Return a copy of a group of arguments with the task's name in place of {task}."""
+    own = copy.copy(group)
+    for argument in ("output_dir", "model_name", "evaluate", "init_adapter", "hub_model_id"):
+        if isinstance(value := getattr(own, argument, None), str):
+            setattr(own, argument, value.replace("{task}", name))
+    return own
 
 
 def train(
@@ -84,48 +80,55 @@ def train(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, save the trained weights and results.json, and return the content of the latter."""
     push = plan_push(training, arguments.model_name, len(task.text_columns))
-    if adapter.init_adapter is not None:
-        adapter = replace(adapter, init_adapter=adapter.init_adapter.replace("{task}", task.name))
-    run = Run(training, arguments, method, adapter, files=find_files(task, arguments.data_dir))
+    method = settle(method, adapter, training, arguments.model_name)
+    run = Run(training, arguments, method, adapter, files=task.files(arguments.data_dir))
     if run.results is not None:
         if arguments.predict:
-            saved = "adapter" if method.adds_weights else "model"
-            evaluate(task, f"{training.output_dir}/{saved}", arguments, method, training, prefix="")
+            evaluate(task, run.saved, arguments, method, training)
         push(training.output_dir)
         return run.results
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     with training.main_process_first():
-        splits = load_splits(task, arguments.data_dir)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    model, tokenizer = load_classifier(arguments.model_name, task.labels, dtype=method.base_dtype)
-    recorded = {"text_columns": task.text_columns, "task_type": "SEQ_CLS", **describe_head(task.labels)}
-    model = prepare_model(model, method, adapter, training, arguments.max_length, **recorded)
-    if training.should_log:
-        print(f"{task.name}: {len(splits['train']):,} training examples; encoder {arguments.model_name}")
-    splits = tokenized(splits, task, tokenizer, arguments)
-    trainer = make_trainer(task, model, tokenizer, splits, training)
-    trainer.train(run.checkpoint)
+        task = task.load(arguments.data_dir)
+    task.splits["train"] = sample(task.splits["train"], arguments.max_train_samples)
+    log(f"{task.name}: {len(task.splits['train']):,} training examples; encoder {arguments.model_name}")
 
+    # get_peft_model(model, HoulsbyConfig(...)), or what another --method trains
+    model, tokenizer = task.load_model(arguments.model_name, method.base_dtype)
+    model = adapt(model, method, adapter, training, arguments.max_length, **task.recorded)
+    data = {name: task.encode(split, name, tokenizer, arguments.max_length) for name, split in task.splits.items()}
+    trainer = RecipeTrainer(
+        model=model,
+        args=training,
+        train_dataset=data["train"],
+        eval_dataset=task.validation(data),
+        processing_class=tokenizer,
+        data_collator=task.collator(tokenizer),
+        compute_metrics=task.score,
+        score_classes=task.score_classes if len(task.labels) > 1 else None,
+    )
+    trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
+
     if arguments.predict:
         predict(task, trainer, arguments)
     is_demo = task.name == MINIMAL_PAIRS
-    test_scores = demo.compare_with_probe(trainer, splits) if is_demo and method.method == "houlsby" else None
-    if test_scores and trainer.is_world_process_zero():
-        print(demo.explain(test_scores, splits, trainer.trainable))
-    source = None if arguments.data_dir or is_demo else HUB_DATASET
+    test = demo.compare_with_probe(trainer, data) if is_demo and method.method == "houlsby" else None
+    if test:
+        log(demo.explain(test, data, trainer.trainable))
     title = "generated minimal pairs" if is_demo else f"GLUE {proper_name(task.name)}"
+    source = None if arguments.data_dir or is_demo else HUB_DATASET
     results = run.finish(
         trainer,
-        example=[splits[task.validation_splits[0]][0][column] for column in task.text_columns],
+        example=task.example,
         method=method.method,
         task=task.name,
         model=arguments.model_name,
-        dataset={"language": "en"} | describe_data(title, source, task.name, splits, task.validation_splits[0]),
+        dataset={"language": "en"} | describe_data(title, source, task.name, task.splits, task.validation_splits[0]),
         labels=task.labels,
         references=glue_reports.references(task.name),
-        test=test_scores,
+        test=test,
     )
     push(training.output_dir)
     return results
@@ -133,60 +136,28 @@ def train(
 
 def evaluate(
     task: GlueTask,
-    saved: str,
+    name: str,
     arguments: GlueArguments,
     method: MethodArguments,
     training: RecipeTrainingArguments,
-    prefix: str = EVALUATED,
+    prefix: str = "",
 ) -> dict[str, float]:
     """Score a saved adapter or model on the validation split, and predict if asked to; return the scores."""
     # An adapter names its base model, and how long its texts were, unless the command line does.
-    model, tokenizer = load_saved(saved, task.labels, arguments.model_name, method.base_dtype)
-    arguments = replace(arguments, max_length=arguments.max_length or recorded_length(saved, model))
-    splits = tokenized(load_splits(task, arguments.data_dir, evaluated_only=True), task, tokenizer, arguments)
-    trainer = make_trainer(task, model, tokenizer, splits, training)
+    saved = load_saved(name, task.labels, arguments.model_name, method.base_dtype)
+    task = task.load(arguments.data_dir, trains=False)
+    arguments = replace(arguments, max_length=saved.check_length(arguments.max_length))
+    trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
     scores = without_times(trainer.evaluate())
-    write_evaluation(training, task.name, saved, scores)
+    write_evaluation(training, task.name, name, scores)
     if arguments.predict:
         predict(task, trainer, arguments, prefix)
     return scores
 
 
-def tokenized(
-    splits: dict[str, Dataset], task: GlueTask, tokenizer: PreTrainedTokenizerBase, arguments: GlueArguments
-) -> dict[str, Dataset]:
-    """Return the splits with the tokens of their texts."""
-    return {
-        name: tokenize(split, tokenizer, task.text_columns, arguments.max_length, name)
-        for name, split in splits.items()
-    }
-
-
-def make_trainer(
-    task: GlueTask,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: dict[str, Dataset],
-    training: RecipeTrainingArguments,
-) -> RecipeTrainer:
-    """Return the trainer, with all of the task's validation splits."""
-    validation = {name.removeprefix("validation_"): splits[name] for name in task.validation_splits}
-    return RecipeTrainer(
-        model=model,
-        args=training,
-        train_dataset=splits.get("train"),
-        eval_dataset=validation if len(validation) > 1 else validation["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=task.scorer(),
-        score_classes=partial(score_classes, names=task.labels) if len(task.labels) > 1 else None,
-    )
-
-
 def predict(task: GlueTask, trainer: RecipeTrainer, arguments: GlueArguments, prefix: str = "") -> None:
     """Write the predictions of the task's test sets into the folder "submission", whose name begins with `prefix`."""
-    sets = tokenized(load_test_sets(task, arguments.data_dir), task, trainer.processing_class, arguments)
-    outputs = {name: trainer.predict(data).predictions for name, data in sets.items()}
+    outputs = task.predict(trainer, arguments.data_dir, arguments.max_length)
     if trainer.is_world_process_zero():
         glue_reports.write_predictions(trainer.args.output_dir, outputs, prefix)
 

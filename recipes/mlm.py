@@ -38,8 +38,17 @@ from transformers import (
     set_seed,
 )
 
-from training.arguments import AdapterArguments, RecipeParser, RecipeTrainingArguments, TextArguments
-from training.data import (
+from common.arguments import (
+    AUTO,
+    OFF,
+    POOLER,
+    AdapterArguments,
+    MethodArguments,
+    RecipeParser,
+    RecipeTrainingArguments,
+    TextArguments,
+)
+from common.data import (
     check_columns,
     describe_data,
     find_text_columns,
@@ -48,13 +57,12 @@ from training.data import (
     tokenize,
     with_validation,
 )
-from training.errors import RecipeError, end_with_one_line
-from training.evaluation import find_evaluated, with_evaluated, write_evaluation
-from training.methods import AUTO, OFF, MethodArguments, apply_method
-from training.model import POOLER, find_model, load_model, load_saved, read_results, recorded_length
-from training.results import without_times
-from training.runs import Run, plan_push
-from training.trainer import RecipeTrainer
+from common.edge import RecipeError, end_with_one_line, log
+from common.model import apply_method, find_model, load_model, load_saved, settle
+from common.run import Run, find_evaluated, plan_push, write_evaluation
+from common.scores import without_times
+from common.task import files_of, load_data, split_to_score
+from common.trainer import RecipeTrainer
 
 
 HEAD_FILE = "mlm_head.safetensors"
@@ -65,31 +73,32 @@ def main() -> None:
     groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
     arguments, method, adapter, training = parser.parse()
-    if method.keep_prefix not in (AUTO, OFF):
-        raise RecipeError("--keep_prefix has no use here, as each epoch masks other words. Leave it out.")
+    without_effect = {
+        "--keep_prefix": method.keep_prefix not in (AUTO, OFF),  # each epoch masks other words
+        "--label_smoothing_factor": training.label_smoothing_factor,
+        "--example": training.example,  # an adapter for masked words predicts nothing
+    }
+    if given := [flag for flag, value in without_effect.items() if value]:
+        raise RecipeError(f"{given[0]} has no effect on masked words. Leave it out.")
     method.keep_prefix = OFF
-    if training.label_smoothing_factor:
-        raise RecipeError("--label_smoothing_factor has no effect on masked words. Leave it out.")
-    if training.example:
-        raise RecipeError("--example has no use here, as an adapter for masked words predicts nothing. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
-    saved = find_evaluated(arguments, adapter, training)
-    if saved is not None:
-        return evaluate(saved, arguments, method, training)
-    is_auto, method = method.base_dtype == AUTO, method.settled(adapter, training)
-    if is_auto and method.base_dtype != "float32" and not has_head(arguments.model_name):
+    name = find_evaluated(arguments, adapter, training)
+    if name is not None:
+        return evaluate(name, arguments, method, training)
+    if method.base_dtype == AUTO and not has_head(arguments.model_name):
         method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
+    method = settle(method, adapter, training, arguments.model_name)
     push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, method, adapter, files=arguments.find_files())
+    run = Run(training, arguments, method, adapter, files=files_of(arguments))
     if run.results is not None:
         return push(training.output_dir)
 
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
-    with training.main_process_first():
-        splits = arguments.load_splits()
-    splits = with_validation({name: texts(split, name, arguments) for name, split in splits.items()})
+    splits = {name: texts(split, name, arguments) for name, split in load_data(arguments, training).items()}
+    if training.do_eval:
+        splits = with_validation(splits)
     splits["train"] = sample(splits["train"], arguments.max_train_samples)
     model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name, method.base_dtype)
     if tokenizer.mask_token is None:
@@ -110,12 +119,11 @@ def main() -> None:
         )
     if not isinstance(model, PeftModel):
         keep_pooler(model)
-    if training.should_log:
-        print(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
-        print(describe(head, method))
+    log(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
+    log(describe(head, method))
 
     trainer = make_trainer(head, model, tokenizer, splits, arguments.max_length, training)
-    before = trainer.evaluate()["eval_loss"]
+    before = trainer.evaluate()["eval_loss"] if training.do_eval else None
     trainer.train(run.checkpoint)
     trainer.save_trained()
     results = run.finish(
@@ -128,26 +136,27 @@ def main() -> None:
         trained_head=sorted(head),
     )
     after = results["best_scores"].get("loss")
-    if training.should_log and after is not None:
-        print(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(after):,.1f} after")
-    push(training.output_dir)
+    if before is not None and after is not None:
+        log(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(after):,.1f} after")
+    return push(training.output_dir)
 
 
-def evaluate(saved: str, arguments: TextArguments, method: MethodArguments, training: RecipeTrainingArguments) -> None:
-    """Compute the loss of a saved adapter or model on the validation split, which with_evaluated finds."""
-    model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
-    if Path(saved, HEAD_FILE).is_file():
-        base_model(model).load_state_dict(load_file(Path(saved, HEAD_FILE)), strict=False)
+def evaluate(name: str, arguments: TextArguments, method: MethodArguments, training: RecipeTrainingArguments) -> None:
+    """Compute the loss of a saved adapter or model on the validation split, which split_to_score finds."""
+    saved = load_saved(name, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
+    model = saved.model
+    if Path(name, HEAD_FILE).is_file():
+        base_model(model).load_state_dict(load_file(Path(name, HEAD_FILE)), strict=False)
     elif isinstance(model, PeftModel) and not has_head(base_model(model).name_or_path):
         raise RecipeError(
-            f"The loss of an adapter needs the head for masked words that was trained with it; {saved} lacks "
+            f"The loss of an adapter needs the head for masked words that was trained with it; {name} lacks "
             f"{HEAD_FILE}, which a push to the Hub leaves out. Evaluate the run's own folder."
         )
-    splits = {name: texts(split, name, arguments) for name, split in arguments.load_splits().items() if name != "test"}
-    data = {"validation": with_evaluated(splits, arguments, read_results(saved))["validation"]}
-    max_length = arguments.max_length or recorded_length(saved, model)
-    scores = without_times(make_trainer({}, model, tokenizer, data, max_length, training).evaluate())
-    write_evaluation(training, "mlm", saved, scores | {"perplexity": math.exp(scores["loss"])})
+    splits = {split: texts(data, split, arguments) for split, data in load_data(arguments, training).items()}
+    splits = split_to_score(splits, arguments, saved)
+    trainer = make_trainer({}, model, saved.tokenizer, splits, saved.check_length(arguments.max_length), training)
+    scores = without_times(trainer.evaluate())
+    write_evaluation(training, "mlm", name, scores | {"perplexity": math.exp(scores["loss"])})
 
 
 def has_head(name: str | None) -> bool:
@@ -184,7 +193,7 @@ def make_trainer(
         model=model,
         args=training,
         train_dataset=data.get("train"),
-        eval_dataset=data["validation"],
+        eval_dataset=data.get("validation"),
         processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(tokenizer),
     )
@@ -230,7 +239,7 @@ def describe(head: dict[str, nn.Parameter], method: MethodArguments) -> str:
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
     """Return the rows of a split that hold text, and only the columns of the texts."""
     columns = find_text_columns(data, arguments.text_columns)
-    check_columns(data, name, columns, label_columns=(), flags=["--text_columns"])
+    check_columns(data, name, columns)
     return rows_with_text(data, name, columns).select_columns(list(columns))
 
 

@@ -29,8 +29,7 @@ from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 
-from tasks.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
-from training.data import (
+from common.data import (
     check_columns,
     find_files,
     find_text_columns,
@@ -39,10 +38,9 @@ from training.data import (
     sample,
     with_validation,
 )
-from training.errors import RecipeError, end_with_one_line
-from training.results import write_atomically
-from training.rules import OneLineErrors, check_flags
-from training.trained_on import changed_data, describe_file
+from common.edge import RecipeError, end_with_one_line
+from common.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
+from common.same_run import describe_content, write_atomically
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
@@ -72,7 +70,7 @@ OF_SEARCH = ("n_points", "seed", "max_train_samples")
 
 def main() -> None:
     """Read the command line, search for each task, print and write the scores."""
-    parser = OneLineErrors(
+    parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
@@ -85,7 +83,6 @@ def main() -> None:
     parser.add_argument("--n_jobs", type=int, default=1, help="Settings tried at a time.")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of the scores.")
     arguments = parser.parse_args()
-    check_flags(vars(arguments), {})
     paths = [arguments.output_dir / f"{Path(data).name}.json" for data in arguments.data]
     if repeated := next((path for path in paths if paths.count(path) > 1), None):
         raise RecipeError(f"Each task needs its own name, but two of --data are called {repeated.stem}. Rename one.")
@@ -114,7 +111,10 @@ def check_finished(path: Path, data: str, arguments: argparse.Namespace) -> dict
     asked = {"models": sorted(arguments.models), **{name: getattr(arguments, name) for name in OF_SEARCH}}
     before = {**asked, **results, "models": sorted(results["models"])}  # earlier versions have not recorded all
     changed = [f"{name} was {before[name]}, is {value}" for name, value in asked.items() if before[name] != value]
-    changed += changed_data({"files": results.get("files", {})}, {"files": describe_files(data)})
+    before_sums, sums = (
+        {name: entry["sum"] for name, entry in files.items()} for files in (results["files"], describe_files(data))
+    )
+    changed += [f"data of {name} have changed" for name in sums if before_sums.get(name) != sums[name]]
     if changed:
         raise RecipeError(
             f"{path} holds the scores of another search: {', '.join(changed)}. Give the earlier flags and data, or "
@@ -125,7 +125,7 @@ def check_finished(path: Path, data: str, arguments: argparse.Namespace) -> dict
 
 def describe_files(data: str) -> dict[str, Any]:
     """Return what is recorded of the files of the data."""
-    return {split: describe_file(path) for split, path in find_files(data).items()}
+    return describe_content(find_files(data), {})
 
 
 def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -26,12 +26,11 @@ from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
+from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
+from common.classification import ClassificationArguments, run_task
+from common.edge import RecipeError, end_with_one_line
+from common.run import EVALUATED
 from study.additional import PAPER, describe, format_table
-from tasks.classification import ClassificationArguments, run_task
-from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from training.errors import RecipeError, end_with_one_line
-from training.evaluation import EVALUATED
-from training.methods import ClassifierMethodArguments
 
 
 @dataclass
@@ -50,8 +49,9 @@ def main() -> None:
         RecipeTrainingArguments,
     )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
-    parser.set_defaults(output_dir="runs/paper_tasks")
-    arguments, paper, method, adapter, training = parser.parse()
+    arguments, paper, method, adapter, training = parser.parse(
+        more_defaults=lambda _: {"output_dir": "runs/paper_tasks"}
+    )
     if not training.do_predict:
         raise RecipeError("The table has test accuracies: also give --do_predict, or none of the three --do_ flags.")
     tasks = paper.tasks or list(PAPER)

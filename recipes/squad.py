@@ -13,8 +13,7 @@ apart. The answers of the best epoch are written to predictions.json, in the for
 same scores; those of --evaluate to evaluation_predictions.json.
 """
 
-import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,21 @@ from datasets import Dataset
 from transformers import (
     AutoModelForQuestionAnswering,
     DataCollatorWithPadding,
+    EvalPrediction,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
 from transformers.hf_argparser import HfArg
 
-from tasks.squad import ANSWERED, QUESTION_TOKENS, SCORES, Windows, check_questions, squad_scores
-from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from training.data import describe_data, sample
-from training.errors import RecipeError, end_with_one_line
-from training.evaluation import EVALUATED, find_evaluated, write_evaluation
-from training.methods import MethodArguments, prepare_model
-from training.model import load_model, load_saved, recorded_length, recorded_null_threshold
-from training.results import without_times
-from training.runs import Run, plan_push
-from training.tables import log
-from training.trainer import RecipeTrainer
+from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.data import sample
+from common.edge import RecipeError, end_with_one_line, log
+from common.model import load_saved, settle
+from common.questions import ANSWERED, SCORES, Windows, check_questions, squad_scores
+from common.run import EVALUATED, Run, find_evaluated, plan_push
+from common.same_run import write_json
+from common.task import Task, evaluate, files_of, load_data, train
+from common.trainer import RecipeTrainer
 
 
 ANSWERS = "predictions.json"
@@ -69,117 +67,6 @@ class SquadArguments(DataArguments):
     )
     max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
 
-    def windows(self, tokenizer: PreTrainedTokenizerBase, may_be_none: bool) -> Windows:
-        """Return how the questions are split into windows, and whether they may have no answer."""
-        tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
-        null_threshold = self.null_threshold if may_be_none else None
-        return Windows(tokenizer, self.max_length, self.stride, self.n_best, self.max_answer_length, null_threshold)
-
-
-def main() -> None:
-    """Read the command line, train, keep the best epoch, save the trained weights, the answers and results.json."""
-    groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
-    arguments, method, adapter, training = parser.parse()
-    if training.label_smoothing_factor:
-        raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
-    training.output_dir = training.output_dir.replace("{task}", "squad")
-    saved = find_evaluated(arguments, adapter, training)
-    if saved is not None:
-        return evaluate(saved, arguments, method, training)
-    method = method.settled(adapter, training)
-    least = arguments.stride + QUESTION_TOKENS + 4  # BERT's special tokens, and one of context
-    if arguments.max_length < least:
-        raise RecipeError(
-            f"--max_length must be at least {least}, for --stride {arguments.stride}, a question of {QUESTION_TOKENS} "
-            f"tokens, special tokens and one of context, got {arguments.max_length}. Raise it, or lower --stride."
-        )
-    push = plan_push(training, arguments.model_name, texts=2)
-    run = Run(training, arguments, method, adapter, files=arguments.find_files())
-    if run.results is not None:
-        if training.do_predict and not Path(training.output_dir, ANSWERS).exists():
-            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
-            evaluate(saved, arguments, method, training, ANSWERS)
-        return push(training.output_dir)
-
-    set_seed(training.seed)  # before the first weights of head and adapter are drawn
-    with training.main_process_first():
-        splits = arguments.load_splits()
-    if "validation" not in splits:
-        raise RecipeError(
-            f"{arguments.data} must have a split 'validation'; a part of train would share its texts with the rest."
-        )
-    for name in ("train", "validation"):
-        check_questions(splits[name], name)
-    may_be_none = has_unanswered(splits["validation"])
-    training.choose_by([*SCORES, *(f"{kind}_{score}" for kind in ANSWERED if may_be_none for score in SCORES)])
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
-    model, tokenizer, _ = load_model(
-        AutoModelForQuestionAnswering, arguments.model_name, method.base_dtype, num_labels=2
-    )  # start, end
-    windows = arguments.windows(tokenizer, may_be_none)
-    model = prepare_model(
-        model, method, adapter, training, arguments.max_length, windows.null_threshold, task_type="QUESTION_ANS"
-    )
-    trainer = SquadTrainer(windows, splits, model=model, args=training)
-    log(f"{len(trainer.train_dataset):,} training windows; {len(splits['validation']):,} questions to score")
-    trainer.train(run.checkpoint)
-    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    write_answers(trainer, ANSWERS)
-    dataset = describe_data("SQuAD", arguments.data, arguments.data_config, splits)
-    run.finish(
-        trainer,
-        example=(splits["validation"][0]["question"], splits["validation"][0]["context"]),
-        method=method.method,
-        task="squad",
-        model=arguments.model_name,
-        dataset=dataset,
-    )
-    push(training.output_dir)
-
-
-def evaluate(
-    saved: str,
-    arguments: SquadArguments,
-    method: MethodArguments,
-    training: RecipeTrainingArguments,
-    file: str = EVALUATED + ANSWERS,
-) -> None:
-    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers to
-    `file` in the output folder."""
-    splits = arguments.load_splits()
-    name = "validation" if "validation" in splits else "train"
-    check_questions(splits[name], name)
-    questions = sample(splits[name], arguments.max_eval_samples)
-    model, tokenizer = load_saved(saved, None, arguments.model_name, method.base_dtype, AutoModelForQuestionAnswering)
-    threshold = arguments.null_threshold
-    if threshold is None:
-        threshold = recorded_null_threshold(saved, model)
-    arguments = replace(
-        arguments,
-        max_length=arguments.max_length or recorded_length(saved, model),
-        null_threshold=NULL_THRESHOLD if threshold is None else threshold,
-    )
-    windows = arguments.windows(tokenizer, has_unanswered(splits[name]))
-    trainer = SquadTrainer(windows, {"validation": questions}, model=model, args=training)
-    log(f"{len(questions):,} questions to score")
-    write_evaluation(training, "squad", saved, without_times(trainer.evaluate()))
-    write_answers(trainer, file)
-
-
-def has_unanswered(questions: Dataset) -> bool:
-    """Return whether there are questions without an answer, as in SQuAD 2.0."""
-    return not all(answers["text"] for answers in questions["answers"])
-
-
-def write_answers(trainer: "SquadTrainer", file: str) -> None:
-    """Write the answers to the validation questions to `file` in the output folder, if --do_predict asks for them."""
-    if trainer.args.do_predict:
-        answers = trainer.answers()
-        if trainer.args.should_save:
-            Path(trainer.args.output_dir, file).write_text(json.dumps(answers, indent=2) + "\n")
-
 
 class SquadTrainer(RecipeTrainer):
     """A trainer that scores answers, each found in all windows of its question.
@@ -207,13 +94,123 @@ class SquadTrainer(RecipeTrainer):
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Return SQuAD's scores of the questions."""
-        golds = dict(
-            zip(self.questions["id"], (answers["text"] for answers in self.questions["answers"]), strict=True)
-        )
+        golds = {
+            name: answers["text"]
+            for name, answers in zip(self.questions["id"], self.questions["answers"], strict=True)
+        }
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in squad_scores(self.answers(), golds).items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+@dataclass(kw_only=True)
+class SquadTask(Task):
+    """Questions about contexts. With a threshold, they may have no answer."""
+
+    arguments: SquadArguments
+    threshold: float | None
+    auto_class = AutoModelForQuestionAnswering
+    task_type = "QUESTION_ANS"
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The scores of an evaluation; the first chooses the best epoch."""
+        kinds = ANSWERED if self.threshold is not None else ()
+        return (*SCORES, *(f"{kind}_{score}" for kind in kinds for score in SCORES))
+
+    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
+        """Not called: SquadTrainer scores answers, not outputs."""
+        raise NotImplementedError
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields that describe the head: the start and the end of an answer."""
+        return {"num_labels": 2}
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What the adapter records."""
+        return {"task_type": self.task_type, "null_threshold": self.threshold}
+
+    @property
+    def example(self) -> list[str]:
+        """The first question of the validation split, and its context."""
+        return [self.splits["validation"][0][column] for column in ("question", "context")]
+
+    def make_trainer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
+        training: RecipeTrainingArguments, **options: Any,
+    ) -> SquadTrainer:  # fmt: skip
+        """Return a trainer with the windows of all splits."""
+        tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
+        own = self.arguments
+        windows = Windows(tokenizer, max_length, own.stride, own.n_best, own.max_answer_length, self.threshold)
+        trainer = SquadTrainer(windows, self.splits, model=model, args=training)
+        count = f"{len(trainer.train_dataset):,} training windows; " if trainer.train_dataset else ""
+        log(f"{count}{len(self.splits['validation']):,} questions to score")
+        return trainer
+
+    def predict_test(self, trainer: SquadTrainer, prefix: str = "") -> None:
+        """Write the answers to `prefix`predictions.json in the output folder, if --do_predict asks for them."""
+        answers = trainer.answers() if trainer.args.do_predict else None
+        if answers is not None and trainer.args.should_save:
+            write_json(Path(trainer.args.output_dir, prefix + ANSWERS), answers)
+
+
+def main() -> None:
+    """Read the command line and train, or score what a run has saved."""
+    groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
+    arguments, method, adapter, training = parser.parse()
+    if training.label_smoothing_factor:
+        raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
+    training.output_dir = training.output_dir.replace("{task}", "squad")
+    name = find_evaluated(arguments, adapter, training)
+    if name is not None:
+        return score(name, arguments, method, training, EVALUATED)
+    method = settle(method, adapter, training, arguments.model_name)
+    push = plan_push(training, arguments.model_name, texts=2)
+    run = Run(training, arguments, method, adapter, files=files_of(arguments))
+    if run.results is None:
+        splits = load_data(arguments, training)
+        if "validation" not in splits:
+            raise RecipeError(
+                f"{arguments.data} must have a split 'validation'; a part of train would share its texts with the "
+                "rest."
+            )
+        check_questions(splits["train"], "train")
+        splits["train"] = sample(splits["train"], arguments.max_train_samples)
+        train(load_task(arguments, splits), run, arguments, method, adapter, training)
+    elif training.do_predict and not (run.folder / ANSWERS).exists():
+        score(run.saved, arguments, method, training)
+    return push(training.output_dir)
+
+
+def load_task(arguments: SquadArguments, splits: dict[str, Dataset], threshold: float | None = None) -> SquadTask:
+    """Return the task with these splits. Its threshold, if there are questions without an answer, is that of the
+    command line, else this one."""
+    questions = splits["validation"]
+    check_questions(questions, "validation")
+    given = arguments.null_threshold if arguments.null_threshold is not None else threshold
+    threshold = (NULL_THRESHOLD if given is None else given) if has_unanswered(questions) else None
+    splits = {**splits, "validation": sample(questions, arguments.max_eval_samples)}
+    return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
+
+
+def score(
+    name: str, arguments: SquadArguments, method: MethodArguments, training: RecipeTrainingArguments, prefix: str = ""
+) -> None:
+    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers."""
+    saved = load_saved(name, None, arguments.model_name, method.base_dtype, SquadTask.auto_class)
+    splits = load_data(arguments, training)
+    task = load_task(arguments, {"validation": splits.get("validation", splits["train"])}, saved.null_threshold)
+    evaluate(task, saved, arguments, training, prefix)
+
+
+def has_unanswered(questions: Dataset) -> bool:
+    """Return whether there are questions without an answer, as in SQuAD 2.0."""
+    return not all(answers["text"] for answers in questions["answers"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ scores the adapters of a finished stream on the same tasks or on other data of t
 """
 
 import copy
-import json
 import os
 import re
 from collections.abc import Iterable
@@ -26,29 +25,21 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
-from tasks.classification import ClassificationArguments, ClassificationTask, load_task, run_task
-from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from training.data import describe_data
-from training.errors import RecipeError, end_with_one_line
-from training.files import write_atomically
-from training.methods import OFF, MethodArguments
-from training.model import add_adapter, load_classifier, record_preprocessing
-from training.results import RESULTS_FILE, write_results
-from training.runs import (
-    card_example,
-    in_main_process,
-    lock_folder,
-    plan_push,
-    unlock_folder,
-    write_adapter_card,
-)
-from training.trainer import RecipeTrainer
+from common.arguments import OFF, ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.classification import ClassificationArguments, ClassificationTask, load_task, run_task
+from common.data import describe_data
+from common.edge import RecipeError, end_with_one_line
+from common.model import add_adapter, record_preprocessing
+from common.run import card_example, describe_run, lock, plan_push, write_adapter_card
+from common.same_run import CONTENT, RESULTS_FILE, describe_content, write_json
+from common.task import files_of
+from common.trainer import RecipeTrainer
 
 
 STREAM_FILE = "stream.json"
 NO_SHARDING = (
     "Each task has its own Trainer for the same model, which neither DeepSpeed nor FSDP supports: launch with "
-    "recipes/accelerate/ddp.yaml."
+    "recipes/launch/accelerate/ddp.yaml."
 )
 
 
@@ -87,26 +78,28 @@ def main() -> None:
     for source, (name, task) in zip(arguments.data, tasks.items(), strict=True):
         model, tokenizer = add_task(model, name, task, arguments.model_name, adapter)
         record_preprocessing(model, arguments.max_length, text_columns=task.text_columns)
-        task = task.tokenized(tokenizer, arguments.max_length)
         own = runs[name]
-        trainer = task.trainer(model, tokenizer, own)
+        trainer = task.make_trainer(model, tokenizer, arguments.max_length, own)
         trainer.train()
-        learned[name] = Learned(task, trainer, trainer.predict(task.splits["validation"]).predictions)
+        learned[name] = Learned(
+            task, trainer, trainer.predict(task.data["validation"], metric_key_prefix="again").predictions
+        )
         rows.append({"task": name, "trained": trainer.trainable, "total": trainer.total, **run_again(model, learned)})
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         trainer.saved_as = "."
         dataset = describe_data(task.name, source, arguments.data_config, task.splits)
-        described = {"model": arguments.model_name, "dataset": dataset, "labels": task.labels.names, **rows[-1]}
-        write_results(trainer, (arguments, adapter, own), **described)
+        content = describe_content(files_of(of_source(arguments, source)), {})
+        described = {"model": arguments.model_name, "dataset": dataset, "labels": task.labels, CONTENT: content}
         if training.should_save:
+            results = describe_run(trainer, (arguments, adapter, own)) | described | rows[-1]
+            write_json(Path(own.output_dir, RESULTS_FILE), results)
             write_adapter_card(Path(own.output_dir), card_example(own, len(task.text_columns)))
     for name, push in pushes.items():
         push(runs[name].output_dir, adapter=".")
-    if training.should_log:
+    if training.should_save:
         print(explain(rows))
-        write_atomically(Path(training.output_dir, STREAM_FILE), json.dumps(rows, indent=2) + "\n")
-        unlock_folder(Path(training.output_dir))
+        write_json(Path(training.output_dir, STREAM_FILE), rows)
     forgotten = [row["task"] for row in rows if not all(row["unchanged"].values())]
     if forgotten:
         raise RecipeError(f"Earlier tasks' outputs have changed with {', '.join(forgotten)}, which must never happen.")
@@ -118,8 +111,8 @@ def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrain
         raise RecipeError(NO_SHARDING)  # before the processes meet
     groups = (StreamArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/stream.py --data DATA DATA ... [flags]")
-    parser.set_defaults(load_best_model_at_end=False, save_strategy="no", output_dir="runs/stream")
-    arguments, adapter, training = parser.parse()
+    own = {"load_best_model_at_end": False, "save_strategy": "no", "output_dir": "runs/stream"}
+    arguments, adapter, training = parser.parse(more_defaults=lambda _: own)
     if training.deepspeed or training.fsdp:
         raise RecipeError(NO_SHARDING)
     if training.do_train and not training.do_eval:
@@ -154,25 +147,19 @@ def adapter_name(arguments: ClassificationArguments) -> str:
 
 
 def take_folder(training: RecipeTrainingArguments, of_tasks: Iterable[str]) -> None:
-    """Reserve the folder for this process; with --overwrite_output_dir, delete the results in it and in its tasks'.
-
-    Raises:
-        RecipeError: If it cannot be written, is in use, or there are results that must not be deleted.
-    """
-
-    def take() -> None:
-        lock_folder(Path(training.output_dir))
-        files = [Path(training.output_dir, STREAM_FILE), *(Path(folder, RESULTS_FILE) for folder in of_tasks)]
-        held = [path for path in files if path.exists()]
-        if held and not training.overwrite_output_dir:
-            raise RecipeError(
-                f"There are already results in {held[0]}, and a stream cannot resume. Give another --output_dir, or "
-                "--overwrite_output_dir to start over."
-            )
-        for path in held:
-            path.unlink()
-
-    in_main_process(training, take)
+    """Reserve the folder for this process; with --overwrite_output_dir, delete the results in it and in its tasks'."""
+    if training.process_index:
+        return
+    lock(Path(training.output_dir))
+    files = [Path(training.output_dir, STREAM_FILE), *(Path(folder, RESULTS_FILE) for folder in of_tasks)]
+    held = [path for path in files if path.exists()]
+    if held and not training.overwrite_output_dir:
+        raise RecipeError(
+            f"There are already results in {held[0]}, and a stream cannot resume. Give another --output_dir, or "
+            "--overwrite_output_dir to start over."
+        )
+    for path in held:
+        path.unlink()
 
 
 def of_task(training: RecipeTrainingArguments, name: str) -> RecipeTrainingArguments:
@@ -201,7 +188,7 @@ def add_task(
     model: PeftModel | None, name: str, task: ClassificationTask, model_name: str, adapter: ClassifierArguments
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """Add an adapter with a new head for the task; make the model for the first task."""
-    fresh, tokenizer = load_classifier(model_name, task.labels.names, task.labels.problem_type)
+    fresh, tokenizer = task.load_model(model_name, "float32")
     config = adapter.config(task_type="SEQ_CLS", **task.head)
     model = add_adapter(fresh if model is None else model, config, adapter.init_adapter, name)
     select(model, name, task)
@@ -212,8 +199,8 @@ def select(model: PeftModel, name: str, task: ClassificationTask) -> None:
     """Activate a task's adapter and head, and compute the loss with its labels."""
     model.set_adapter(name)
     base = model.get_base_model()
-    base.config.id2label, base.config.problem_type = task.head["id2label"], task.labels.problem_type
-    base.num_labels = len(task.labels.names)
+    base.config.id2label, base.config.problem_type = task.head["id2label"], task.problem_type
+    base.num_labels = len(task.labels)
 
 
 def run_again(model: PeftModel, learned: dict[str, Learned]) -> dict[str, dict[str, Any]]:
@@ -221,7 +208,7 @@ def run_again(model: PeftModel, learned: dict[str, Learned]) -> dict[str, dict[s
     scores, unchanged = {}, {}
     for name, one in learned.items():
         select(model, name, one.task)
-        prediction = one.trainer.predict(one.task.splits["validation"])
+        prediction = one.trainer.predict(one.task.data["validation"], metric_key_prefix="again")
         scores[name] = one.task.score(prediction)
         unchanged[name] = prediction.predictions.tobytes() == one.outputs.tobytes()
     return {"scores": scores, "unchanged": unchanged}

@@ -8,21 +8,20 @@ split at the epoch that it has chosen, the papers' mostly on the test split; a d
 last table names the folder of each task's best run, which has the files for GLUE's server if the sweep had --predict.
 """
 
+import argparse
 from pathlib import Path
 
+from common.edge import RecipeError, end_with_one_line
 from study.table import print_study
 from sweeping.runs import CHOICES, CHOSEN
-from training.errors import RecipeError, end_with_one_line
-from training.rules import OneLineErrors, check_unique
 
 
 def main() -> None:
     """Read the command line and print the tables."""
-    parser = OneLineErrors(usage="python recipes/study_table.py FOLDER [flags]", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
     parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
     arguments = parser.parse_args()
-    check_unique("choose", arguments.choose)
     if not any(arguments.folder.rglob("results.json")):
         raise RecipeError(
             f"{arguments.folder} must be a folder with finished runs, and holds none. Make some, or give another."

@@ -11,7 +11,8 @@ chooses among the values of the flags in --choose. A full grid has a run per com
 first seed searches, and the others run only at the best point. Each GPU has one run at a time. Started again, or on
 several machines at once, the same command skips finished runs, resumes killed ones and waits for the others. Several
 sweeps may share a folder, for example if full fine-tuning has its own learning rates: `python recipes/study_table.py
-runs/study` prints the table of all runs in it, and `optuna-dashboard runs/study/optuna.journal` shows their progress.
+runs/study` prints the table of all runs in it. Where values are sampled, `optuna-dashboard runs/study/optuna.journal`
+shows their progress.
 """
 
 import argparse
@@ -20,12 +21,12 @@ import signal
 import sys
 from pathlib import Path
 
+from common.edge import end_with_one_line
 from study.additional import PAPER
 from study.papers import GLUE_TASKS
 from study.table import print_study
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
-from training.errors import end_with_one_line
 
 
 def main() -> int:
@@ -36,7 +37,10 @@ def main() -> int:
     output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
-    sweep = Sweep(output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials)
+    sweep = Sweep(
+        output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage,
+        prunes=arguments.pruner is not None,
+    )  # fmt: skip
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
     if arguments.dry_run:
@@ -48,11 +52,11 @@ def main() -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
-        failures = sweep.execute(launch, slots, arguments.storage, arguments.pruner is not None)
+        failures = sweep.execute(launch, slots)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command resumes from here.", file=sys.stderr)
         return 130
-    if any(run.finished for run in runs):
+    if any(output.rglob("results.json")):
         print_study(output, arguments.choose)
     for run, error in failures.items():
         print(f"\nFAILED: {run.name}; log: {run.folder / 'log.txt'}\n{error}", file=sys.stderr)
@@ -82,7 +86,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
     add(
         "--config_file",
-        help="accelerate launch's configuration; default: recipes/accelerate/one_gpu.yaml or cpu.yaml.",
+        help="accelerate launch's configuration; default: recipes/launch/accelerate/one_gpu.yaml or cpu.yaml.",
     )
     add("--dry_run", action="store_true", help="Print the commands that are left, of the search as long as it lasts.")
     arguments, flags = parser.parse_known_args()
@@ -90,14 +94,8 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"there is no recipe {arguments.recipe}")
     if arguments.recipe.name == "stream.py":
         parser.error("a run must write one results.json, into its --output_dir; stream.py writes one per task")
-    given = [flag.partition("=")[0] for flag in flags]
-    if "--push_to_hub" in given:
-        parser.error("all runs would push to one repository: push the best run's adapter with houlsby-peft push")
-    if arguments.pruner and "--eval_strategy" in given:
-        parser.error("--pruner compares the scores after each epoch: leave --eval_strategy out")
-    for name in ("jobs", "search_seeds", "n_trials"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if arguments.pruner and arguments.n_trials is None:
+        parser.error("--pruner is for --sampler tpe")
     if (arguments.sampler == "tpe") != (arguments.n_trials is not None):
         parser.error("--sampler tpe and --n_trials need each other")
     sampled = arguments.choose if arguments.n_trials else ()
@@ -109,8 +107,6 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
                 f"--{axis} {' '.join(values)}"
             )
     if sampled:
-        if arguments.search_seeds not in (None, 1):
-            parser.error(f"--sampler tpe searches with one seed, got --search_seeds {arguments.search_seeds}")
         arguments.search_seeds = 1
     if arguments.task == ["all"]:
         arguments.task = list(PAPER if arguments.recipe.name == "paper_tasks.py" else GLUE_TASKS)

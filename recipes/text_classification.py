@@ -17,10 +17,9 @@ anything. Training examples without text are left out, texts are truncated to --
 training example has is an error.
 """
 
-from tasks.classification import ClassificationArguments, run_task
-from training.arguments import ClassifierArguments, RecipeParser, RecipeTrainingArguments
-from training.errors import end_with_one_line
-from training.methods import ClassifierMethodArguments
+from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
+from common.classification import ClassificationArguments, run_task
+from common.edge import end_with_one_line
 
 
 def main() -> None:

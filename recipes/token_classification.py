@@ -12,29 +12,16 @@ as B-PER are scored by entity, others by word. Each word's tag is on its first w
 """
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from datasets import Dataset
-from transformers import (
-    AutoModelForTokenClassification,
-    DataCollatorForTokenClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    set_seed,
-)
 from transformers.hf_argparser import HfArg
 
-from tasks.tagging import Tags, find_columns, find_tags, tokenize_words
-from training.arguments import AdapterArguments, DataArguments, RecipeParser, RecipeTrainingArguments
-from training.data import describe_data, sample, with_validation
-from training.errors import end_with_one_line
-from training.evaluation import find_evaluated, with_evaluated, write_evaluation
-from training.methods import MethodArguments, prepare_model
-from training.model import load_model, load_saved, read_results, recorded_labels, recorded_length
-from training.results import without_times
-from training.runs import Run, plan_push
-from training.trainer import RecipeTrainer
+from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.data import sample, with_validation
+from common.edge import end_with_one_line, log
+from common.model import load_saved, settle
+from common.run import EVALUATED, Run, find_evaluated, plan_push
+from common.tagging import TaggingTask, find_columns, find_tags, read_tags
+from common.task import evaluate, files_of, load_data, split_to_score, train
 
 
 @dataclass(kw_only=True)
@@ -59,111 +46,36 @@ def main() -> None:
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
     arguments, method, adapter, training = parser.parse()
     training.output_dir = training.output_dir.replace("{task}", "tagging")
-    saved = find_evaluated(arguments, adapter, training)
-    if saved is not None:
-        evaluate(saved, arguments, method, training)
-        return
-    method = method.settled(adapter, training)
-    push = plan_push(training, arguments.model_name)
-    with training.main_process_first():
-        splits = arguments.load_splits()
-    tags = find_tags(splits["train"], arguments.word_column, arguments.tag_column)
-    run = Run(training, arguments, method, adapter, files=arguments.find_files(), classes=tags.names)
-    test_file = arguments.describe_test()
-    if run.results is not None:
-        is_missing = run.has_other_test_file(test_file) or run.results["test"] is None
-        if training.do_predict and "test" in splits and is_missing:
-            saved = f"{training.output_dir}/{'adapter' if method.adds_weights else 'model'}"
-            run.add(test=evaluate(saved, arguments, method, training)["test"], test_file=test_file)
-        return push(training.output_dir)
+    name = find_evaluated(arguments, adapter, training)
+    saved = name and load_saved(name, None, arguments.model_name, method.base_dtype, TaggingTask.auto_class)
+    if saved is None:
+        method = settle(method, adapter, training, arguments.model_name)
+        push = plan_push(training, arguments.model_name)
+        run = Run(training, arguments, method, adapter, files=files_of(arguments))
+        if run.results is not None and not run.new_test:
+            return push(training.output_dir)
 
-    set_seed(training.seed)  # before the first weights of head and adapter are drawn
-    training.choose_by(tags.scores)
-    splits = with_validation({name: tags.read(split, name) for name, split in splits.items()})
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    id2label = dict(enumerate(tags.names))
-    model, tokenizer, _ = load_model(
-        AutoModelForTokenClassification,
-        arguments.model_name,
-        method.base_dtype,
-        id2label=id2label,
-        label2id={tag: number for number, tag in id2label.items()},
-    )
-    fields = {"task_type": "TOKEN_CLS", "id2label": id2label}
-    model = prepare_model(model, method, adapter, training, arguments.max_length, **fields)
-    if training.should_log:
-        print(f"{len(splits['train']):,} training sentences; {len(tags.names)} tags: {', '.join(tags.names)}")
-    trainer, data = make_trainer(tags, model, tokenizer, splits, arguments.max_length, training)
-    trainer.train(run.checkpoint)
-    trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    test = score_test(trainer, data)
-    dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
-    run.finish(
-        trainer,
-        example=" ".join(splits["validation"][0]["words"]),
-        method=method.method,
-        task="tagging",
-        model=arguments.model_name,
-        dataset=dataset,
-        labels=tags.names,
-        tags=tags.names,
-        test=test,
-        test_file=test_file,
-    )
-    push(training.output_dir)
-
-
-def evaluate(
-    saved: str, arguments: TaggingArguments, method: MethodArguments, training: RecipeTrainingArguments
-) -> dict[str, Any]:
-    """Score a saved adapter or model on the validation split, which with_evaluated finds, and on the test split.
-    Return the content of evaluation.json."""
-    model, tokenizer = load_saved(
-        saved, None, arguments.model_name, method.base_dtype, AutoModelForTokenClassification
-    )
-    splits = with_evaluated(arguments.load_splits(), arguments, read_results(saved))
-    columns = find_columns(splits.pop("train"), arguments.word_column, arguments.tag_column)
-    tags = Tags(*columns, recorded_labels(saved, model)[0])
-    splits = {name: tags.read(split, name) for name, split in splits.items()}
-    max_length = arguments.max_length or recorded_length(saved, model)
-    trainer, data = make_trainer(tags, model, tokenizer, splits, max_length, training)
-    scores = without_times(trainer.evaluate())
-    dataset = describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits)
-    test = score_test(trainer, data)
-    return write_evaluation(training, "tagging", saved, scores, dataset=dataset, labels=tags.names, test=test)
-
-
-def make_trainer(
-    tags: Tags,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: dict[str, Dataset],
-    max_length: int,
-    training: RecipeTrainingArguments,
-) -> tuple[RecipeTrainer, dict[str, Dataset]]:
-    """Return the trainer, and the splits as word pieces."""
-    data = {
-        name: tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, max_length)
-        for name, split in splits.items()
-    }
-    trainer = RecipeTrainer(
-        model=model,
-        args=training,
-        train_dataset=data.get("train"),
-        eval_dataset=data["validation"],
-        processing_class=tokenizer,
-        data_collator=DataCollatorForTokenClassification(tokenizer),
-        compute_metrics=lambda evaluation: tags.score(evaluation.predictions, evaluation.label_ids),
-        score_classes=tags.score_classes,
-    )
-    return trainer, data
-
-
-def score_test(trainer: RecipeTrainer, data: dict[str, Dataset]) -> dict[str, float] | None:
-    """Return the scores of the test split, or None without one or without --do_predict."""
-    if "test" not in data or not trainer.args.do_predict:
+    splits = load_data(arguments, training)
+    columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
+    tags = saved.labels if saved else find_tags(splits["train"], columns[1])
+    if saved:
+        splits = split_to_score(splits, arguments, saved)
+        splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}
+        task = TaggingTask(name="tagging", labels=tags, splits=splits)
+        evaluate(task, saved, arguments, training, EVALUATED)
         return None
-    return trainer.compute_metrics(trainer.predict(data["test"]))
+
+    splits = with_validation({split: read_tags(data, split, columns, tags) for split, data in splits.items()})
+    splits["train"] = sample(splits["train"], arguments.max_train_samples)
+    task = TaggingTask(name="tagging", labels=tags, splits=splits)
+    if run.results is None:
+        log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
+        train(task, run, arguments, method, adapter, training, tags=tags)
+    elif "test" in splits:  # finished, with another test file
+        saved = load_saved(run.saved, None, arguments.model_name, method.base_dtype, task.auto_class)
+        trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
+        run.add(test=task.predict_test(trainer))
+    push(training.output_dir)
 
 
 if __name__ == "__main__":

@@ -13,15 +13,12 @@ from peft import PeftModel
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.data import sample
+from common.edge import RecipeError
+from common.glue_tasks import TASKS, GlueTask
+from common.model import load_saved
+from common.run import find_saved
 from study.papers import proper_name
-from tasks.glue import TASKS, GlueTask, load_splits
-from training.data import sample, tokenize
-from training.errors import RecipeError
-from training.evaluation import find_saved
-from training.model import load_saved
-
-
-RUN = "runs/minimal_pairs"  # the output folder of glue.py without data
 
 
 @dataclass(frozen=True)
@@ -82,15 +79,15 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     results = read_run(folder)
     arguments, task = results["arguments"], TASKS[results["task"]]
     saved = find_saved(Path(folder)) or folder  # which load_saved refuses
-    model, tokenizer = load_saved(str(saved), task.labels, results["model"], "auto")
+    loaded = load_saved(str(saved), task.labels, results["model"], "auto")
     if torch.accelerator.is_available():
-        model.to(torch.accelerator.current_accelerator())
-    split = load_splits(task, data_dir or arguments["data_dir"])[task.validation_splits[0]]
+        loaded.model.to(torch.accelerator.current_accelerator())
+    split = task.load(data_dir or arguments["data_dir"], trains=False).splits[task.validation_splits[0]]
     return FinishedRun(
         task=task,
-        model=model.eval(),
-        tokenizer=tokenizer,
-        validation=tokenize(split, tokenizer, task.text_columns, arguments["max_length"]),
+        model=loaded.model.eval(),
+        tokenizer=loaded.tokenizer,
+        validation=task.encode(split, "validation", loaded.tokenizer, arguments["max_length"]),
         results=results,
     )
 

@@ -1,6 +1,5 @@
 """The variants of the adapter that Houlsby et al. 2019 tried without gain (section 3.6)."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
-from training.errors import RecipeError
 
 
 class InnerBottleneck(Bottleneck):
@@ -25,9 +23,10 @@ class InnerBottleneck(Bottleneck):
         """Return the modules between the projections, from and to (..., r)."""
         raise NotImplementedError
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        branch = self.down_proj(hidden.to(self.down_proj.weight.dtype))
-        return hidden + self.dropout(self.up_proj(self.inner(branch))).to(hidden.dtype)
+    def branch(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return `up_proj(inner(down_proj(hidden)))`."""
+        branch: torch.Tensor = self.dropout(self.up_proj(self.inner(self.down_proj(hidden))))
+        return branch
 
 
 class LayerNormBottleneck(InnerBottleneck):
@@ -57,35 +56,18 @@ class TwoLayerBottleneck(InnerBottleneck):
         return nn.Sequential(self.activation, hidden_layer, self.activation)
 
 
-class ParallelBottleneck(Bottleneck):
-    """A bottleneck on the input x of the sub-layer, not on its output h: `h + up_proj(act(down_proj(x)))`.
-
-    Attributes:
-        skip: The input x of the skip connection; set before each call.
-    """
-
-    skip: torch.Tensor
+class GatedBottleneck(Bottleneck):
+    """A parallel bottleneck whose output multiplies the sub-layer's: `h * (1 + up_proj(act(down_proj(x))))`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Saved with the weights, which alone would load as those of the paper's adapter, and predict something else.
-        self.register_buffer(type(self).__name__, torch.zeros(1))
+        # Saved with the weights, which alone would load as those of a parallel adapter, and predict something else.
+        self.register_buffer("gated", torch.zeros(1))
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        branch = self.down_proj(self.skip.to(self.down_proj.weight.dtype))
-        branch = self.dropout(self.up_proj(self.activation(branch)))
-        return self.combine(hidden, branch.to(hidden.dtype))
-
-    def combine(self, hidden: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        """Combine the output of the sub-layer with the branch."""
-        return hidden + branch
-
-
-class GatedBottleneck(ParallelBottleneck):
-    """A parallel bottleneck whose output multiplies the sub-layer's: `h * (1 + up_proj(act(down_proj(x))))`."""
-
-    def combine(self, hidden: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
-        return hidden * (1 + branch)
+    def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply the hidden states."""
+        read = hidden if read is None else read
+        return hidden * (1 + self.branch(read.to(self.down_proj.weight.dtype)).to(hidden.dtype))
 
 
 @dataclass(frozen=True)
@@ -105,8 +87,8 @@ VARIANTS = {
     "relu": Variant({"activation": "relu"}),
     "swish": Variant({"activation": "swish"}),
     "attention_only": Variant({"positions": ("attention",)}),
-    "parallel": Variant(bottleneck=ParallelBottleneck),
-    "parallel_gated": Variant(bottleneck=GatedBottleneck),
+    "parallel": Variant({"kind": "parallel", "positions": ("attention", "feed_forward")}),
+    "parallel_gated": Variant({"kind": "parallel", "positions": ("attention", "feed_forward")}, GatedBottleneck),
 }
 
 
@@ -123,32 +105,13 @@ def with_variant(variant: Variant, apply_method: Callable[..., PeftModel]) -> Ca
 
 
 def replace_bottlenecks(model: PeftModel, bottleneck: type[Bottleneck], adapter_name: str = "default") -> None:
-    """Replace an adapter's bottlenecks by new ones of another class, with the same sizes and initialization.
-
-    Raises:
-        RecipeError: If the bottlenecks are parallel and the model's sub-layers do not pass on their input.
-    """
+    """Replace an adapter's bottlenecks by new ones of another class, with the same sizes and initialization."""
     config = model.peft_config[adapter_name]
-    for name, layer in model.named_modules():
-        if not isinstance(layer, HoulsbyLayer):
-            continue
-        if adapter_name in layer.houlsby_adapter:
+    for layer in model.modules():
+        if isinstance(layer, HoulsbyLayer) and adapter_name in layer.houlsby_adapter:
             old = layer.houlsby_adapter[adapter_name]
             new = bottleneck(
                 old.down_proj.in_features, old.down_proj.out_features, config.activation, config.dropout,
-                config.init_std, config.init_weights,
+                config.init_std, config.init_weights, config.kind,
             )  # fmt: skip
             layer.update_layer(adapter_name, new.to(old.down_proj.weight))
-        if issubclass(bottleneck, ParallelBottleneck):
-            _pass_input(model.get_submodule(name.rpartition(".")[0]), layer.bottleneck(adapter_name))
-
-
-def _pass_input(end: nn.Module, bottleneck: ParallelBottleneck) -> None:
-    """Give a bottleneck the input of its sub-layer, which BERT adds to the output at the sub-layer's end."""
-    if list(inspect.signature(end.forward).parameters) != ["hidden_states", "input_tensor"]:
-        raise RecipeError(f"Parallel adapters are for encoders built as BERT, RoBERTa and ELECTRA; got {type(end)}.")
-
-    def pass_input(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        bottleneck.skip = inputs[1]
-
-    end.register_forward_pre_hook(pass_input)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from common.figures import COLORS, PAGE, plt
 from study.papers import proper_name
 from study.results import Row, columns
-from training.figures import COLORS, PAGE, plt
 
 
 # From the seventh row on, colors repeat with another pattern.

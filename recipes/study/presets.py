@@ -16,7 +16,8 @@ alone and the head alone, which use those of the adapters.
 """
 
 import copy
-import sys
+import os
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +25,16 @@ from typing import Any, Literal, TypeVar
 
 from transformers.hf_argparser import HfArg
 
-from tasks import demo
-from tasks.glue import MINIMAL_PAIRS, find_tasks
-from training.arguments import ClassifierArguments, EncoderArguments, RecipeParser, RecipeTrainingArguments
-from training.errors import RecipeError
-from training.evaluation import find_evaluated
-from training.methods import ClassifierMethodArguments
+from common import demo
+from common.arguments import (
+    ClassifierArguments,
+    ClassifierMethodArguments,
+    EncoderArguments,
+    RecipeParser,
+    RecipeTrainingArguments,
+)
+from common.edge import RecipeError
+from common.glue_tasks import MINIMAL_PAIRS, find_tasks
 
 
 _LARGE, _BASE = "google-bert/bert-large-uncased", "google-bert/bert-base-uncased"
@@ -118,32 +123,21 @@ def parse_arguments(
         args: The words of a command line; default: those of this process.
         kind: The dataclass of the task and the encoder.
         recipe: The script, for its usage.
-
-    Raises:
-        RecipeError: If a value breaks its rule, or does not fit another one.
     """
     groups = (kind, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
-    # Given words print nothing: that is for the second time, with all defaults.
-    arguments, method, adapter, training = parser.parse(sys.argv[1:] if args is None else args)
+    arguments, method, adapter, training = parser.parse(args, _defaults)
     tasks = find_tasks(arguments.task)
-    if arguments.preset is not None:
-        parser.set_defaults(**preset(arguments.preset, method.method, adapter.share_layers))
-        parser.set_defaults(**_batch(training))
-    elif arguments.task == MINIMAL_PAIRS:
-        parser.set_defaults(**demo.DEFAULTS)
-    arguments, method, adapter, training = parser.parse(args)
-    if training.per_device_train_batch_size is None:
-        raise RecipeError(
-            f"--preset has a batch of {BATCH}, which cannot be split evenly over {_devices(training)} devices times "
-            f"{training.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
-            "--per_device_train_batch_size for another batch."
-        )
-    if arguments.evaluate is not None:
-        find_evaluated(arguments, adapter, training)
-    elif training.do_train:
-        method = method.settled(adapter, training)
-    _check_data(arguments, [task.name for task in tasks])
+    if arguments.evaluate is None and training.do_train:
+        method.check(adapter, training)
+    if arguments.predict and MINIMAL_PAIRS in (task.name for task in tasks):
+        raise RecipeError(f"--predict needs a task of GLUE, whose test split has no labels; got {MINIMAL_PAIRS}.")
+    if arguments.data_dir is not None:
+        if arguments.task == MINIMAL_PAIRS:
+            raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: also give --task.")
+        folder = Path(arguments.data_dir).expanduser()
+        if missing := [task.name for task in tasks if not (folder / task.name).is_dir()]:
+            raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
     for task in tasks:
         copy.copy(training).choose_by(task.scores)
         if len(task.labels) == 1 and training.label_smoothing_factor:
@@ -151,40 +145,19 @@ def parse_arguments(
     return arguments, method, adapter, training
 
 
-def _check_data(arguments: GlueArguments, tasks: Sequence[str]) -> None:
-    """Raise RecipeError if the data of a task cannot be there."""
-    if MINIMAL_PAIRS in tasks and arguments.predict:
-        raise RecipeError(f"--predict needs a task of GLUE, whose test split has no labels; got {MINIMAL_PAIRS}.")
-    if arguments.data_dir is None:
-        return
-    if MINIMAL_PAIRS in tasks:
-        raise RecipeError(f"--data_dir has no use for {MINIMAL_PAIRS}, which are generated: also give --task.")
-    folder = Path(arguments.data_dir).expanduser()
-    missing = [task for task in tasks if not (folder / task).is_dir()]
-    if missing:
-        raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
-
-
-def parse_adapter(flags: Sequence[str], method: str = "houlsby") -> tuple[GlueArguments, ClassifierArguments]:
-    """Return the encoder and the adapter that glue.py has with these flags and this method; others are ignored."""
-    parser = RecipeParser((GlueArguments, ClassifierArguments))
-
-    def parse() -> tuple[GlueArguments, ClassifierArguments]:
-        arguments, adapter, *_ = parser.parse_args_into_dataclasses(list(flags), return_remaining_strings=True)
-        return arguments, adapter
-
-    arguments, adapter = parse()
-    if arguments.preset is not None:
-        parser.set_defaults(**preset(arguments.preset, method, adapter.share_layers))
-    return parse()
-
-
-def _batch(training: RecipeTrainingArguments) -> dict[str, int | None]:
-    """Return the size on each device of the presets' batch, split over all devices and accumulated steps; None if it
-    cannot be split evenly."""
-    share, rest = divmod(BATCH, _devices(training) * training.gradient_accumulation_steps)
-    return {"per_device_train_batch_size": None if rest else share}
-
-
-def _devices(training: RecipeTrainingArguments) -> int:
-    return training.world_size * max(1, training.n_gpu)
+def _defaults(given: Namespace) -> dict[str, Any]:
+    """Return the defaults of a preset, or of the run without data, by what else the command line says."""
+    if given.preset is None:
+        return demo.DEFAULTS if given.task == MINIMAL_PAIRS else {}
+    defaults = preset(given.preset, given.method, given.share_layers)
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    share, rest = divmod(BATCH, devices * given.gradient_accumulation_steps)
+    if not rest:
+        return {**defaults, "per_device_train_batch_size": share}
+    if given.per_device_train_batch_size != RecipeTrainingArguments.per_device_train_batch_size:
+        return defaults
+    raise RecipeError(
+        f"--preset has a batch of {BATCH}, which cannot be split evenly over {devices} devices times "
+        f"{given.gradient_accumulation_steps} accumulated steps. Use a number that divides {BATCH}, or give "
+        "--per_device_train_batch_size for another batch."
+    )

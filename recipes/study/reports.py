@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.edge import RecipeError
+from common.same_run import write_atomically
+from common.scores import check_finite
+from common.submission import TEST_SETS, pack, problems
 from study.papers import COLUMNS, PAPER_ROWS, mean_of_nine, server_average
-from tasks.submission import TEST_SETS, pack, problems
-from training.errors import RecipeError
-from training.files import write_atomically
-from training.trainer import check_finite
 
 
 def references(task: str) -> list[dict[str, Any]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from common.edge import RecipeError
+from common.same_run import is_free
 from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI, proper_name
 from sweeping.runs import MEANT_FOR, choose
-from training.errors import RecipeError
 
 
 Results = dict[str, Any]
@@ -20,17 +21,8 @@ Results = dict[str, Any]
 # Methods that freeze the encoder and add weights; the others train weights of its own.
 ADDING = ("houlsby", "lora")
 
-# Arguments that do not change what is learned.
-IGNORED = {
-    *("task", "seed", "output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "run_name"),
-    *("report_to", "disable_tqdm", "use_cpu", "keep_prefix_gb", "do_train", "do_eval", "do_predict", "example"),
-}
 # Arguments that make other rows even if they differ only between tasks: a row is a method on one model.
 OF_ROW = {*MEANT_FOR, "model_name", "init_adapter", "variant"}
-IGNORED_BEGINNINGS = (
-    *("logging", "log_", "hub", "push_to_hub", "save_", "project", "trackio"),
-    *("dataloader_num", "dataloader_p", "dataloader_m"),
-)
 
 
 def collect(folder: Path) -> list[Results]:
@@ -39,6 +31,18 @@ def collect(folder: Path) -> list[Results]:
     part = folder / f"results.jsonl.{os.getpid()}"
     part.write_text("".join(json.dumps(one) + "\n" for one in results))
     part.replace(folder / "results.jsonl")
+    return results
+
+
+def finished(folder: Path) -> list[Results]:
+    """Return the results of all runs below the folder that have a validation score.
+
+    Raises:
+        RecipeError: If there are none.
+    """
+    results = [one for one in collect(folder) if one["best_score"] is not None] if folder.is_dir() else []
+    if not results:
+        raise RecipeError(f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py.")
     return results
 
 
@@ -201,7 +205,7 @@ def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
     arguments = {
         name: float(value) if type(value) is int else value  # a default of 10 epochs is 10.0 on the command line
         for name, value in results["arguments"].items()
-        if name not in IGNORED and name not in chosen and not name.startswith(IGNORED_BEGINNINGS)
+        if not is_free(name) and name not in {"task", "seed", *chosen}
         if MEANT_FOR.get(name, _method(results)) == _method(results)
     }
     if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:

@@ -14,38 +14,31 @@ from typing import TextIO
 import yaml
 
 from sweeping.runs import PlannedRun
-from training.errors import RecipeError
 
 
-CONFIGS = Path(__file__).parents[1] / "accelerate"
+CONFIGS = Path(__file__).parents[1] / "launch" / "accelerate"
 SECONDS_TO_STOP = 10
 LAST_LINES = 15
 
 
-def lock(path: Path, wait: bool = False) -> TextIO | None:
+def lock(path: Path) -> TextIO | None:
     """Return the locked file, to be closed; None if another process has the lock.
 
     The kernel holds the lock until all processes that inherited the open file have closed it or ended. So a killed
     process leaves no lock behind, but the run that it started keeps its own.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a")  # over NFS only a file that is open for writing can be locked
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")  # over NFS only a file that is open for writing can be locked
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         return None
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be locked: {error.strerror}. Give another --output_dir.") from error
     return file
 
 
 def execute(
-    run: PlannedRun,
-    launch: Sequence[str],
-    locked: TextIO,
-    environment: Mapping[str, str],
-    is_stopped: Callable[[], bool],
+    run: PlannedRun, launch: Sequence[str], locked: TextIO, environment: Mapping[str, str], stops: Callable[[], bool]
 ) -> str | None:
     """Execute a run until it ends or is stopped. Return the last lines of its log if it has failed.
 
@@ -54,7 +47,7 @@ def execute(
         launch: The command, to which the recipe and its flags are appended.
         locked: The run's lock, which the launched process inherits.
         environment: Variables to add to the environment.
-        is_stopped: Asked all the time whether to stop the run.
+        stops: Asked all the time whether to stop the run.
     """
     run.record()
     with (run.folder / "log.txt").open("ab") as log:
@@ -69,16 +62,15 @@ def execute(
             pass_fds=[locked.fileno()],
         )
         try:
-            while (running := process.poll() is None) and not is_stopped():
+            while (is_running := process.poll() is None) and not stops():
                 time.sleep(0.1)
         finally:
             _stop(process)
-    if running or run.finished:
+    if is_running or run.finished:
         return None
     lines = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace").splitlines()
     lines = [line for line in lines if line.strip() and "it/s]" not in line]
-    without = "" if process.returncode else f", but there is no {run.folder / 'results.json'}"
-    return "\n".join([*lines[-LAST_LINES:], f"(exit status {process.returncode}{without})"])
+    return "\n".join([*lines[-LAST_LINES:], f"(exit status {process.returncode}, no results.json)"])
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -2,20 +2,20 @@
 
 import itertools
 import json
-import shlex
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from training.errors import RecipeError
-from training.files import read_object
-from training.trained_on import ARGUMENTS_FILE, TRAINED_ON, Describe, changed_files, describe_file
+from common.edge import RecipeError
 
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
-AXES = ("task", "method", "r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs", "seed")
+AXES = (
+    *("task", "method", "variant", "r", "init_std", "share_layers", "top_k", "lora_r"),
+    *("learning_rate", "num_train_epochs", "seed"),
+)
 # What validation may choose, and what it chooses by default.
 CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
 CHOSEN = ("learning_rate", "num_train_epochs")
@@ -54,12 +54,9 @@ class PlannedRun:
     @property
     def arguments(self) -> list[str]:
         """The recipe and its flags; a run that was killed resumes where it was."""
+        values = (word for axis, value in self.point.items() for word in (f"--{axis}", value))
         last = ("--output_dir", str(self.folder), "--resume_from_checkpoint", "last")
-        return [str(self.recipe), *self._asked, *last]
-
-    @property
-    def _asked(self) -> list[str]:
-        return [*(word for axis, value in self.point.items() for word in (f"--{axis}", value)), *self.flags]
+        return [str(self.recipe), *values, *self.flags, *last]
 
     @property
     def finished(self) -> bool:
@@ -72,46 +69,27 @@ class PlannedRun:
         return json.loads((self.folder / "results.json").read_text()) if self.finished else None
 
     def record(self) -> None:
-        """Write the run's flags into its folder, for `check`."""
-        (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self._asked], indent=1) + "\n")
+        """Write the flags that the sweep does not vary into the run's folder, for `check`."""
+        (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self.flags]) + "\n")
 
-    def check(self, describe: Describe = describe_file) -> None:
-        """Check that the folder holds no run with other flags, in whichever order, and no finished one on other data.
-
-        Args:
-            describe: As for `changed_files`.
+    def check(self) -> None:
+        """Refuse a finished run with other flags, whose score would be compared with those of this sweep.
 
         Raises:
-            RecipeError: If it does.
+            RecipeError: The folder holds one.
         """
         recorded = self.folder / "flags.json"
-        now = flag_values([self.recipe.name, *self.flags])
-        before = flag_values(json.loads(recorded.read_text())) if recorded.exists() else now
-        # The folder's name has the values of these, where equal numbers are equal.
-        before = {flag: values for flag, values in before.items() if flag.removeprefix("--") not in self.point}
-        if before != now:
-            raise RecipeError(
-                f"{self.folder} holds a run with other flags. Then: {_only_in(before, now)}; now: "
-                f"{_only_in(now, before)}. Give the same flags, or another --output_dir."
-            )
-        if results := self.results:  # other runs compare their data when they resume
-            recorded = (read_object(self.folder / ARGUMENTS_FILE) or {}).get(TRAINED_ON, {}).get("files", {})
-            test = results.get("test_file")
-            if changed := changed_files(recorded, describe):
+        if self.finished and recorded.is_file():
+            before, now = json.loads(recorded.read_text()), [self.recipe.name, *self.flags]
+            if _by_flag(before) != _by_flag(now):
                 raise RecipeError(
-                    f"{self.folder} holds a run with other data: {', '.join(changed)}. Give the earlier data, or "
-                    "another --output_dir."
-                )
-            if changed := changed_files({"test": test} if test else {}, describe):
-                command = shlex.join(["python", str(self.recipe), *self._asked, "--output_dir", str(self.folder)])
-                raise RecipeError(
-                    f"{self.folder} holds the scores of another test file: {changed[0]}. Give the earlier file, "
-                    f"another --output_dir, or score this one with {command}"
+                    f"{self.folder} holds a finished run with other flags ({' '.join(before)}; now {' '.join(now)}). "
+                    "Give the same flags, or another --output_dir."
                 )
 
 
-def flag_values(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return the values of each flag on a command line, and under "" what comes before the first one."""
+def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
+    """Return the values of each flag, and under "" what comes before the first one."""
     values: list[str] = []
     found = {"": values}
     for word in words:
@@ -121,11 +99,6 @@ def flag_values(words: Iterable[str]) -> dict[str, list[str]]:
         else:
             values.append(word)
     return found
-
-
-def _only_in(these: Mapping[str, list[str]], those: Mapping[str, list[str]]) -> str:
-    words = (word for flag, values in these.items() if those.get(flag) != values for word in (flag, *values) if word)
-    return " ".join(words) or "none"
 
 
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:

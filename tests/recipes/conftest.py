@@ -1,14 +1,39 @@
-"""Fixtures of the recipes' tests."""
+"""Fixtures of the recipes' tests: a tiny encoder, a task for it, and float32 on every machine."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
+
+from common import model
+from common.minimal_pairs import minimal_pairs
+from recipe_runs import save_tiny_encoder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_bfloat16() -> Iterator[None]:
-    """Lets --base_dtype auto be float32 on every machine, as tests compare scores with those of a float32 model."""
+    """Lets --base_dtype auto be float32, as tests compare scores with those of a float32 model."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+        patch.setattr(model, "_choose_dtype", lambda *_: "float32")
         yield
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory) -> Path:
+    """The folder of a tiny random BERT of four layers, whose vocabulary is that of the generated sentences."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+
+
+@pytest.fixture(scope="session")
+def glue_data(tmp_path_factory) -> Path:
+    """A folder with the task cola: 96 and 48 generated sentences, to be told by whether they have two clauses."""
+    folder = tmp_path_factory.mktemp("glue")
+    (folder / "cola").mkdir()
+    for split, rows in (("train", 48), ("validation", 24)):
+        frame = minimal_pairs()[split].to_pandas()
+        frame["label"] = frame["phenomenon"].str.contains("across").astype(int)
+        frame = frame.groupby("label").sample(rows, random_state=0)
+        frame[["sentence", "label"]].to_csv(folder / "cola" / f"{split}.csv", index=False)
+    return folder

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from peft import get_peft_model
 from torch.nn import functional as F
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
 import houlsby_peft
-from houlsby_peft import AdapterError, Bottleneck, HoulsbyConfig, HoulsbyLayer
+from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
 from recipe_runs import run, save_tiny_encoder
 from tiny_models import perturb, tiny_bert
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
-import extensions
 import variants
 from analysis.variants import VARIANTS, replace_bottlenecks
-from sweeping.runs import make_runs
-from training import methods
-from training.errors import RecipeError
+from common import model as methods
+from common.edge import RecipeError
 
 
-NO_CHECKPOINTS = extensions.NO_CHECKPOINTS
+# The library cannot load these variants again, so the runs end with the last epoch.
+NO_CHECKPOINTS = ("--save_strategy", "no", "--load_best_model_at_end", "false")
 
 
 def linear(bottleneck: Bottleneck, name: str, hidden: torch.Tensor) -> torch.Tensor:
@@ -73,15 +70,13 @@ class TestFormulas:
         inner = F.gelu(linear(bottleneck, "inner.1", inner))
         torch.testing.assert_close(bottleneck(HIDDEN), HIDDEN + linear(bottleneck, "up_proj", inner))
 
-    @pytest.mark.parametrize(
-        ("variant", "combine"),
-        [("parallel", lambda h, branch: h + branch), ("parallel_gated", lambda h, branch: h * (1 + branch))],
-    )
     @pytest.mark.parametrize("share_layers", [0, 2])
-    def test_parallel_to_both_sub_layers(self, token_ids, variant, combine, share_layers):
+    def test_gated_and_parallel_to_both_sub_layers(self, token_ids, share_layers):
         """The model against its base model with hooks on what each sub-layer ends in."""
-        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm=False, share_layers=share_layers))
-        replace_bottlenecks(model.eval(), VARIANTS[variant].bottleneck)
+        variant = VARIANTS["parallel_gated"]
+        config = HoulsbyConfig(r=4, train_layer_norm=False, share_layers=share_layers, **variant.config)
+        model = get_peft_model(tiny_bert(), config)
+        replace_bottlenecks(model.eval(), variant.bottleneck)
         perturb(model)
         base = tiny_bert()
         base.classifier.load_state_dict(model.base_model.model.classifier.modules_to_save["default"].state_dict())
@@ -92,7 +87,7 @@ class TestFormulas:
 
                 def adapt(module, inputs, output, bottleneck=bottleneck):
                     branch = linear(bottleneck, "up_proj", F.gelu(linear(bottleneck, "down_proj", inputs[1])))
-                    return module.LayerNorm(combine(module.dense(inputs[0]), branch) + inputs[1])
+                    return module.LayerNorm(module.dense(inputs[0]) * (1 + branch) + inputs[1])
 
                 layer.get_submodule(end).register_forward_hook(adapt)
         with torch.no_grad():
@@ -103,23 +98,17 @@ class TestFormulas:
     def test_they_start_near_the_identity(self, variant):
         torch.manual_seed(0)
         bottleneck = VARIANTS[variant].bottleneck(64, 16)
-        bottleneck.skip = hidden = torch.randn(2, 7, 64)
+        hidden = torch.randn(2, 7, 64)
         assert (bottleneck(hidden) - hidden).abs().max() < 0.15
         assert not torch.equal(bottleneck(hidden), hidden)
 
     def test_all_new_weights_train(self):
         for name, variant in VARIANTS.items():
-            model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+            model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **variant.config))
             replace_bottlenecks(model, variant.bottleneck)
             model(input_ids=torch.arange(5)[None]).logits.square().sum().backward()
             idle = [key for key, p in model.named_parameters() if "houlsby" in key and (p.grad is None)]
             assert not idle, name
-
-    def test_parallel_in_an_encoder_that_is_built_otherwise(self):
-        config = DistilBertConfig(vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=48)
-        model = get_peft_model(DistilBertForSequenceClassification(config), HoulsbyConfig(r=4))
-        with pytest.raises(RecipeError, match="built as BERT, RoBERTa and ELECTRA"):
-            replace_bottlenecks(model, VARIANTS["parallel"].bottleneck)
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +141,15 @@ class TestRuns:
         results = json.loads((tmp_path / "results.json").read_text())
         assert 0 <= results["best_score"] <= 1
         assert results["arguments"]["variant"] == variant
-        with nullcontext() if variant == "attention_only" else pytest.raises(AdapterError):
+        with nullcontext() if variant == "attention_only" else pytest.raises(ValueError, match="must fit"):
             houlsby_peft.load(tmp_path / "adapter")
         with pytest.raises(RecipeError, match=f"variant was '{variant}', is 'tanh'"):
             run(variants, "--variant", "tanh", *flags)
-        layers = [module for module in trained[0].modules() if isinstance(module, HoulsbyLayer)]
+        layers = [
+            module
+            for module in trained[0].modules()
+            if isinstance(module, HoulsbyLayer) and module.bottleneck("default") is not None
+        ]
         assert len(layers) == (4 if variant == "attention_only" else 8)
         assert {type(layer.bottleneck("default")) for layer in layers} == {VARIANTS[variant].bottleneck}
 
@@ -165,31 +158,3 @@ class TestRuns:
             run(variants, "--help")
         assert end.value.code == 0
         assert {"--variant", "--task", "--r"} <= set(capsys.readouterr().out.split())
-
-    def test_the_figure(self, tmp_path):
-        axes = {"task": ["cola", "rte"], "variant": ["paper", "tanh"], "seed": ["0", "1"]}
-        for one in make_runs(tmp_path, Path("variants.py"), axes, []):
-            one.folder.mkdir(parents=True)
-            seed, tanh = int(one.point["seed"]), one.point["variant"] == "tanh"
-            score = 0.5 + 0.02 * seed + (0.1 + 0.02 * seed) * tanh
-            results = {"task": one.point["task"], "seed": seed, "chosen_by": "accuracy"}
-            # The weights of the last epoch are kept, and it is not the best.
-            results["epochs"] = [{"accuracy": score - 0.3}, {"accuracy": score}, {"accuracy": 0.1 + 0.2 * seed}]
-            results["best_score"] = 0.1 + 0.2 * seed
-            results["best_scores"] = {"accuracy": 0.1 + 0.2 * seed}
-            (one.folder / "results.json").write_text(json.dumps(results))
-        run(extensions, "--draw_only", "--output_dir", tmp_path, "--task", "cola", "rte", "--seed", 0, 1)
-        rows = {
-            (r["task"], r["variant"]): r
-            for r in map(json.loads, (tmp_path / "extensions.jsonl").read_text().splitlines())
-        }
-        assert len(rows) == 4
-        assert rows["rte", "tanh"]["change"] == pytest.approx(11)  # of 10 and 12 by seed
-        assert rows["rte", "tanh"]["error"] == pytest.approx(1)
-        assert rows["cola", "paper"]["mean"] == pytest.approx(51)
-        assert (tmp_path / "extensions.png").is_file()
-        assert (tmp_path / "extensions.svg").is_file()
-
-    def test_nothing_to_compare_with(self, tmp_path):
-        with pytest.raises(RecipeError, match="no run on any task"):
-            run(extensions, "--draw_only", "--output_dir", tmp_path)

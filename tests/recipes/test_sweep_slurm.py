@@ -16,7 +16,7 @@ from test_sweep import ROOT, finish, recipe, results, starts, wait_for
 
 __all__ = ["recipe"]  # the fixture
 
-FILES = sorted((ROOT / "recipes" / "slurm").glob("*.sbatch"))
+FILES = sorted((ROOT / "recipes" / "launch" / "slurm").glob("*.sbatch"))
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What the training recipes share; docs/recipes.md describes it."""

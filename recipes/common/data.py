@@ -1,0 +1,330 @@
+"""Text data sets from files and from the Hub: their splits, their columns, their tokens."""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, disable_progress_bars, load_dataset
+from datasets.exceptions import DatasetsError
+from pyarrow.parquet import read_table
+from transformers import PreTrainedTokenizerBase
+
+from common.arguments import looks_like_a_path
+from common.edge import RecipeError, log
+from houlsby_peft import AdapterError
+from houlsby_peft.tables import TableReader, check_number_of_texts, find_encoding, match_column
+from houlsby_peft.tables import find_text_columns as find_usual_columns
+
+
+SPLITS = ("train", "validation", "test")
+VALIDATION_SHARE = 0.1
+LABEL_NAMES = ("label", "labels", "label_ids")  # columns that the Trainer takes for labels
+# Far more than a token has on average, so that text cut before tokenizing would also be cut after it.
+CHARACTERS_PER_TOKEN = 100
+WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
+_LISTED = 5  # rows in a message
+
+if not sys.stderr.isatty():
+    disable_progress_bars()
+
+
+def locate(data: Dataset, row: int) -> str:
+    """Return where a row is in the user's file, such as "line 12"."""
+    return data[row][WHERE] if WHERE in data.column_names else f"row {row}"
+
+
+def columns_of(data: Dataset) -> list[str]:
+    """Return the names of the user's columns."""
+    return [name for name in data.column_names if name != WHERE]
+
+
+def _number_rows(data: Dataset) -> Dataset:
+    return data.add_column(WHERE, [f"row {row}" for row in range(len(data))])
+
+
+def _read_parquet(path: Path, encoding: str | None) -> Dataset:
+    return _number_rows(Dataset(read_table(path)))  # with the names of the classes, if there are any
+
+
+def _read_rows(path: Path, encoding: str | None) -> Dataset:
+    """Read separated values or a JSON object per line. A column without a name, such as an index, is left out."""
+    table = TableReader(path, encoding)
+    lines, rows = zip(*table.rows(), strict=True)
+    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in table.columns if name}
+    separator = "" if path.suffix.lower() == ".jsonl" else f", separator {table.separator!r}"
+    found = table.encoding.removesuffix("-sig").replace("utf", "UTF")
+    doubt = "" if encoding or found.startswith("UTF") else " (if letters look wrong, name another with --encoding)"
+    log(f"{path}: {len(rows):,} rows{separator}, encoding {found}{doubt}")
+    return Dataset(pa.table({**columns, WHERE: [f"line {line}" for line in lines]}))
+
+
+def _read_lines(path: Path, encoding: str | None) -> Dataset:
+    """Read one text per line, without empty lines, as the column `text`."""
+    lines = enumerate(path.read_text(encoding or find_encoding(path)).split("\n"), start=1)
+    return Dataset.from_list([{"text": line, WHERE: f"line {number}"} for number, line in lines if line.strip()])
+
+
+def _read_conll(path: Path, encoding: str | None) -> Dataset:
+    """Read sentences from a CoNLL file: words from its first column, tags from its last, without document marks.
+
+    A line before a sentence that begins with "# " and has an equals sign is a comment, as in CoNLL-U.
+    """
+    sentences: list[dict[str, Any]] = [{"tokens": [], "tags": [], WHERE: "line 1"}]
+    for number, line in enumerate(path.read_text(encoding or find_encoding(path)).split("\n"), start=1):
+        columns = line.split()
+        is_comment = line.startswith("# ") and "=" in line and not sentences[-1]["tokens"]
+        if not columns or columns[0] == "-DOCSTART-" or is_comment:
+            sentences.append({"tokens": [], "tags": [], WHERE: f"line {number + 1}"})
+        elif len(columns) == 1:
+            raise RecipeError(f"{path}: line {number} must have a word and a tag, got {line[:50]!r}.")
+        else:
+            sentences[-1]["tokens"].append(columns[0])
+            sentences[-1]["tags"].append(columns[-1])
+    return Dataset.from_list([sentence for sentence in sentences if sentence["tokens"]])
+
+
+READERS: dict[str, Callable[[Path, str | None], Dataset]] = {
+    ".parquet": _read_parquet,
+    ".csv": _read_rows,
+    ".tsv": _read_rows,
+    ".jsonl": _read_rows,
+    ".txt": _read_lines,
+    ".conll": _read_conll,
+}
+
+
+def read_file(path: Path, encoding: str | None = None) -> Dataset:
+    """Read a file by its extension, one of READERS; the column WHERE says where each row is in it."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv.")
+    try:
+        data = reader(path, encoding)
+    except (UnicodeError, LookupError) as error:
+        raise RecipeError(f"{path} cannot be decoded: {error}. Name its --encoding.") from error
+    except pa.ArrowException as error:
+        raise RecipeError(f"{path}: {error}. Write all values of a column alike.") from error
+    if not len(data):
+        raise RecipeError(f"{path} has no rows. Give a file with some.")
+    return data
+
+
+def find_split(folder: Path, split: str) -> Path | None:
+    """Return the file `split` in a folder, with the first extension of READERS that exists in any case, or None."""
+    files = {file.name.lower(): file for file in sorted(folder.iterdir())} if folder.is_dir() else {}
+    return next((files[name] for suffix in READERS if (name := f"{split}{suffix}") in files), None)
+
+
+def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset:
+    """Read the file `split` in a folder, as find_split finds it."""
+    path = find_split(folder, split)
+    if path is None:
+        found = ", ".join(sorted(file.name for file in folder.glob("*"))) or "nothing"
+        raise RecipeError(f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}.")
+    return read_file(path, encoding)
+
+
+def find_files(data: str, **files: str | None) -> dict[str, Path]:
+    """Return the files of a data set, by their splits; those on the Hub have none."""
+    own = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
+    path = Path(data).expanduser()
+    if path.is_file():
+        return {"train": path, **own}
+    found = {split: find_split(path, split) for split in SPLITS} if path.is_dir() else {}
+    return {split: file for split, file in found.items() if file is not None} | own
+
+
+def load_splits(
+    data: str, config: str | None = None, encoding: str | None = None, **files: str | None
+) -> dict[str, Dataset]:
+    """Load train and, if present, validation and test; see find_files."""
+    found = find_files(data, **files)
+    splits = {split: read_file(path, encoding) for split, path in found.items()}
+    if "train" not in splits and looks_like_a_path(data):
+        read_split(Path(data).expanduser(), "train")
+    if "train" not in splits:
+        try:
+            on_hub = load_dataset(data, config)
+        except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it is a script
+            raise RecipeError(
+                f"Cannot load the data set {data!r} from the Hub: {error}. Without a network, give a folder or a file."
+            ) from error
+        splits = {split: _number_rows(on_hub[split]) for split in SPLITS if split in on_hub} | splits
+    if "train" not in splits:
+        raise RecipeError(f"The data set {data!r} must have a split 'train'.")
+    return splits
+
+
+def describe_data(
+    name: str, source: str | None, config: str | None, splits: Mapping[str, Dataset], split: str = "validation"
+) -> dict[str, Any]:
+    """Return what results.json says of the data: the name, the address on the Hub if they are there, the split that
+    the scores are of, and the rows of all splits."""
+    on_hub = source is not None and not looks_like_a_path(source)
+    address: dict[str, Any] = {"id": source, "config": config} if on_hub else {}
+    return {"name": name, **address, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
+
+
+def find_text_columns(
+    data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the columns of a text or a pair of texts: those named on the command line, else those recorded if the
+    data have all of them, else by their usual names."""
+    columns = columns_of(data)
+    try:
+        found = tuple(find_usual_columns(columns, named, recorded=recorded))  # as `houlsby-peft predict` finds them
+    except AdapterError as error:
+        widths = {name: sum(map(len, map(str, data[:100][name]))) for name in columns}
+        longest = shlex.quote(max(widths, key=widths.__getitem__))
+        wanted = f"no column {' and '.join(map(repr, named))}" if named else "no column with a usual name for text"
+        raise RecipeError(
+            f"There is {wanted}, such as text or message: there are {', '.join(columns)}. Name one, or two for pairs: "
+            f"--text_columns {longest} if that is the text."
+        ) from error
+    if taken := [name for name in found if name in LABEL_NAMES]:
+        raise RecipeError(f"--text_columns must not name {taken[0]!r}, which is a label's name. Rename the column.")
+    check_number_of_texts(found, recorded, "--text_columns")
+    return found
+
+
+def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: str) -> str:
+    """Return the column that the flag names, else the first of the usual names that exists."""
+    columns = columns_of(data)
+    found = next((column for name in ([named] if named else usual) if (column := match_column(columns, name))), None)
+    if found is None:
+        wanted = repr(named) if named else f"named {' or '.join(usual)}"
+        raise RecipeError(f"There is no column {wanted}, only {', '.join(columns)}. Name it with {flag}.")
+    return found
+
+
+def check_columns(data: Dataset, name: str, text_columns: Sequence[str], label_columns: Sequence[str] = ()) -> None:
+    """Raise RecipeError unless the split `name` has these columns, and those of the texts hold nothing but strings."""
+    missing = [column for column in (*text_columns, *label_columns) if column not in data.column_names]
+    if missing:
+        raise RecipeError(
+            f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has "
+            f"{', '.join(columns_of(data))}. Rename the columns of the file, or name others where a flag does."
+        )
+    for column in text_columns:
+        row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)
+        if row is not None:
+            raise RecipeError(
+                f"{name}: column {column!r} must hold text, {locate(data, row)} has {data[row][column]!r}. "
+                "Give it a text, or leave the row out."
+            )
+
+
+def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:
+    """Return the rows with text in any of the columns, and report how many have none; blanks are no text."""
+    columns = [data[column] for column in text_columns]
+    rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if any(map(str.strip, texts))]
+    if not rows:
+        raise RecipeError(f"{name} must hold text; all its {len(data):,} rows are empty. Give examples with text.")
+    return keep_rows(data, rows, f"{name}: {{}} without text")
+
+
+def keep_rows(data: Dataset, rows: Sequence[int], what: str) -> Dataset:
+    """Return some rows of a data set, and report how many others there are and where the first of them are."""
+    if len(rows) == len(data):
+        return data
+    others = np.setdiff1d(np.arange(len(data)), rows)
+    count = f"{len(others):,} row{'s' if len(others) > 1 else ''}"
+    first = ", ".join(locate(data, int(row)) for row in others[:_LISTED])
+    log(f"{what.format(count)} left out ({first}{', ...' if len(others) > _LISTED else ''})")
+    return data.select(rows)
+
+
+def report_repeated(
+    splits: Mapping[str, Dataset], text_columns: Sequence[str], labels: Sequence[Hashable] | None = None
+) -> None:
+    """Log how many texts of train repeat, or have different labels, and how many of another split are in it."""
+    texts = {
+        name: list(zip(*(split[column] for column in text_columns), strict=True)) for name, split in splits.items()
+    }
+    train = Counter(texts["train"])
+    twice = sum(count - 1 for count in train.values())
+    of_text: dict[Any, set[Hashable]] = {}
+    for text, label in zip(texts["train"], labels or (), strict=False):
+        of_text.setdefault(text, set()).add(label)
+    conflicts = sum(len(found) > 1 for found in of_text.values())
+    if twice:
+        both = f", {conflicts:,} of these texts with different labels" if conflicts else ""
+        log(f"note: {twice:,} training examples repeat the text of another one{both}")
+    for name in [name for name in splits if name != "train"]:
+        known = sum(text in train for text in texts[name])
+        if known:
+            log(
+                f"note: {known:,} of the {len(texts[name]):,} texts of {name} are training examples as well: their "
+                "scores say little about new texts"
+            )
+
+
+def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:
+    """Return the splits; if there is no validation split, move a random tenth of train into one, of each label alike.
+
+    The rows do not depend on the seed of the run, so that runs with several seeds are scored on the same rows.
+    """
+    if "validation" in splits:
+        return splits
+    train = splits["train"]
+    wanted = max(1, round(VALIDATION_SHARE * len(train)))
+    generator = np.random.default_rng(0)
+    of_label: dict[Hashable, list[int]] = {}
+    for row in generator.permutation(len(train)):
+        of_label.setdefault(None if labels is None else labels[row], []).append(int(row))
+    # The rows of each label are spread evenly over 0 to 1, from a random start. Those of the lowest tenth are chosen,
+    # so that even of rare labels a tenth is chosen on average.
+    shares = (
+        ((number + start) / len(rows), row)
+        for rows in of_label.values()
+        for start in [generator.random()]
+        for number, row in enumerate(rows[:-1])
+    )
+    chosen = sorted(row for _, row in sorted(shares)[:wanted])
+    if not chosen:
+        raise RecipeError(
+            f"No validation split can be made of {len(train):,} training examples, as one of each label must stay in "
+            "training. Give one, as validation.csv."
+        )
+    log(f"no validation split: {len(chosen):,} of the {len(train):,} training examples are used instead")
+    kept = np.setdiff1d(np.arange(len(train)), chosen)
+    return {**splits, "train": train.select(kept), "validation": train.select(chosen)}
+
+
+def sample(data: Dataset, size: int | None) -> Dataset:
+    """Return `size` random rows in their order; all rows if `size` is None or larger.
+
+    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing else.
+    """
+    if size is None or size >= len(data):
+        return data
+    return data.select(sorted(np.random.default_rng(0).permutation(len(data))[:size]))
+
+
+def tokenize(
+    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int, name: str = ""
+) -> Dataset:
+    """Add the tokens of the texts, truncated to max_length and unpadded, and their number as `length`.
+
+    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little. Of the split
+    called train, the log says how many texts reach max_length.
+    """
+    max_length = min(max_length, tokenizer.model_max_length)
+    characters = max_length * CHARACTERS_PER_TOKEN
+
+    def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
+        texts = [[text[:characters] for text in rows[column]] for column in text_columns]
+        tokens = tokenizer(*texts, truncation=True, max_length=max_length)
+        return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
+
+    tokenized = data.map(tokenize_batch, batched=True, desc="Tokenizing")
+    full = sum(length == max_length for length in tokenized["length"]) if name == "train" else 0
+    if full:
+        log(f"{full:,} of {len(data):,} training texts reach {max_length} tokens, where texts are truncated; see "
+            "--max_length")  # fmt: skip
+    return tokenized

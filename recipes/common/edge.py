@@ -1,0 +1,99 @@
+"""The edge of every recipe: known errors and interrupts end it with one line, and noise of libraries is left out."""
+
+import errno
+import logging
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TextIO, TypeVar
+
+
+Result = TypeVar("Result")
+DEBUG = "HOULSBY_DEBUG"
+RESUMES = "The same command resumes from the last complete checkpoint; if there is none, it starts over."
+# Warnings of libraries about each other, on which the user of a recipe cannot act.
+_NOISE = (
+    "`is_gradient_checkpointing` is deprecated",  # PEFT reads what transformers 5.23 has renamed
+    "`broadcast_buffers` is deprecated",  # accelerate gives DDP what torch 2.13 has renamed
+)
+
+
+class RecipeError(Exception):
+    """A wrong flag, file or value. The message states the rule, the value received and the remedy."""
+
+
+def log(message: str, file: TextIO | None = None) -> None:
+    """Print a message once, whatever the number of processes; to stdout if no file is given."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=file, flush=True)
+
+
+def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES) -> Result:
+    """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status 1, 130 or 143.
+
+    --debug on the command line, or HOULSBY_DEBUG=1, shows the traceback of an error instead.
+
+    Args:
+        main: The recipe.
+        how_to_continue: What to say after an interrupt.
+    """
+    if "--debug" in sys.argv:
+        sys.argv.remove("--debug")
+        os.environ[DEBUG] = "1"
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _terminate)
+    for text in _NOISE:
+        warnings.filterwarnings("ignore", re.escape(text), FutureWarning)
+    # accelerate imports DeepSpeed wherever it is installed.
+    if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not any("--deepspeed" in word for word in sys.argv):
+        logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
+    try:
+        return main()
+    except (KeyboardInterrupt, _Terminated) as error:
+        log(f"\nInterrupted. {how_to_continue}", sys.stderr)
+        sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
+    except Exception as error:
+        if os.environ.get(DEBUG) or not _is_known(error):
+            raise
+        text = " ".join(str(error).split())
+        if is_full_disk(error):
+            text = f"The disk is full: {text}. Free some space; the same command then resumes."
+        sys.exit(f"error: {text} (--debug shows where)" if not _says_enough(error) else f"error: {text}")
+
+
+class _Terminated(SystemExit):
+    """SIGTERM. Processes that were forked from the recipe, such as those of a data loader, end with it silently."""
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    raise _Terminated(128 + number)
+
+
+def _says_enough(error: Exception) -> bool:
+    """Return whether an error is ours, with a message that states the remedy."""
+    return isinstance(error, RecipeError) or type(error).__module__.startswith("houlsby_peft")
+
+
+def _is_known(error: Exception) -> bool:
+    """Return whether an error is ours, or one by which libraries report wrong values, files and downloads."""
+    return _says_enough(error) or isinstance(error, (ValueError, OSError, ImportError)) or is_full_disk(error)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return whether an error is, or was caused by, a write that found no space left."""
+    return any(
+        (isinstance(cause, OSError) and cause.errno == errno.ENOSPC)
+        # safetensors raises errors without a number, and the writer of PyTorch's files errors without a reason.
+        or "No space left on device" in str(cause)
+        or ("inline_container" in str(cause) and "unexpected pos" in str(cause))
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

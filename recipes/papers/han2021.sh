@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
+# paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py.
+set -euo pipefail
+adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
+
+# pretrain TASK METHOD EVERY STEPS FOLDER: checkpoints of pretraining on the task's training text. For the whole
+# encoder, the learning rate of mlm.py would be too high.
+pretrain() {
+    local flags="$adapter"
+    [ "$2" = houlsby ] || flags="--method $2 --learning_rate 5e-5"
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 \
+        --base_dtype float32 --max_steps "$4" --save_strategy steps --save_steps "$3" --save_total_limit 100 \
+        --eval_strategy no --load_best_model_at_end false --output_dir "$5/pretraining/$2"
+}
+
+# starts TASK EVERY STEPS FOLDER FLAGS: fine-tuning with adapters and without, from the encoder and each checkpoint
+starts() {
+    local task=$1 every=$2 steps=$3 folder=$4 start
+    shift 4
+    python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
+        "$@" --output_dir "$folder"
+    pretrain "$task" houlsby "$every" "$steps" "$folder"
+    pretrain "$task" full "$every" "$steps" "$folder"
+    for start in $(seq "$every" "$every" "$steps"); do
+        python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
+            "$@" --init_adapter "$folder/pretraining/houlsby/checkpoint-$start" \
+            --output_dir "$folder/pretrained_$start"
+        python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
+            "$@" --model_name "$folder/pretraining/full/checkpoint-$start" \
+            --output_dir "$folder/pretrained_$start"
+    done
+    python recipes/figure.py stability "$folder"
+}
+
+# Table 1, with the second scores
+python recipes/sweep.py recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0 \
+    --output_dir runs/r1
+for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
+        $adapter --max_length 256 --base_dtype float32 --max_steps 20000 --eval_strategy steps --eval_steps 2000 \
+        --save_strategy steps --save_steps 2000
+done
+python recipes/sweep.py recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
+    --init_adapter "runs/{task}-text/adapter" --output_dir runs/r1/pretrained
+python recipes/study_table.py runs/r1
+
+# Figures 2 and 3, and MNLI in appendix C. The best and the last epoch are shown apart.
+python recipes/sweep.py recipes/gradient_norms.py --task rte --preset han2021 --method houlsby full \
+    --seed $(seq 0 9) --output_dir runs/r2
+python recipes/figure.py stability runs/r2
+python recipes/sweep.py recipes/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
+    --seed 0 1 2 3 4 --output_dir runs/r_mnli
+python recipes/figure.py stability runs/r_mnli
+
+# Figures 1 and 4
+starts cola 2000 20000 runs/r4 --num_train_epochs 10
+# Figures 9, 10 and 13: one run of 100 epochs per start; figure 9 has 100 runs per start
+starts cola 2000 20000 runs/r9 --num_train_epochs 100
+starts cola 10000 20000 runs/r9_separate --num_train_epochs $(seq 100)
+
+# Figure 5. An epoch of SST-2 has 2,105 steps of 32 texts; the paper does not list its numbers of epochs.
+starts sst2 2105 21050 runs/r5
+python recipes/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
+    --output_dir runs/r5

@@ -1,1 +1,0 @@
-"""What is learned: each task's data, labels and scores."""

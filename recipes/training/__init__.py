@@ -1,1 +1,0 @@
-"""What every recipe shares: arguments, data, models, methods, runs and their results, and the Trainer."""

@@ -1,0 +1,350 @@
+"""Files, columns, labels and splits: what is detected, what is said, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import re
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import ClassLabel, Dataset, Features, List, Value
+from sklearn.utils.class_weight import compute_class_weight
+from transformers import AutoTokenizer
+
+from common.arguments import RecipeTrainingArguments
+from common.classification import ClassificationArguments, load_task
+from common.data import (
+    WHERE,
+    find_files,
+    find_text_columns,
+    load_splits,
+    read_file,
+    report_repeated,
+    rows_with_text,
+    sample,
+    tokenize,
+    with_validation,
+)
+from common.edge import RecipeError
+from common.labels import (
+    MULTI,
+    REGRESSION,
+    SINGLE,
+    Labels,
+    balanced_weights,
+    describe_balance,
+    find_label_columns,
+    find_labels,
+    rarest_labels,
+)
+from houlsby_peft import AdapterError
+from recipe_runs import write
+
+
+def load(path, **options):
+    return load_task(ClassificationArguments(data=str(path), **options), RecipeTrainingArguments(use_cpu=True))
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("name", "encoding", "separator", "end"),
+        [
+            ("a.csv", "utf-8", ",", "\n"),
+            ("a.csv", "cp1252", ";", "\r\n"),
+            ("a.CSV", "utf-8-sig", "|", "\n"),
+            ("a.csv", "utf-16", "\t", "\r\n"),
+            ("a.tsv", "utf-8", "\t", "\n"),
+        ],
+    )
+    def test_separators_and_encodings(self, tmp_path, name, encoding, separator, end, capsys):
+        texts = ["Größe; one, two | three", "plain", 'two\nlines, "quoted"', "z"]
+        frame = pd.DataFrame({"id": range(4), "Text": texts, "Label": ["x", "", "y", "x"]})
+        path = tmp_path / name
+        frame.to_csv(path, index=False, encoding=encoding, sep=separator, lineterminator=end)
+        found = read_file(path)
+        assert found["Text"][:] == texts
+        assert found["Label"][:] == ["x", "", "y", "x"]
+        assert found[WHERE][:] == ["line 2", "line 3", "line 4", "line 6"]
+        assert f"4 rows, separator {separator!r}, encoding" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("encoding", "text"), [("shift_jis", "請求書"), ("gb18030", "账单"), ("cp1251", "счёт"), ("koi8-r", "вход")]
+    )
+    @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+    def test_an_encoding_that_is_named(self, tmp_path, encoding, text, name):
+        (tmp_path / name).write_bytes(f"text\n{text}\n".encode(encoding))
+        assert read_file(tmp_path / name, encoding)["text"][-1] == text
+
+    def test_an_encoding_that_does_not_fit(self, tmp_path):
+        (tmp_path / "a.txt").write_bytes(b"\x81\x8d")
+        for encoding in ("ascii", "nonsense"):
+            with pytest.raises(RecipeError, match="--encoding"):
+                read_file(tmp_path / "a.txt", encoding)
+
+    def test_every_format_gives_the_same_rows(self, tmp_path):
+        texts, labels = ["one, two", 'a "b"', "NA"], [0, 1, 1]
+        for ending in ("parquet", "csv", "tsv", "jsonl"):
+            data = read_file(write(tmp_path / f"a.{ending}", text=texts, label=labels))
+            assert data["text"][:] == texts
+            assert list(map(int, data["label"])) == labels
+
+    def test_a_conll_file(self, tmp_path):
+        content = "# id = 3 domain=en\nAda _ B-PER\n# a=b O\n\n# _ O\n1 _ O\n"
+        (tmp_path / "a.conll").write_text(content)
+        rows = read_file(tmp_path / "a.conll")
+        assert rows["tokens"][:] == [["Ada", "#"], ["#", "1"]]
+        assert rows["tags"][:] == [["B-PER", "O"], ["O", "O"]]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("a.csv", 'text,label\na,1\n"b,2\nc,1\n', "line 3"),
+            ("a.csv", "text\nsome words\nmore, words\n", "line 3"),
+            ("a.csv", "text,label\n", "no rows"),
+            ("a.jsonl", '{"text": "a"}\n{"text": 1', "line 2"),
+            ("a.jsonl", '{"text": "a"}\n{"text": 1}\n', "all values of a column alike"),
+            ("a.conll", "Ada B-PER\nvisits\n", "line 2 must have a word and a tag, got 'visits'"),
+            ("a.conll", "\n-DOCSTART- -X- O\n", "has no rows"),
+            ("a.xlsx", "PK", r"must end in one of \.parquet"),
+        ],
+    )
+    def test_broken_files(self, tmp_path, name, content, message):
+        (tmp_path / name).write_text(content)
+        with pytest.raises((RecipeError, AdapterError), match=message):
+            read_file(tmp_path / name)
+
+    def test_a_folder(self, tmp_path):
+        write(tmp_path / "train.csv", text=["a"]).rename(tmp_path / "train.CSV")
+        write(tmp_path / "test.parquet", text=["b"])
+        assert {name: rows["text"][0] for name, rows in load_splits(str(tmp_path)).items()} == {
+            "train": "a",
+            "test": "b",
+        }
+        other = write(tmp_path / "other.csv", text=["c"])
+        assert find_files(str(other), validation=str(other)) == {"train": other, "validation": other}
+        write(tmp_path / "b" / "other.csv", text=["c"])
+        with pytest.raises(RecipeError, match=r"has no split 'train': .*found other\.csv"):
+            load_splits(str(tmp_path / "b"))
+
+    def test_a_data_set_that_is_a_script(self):
+        error = RuntimeError("Dataset scripts are no longer supported")
+        with (
+            patch("common.data.load_dataset", side_effect=error),
+            pytest.raises(RecipeError, match="Cannot load the data set 'user/names' from the Hub: Dataset scripts"),
+        ):
+            load_splits("user/names")
+
+    def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
+        with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):
+            ClassificationArguments(data="none.csv")
+
+
+class TestNames:
+    def test_versions_are_different_tasks(self, tmp_path):
+        names = set()
+        for version in ("v1.5", "v1.6"):
+            (tmp_path / version).mkdir()
+            names.add(ClassificationArguments(data=str(tmp_path / version)).name)
+        assert names == {"v1.5", "v1.6"}
+        assert ClassificationArguments(data=str(write(tmp_path / "mails.csv", text=["a"]))).name == "mails"
+        assert ClassificationArguments(data="user/v1.5", data_config="en").name == "v1.5_en"
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("columns", "text", "label"),
+        [
+            (("ticket_id", "created", "message", "category"), ("message",), ("category",)),
+            (("ID", "Title", "Body", "Class"), ("Body",), ("Class",)),
+            (("Premise", "HYPOTHESIS", "Target"), ("Premise", "HYPOTHESIS"), ("Target",)),
+        ],
+    )
+    def test_usual_names_without_regard_to_case(self, columns, text, label):
+        data = Dataset.from_dict({name: ["a", "b"] for name in columns})
+        assert find_text_columns(data, None) == text
+        assert find_label_columns(data, None) == label
+
+    def test_both_missing_columns_are_said_at_once(self, tmp_path):
+        path = write(tmp_path / "a.csv", id=range(8), Nachricht=["long words"] * 8, Abteilung=["high", "low"] * 4)
+        with pytest.raises(RecipeError) as stopped:
+            load(path)
+        assert "--text_columns Nachricht if that is the text" in str(stopped.value)
+        assert re.search(r"--label_columns; it may be Abteilung \(2 values\)", str(stopped.value))
+
+    def test_a_split_that_lacks_a_column(self, tmp_path):
+        write(tmp_path / "train.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
+        write(tmp_path / "validation.csv", text=["c"])
+        with pytest.raises(RecipeError, match="validation lacks the column label"):
+            load(tmp_path)
+
+    def test_a_label_is_no_text(self, tmp_path):
+        path = write(tmp_path / "a.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
+        with pytest.raises(RecipeError, match="'label'"):
+            load(path, text_columns=["text", "label"])
+
+
+class TestLabels:
+    @pytest.mark.parametrize(
+        ("values", "problem_type", "names"),
+        [
+            (["b", "a", "b"], SINGLE, ("a", "b")),
+            ([10, 9, 2], SINGLE, ("2", "9", "10")),
+            ([1.0, 0.0], SINGLE, ("0", "1")),
+            (["1", "?", "inf"], SINGLE, ("1", "?", "inf")),
+            (["0.5", "1"], REGRESSION, ("label",)),
+            ([[3], [1, 3], []], MULTI, ("1", "3")),
+        ],
+    )
+    def test_kinds(self, values, problem_type, names):
+        assert find_labels(Dataset.from_dict({"label": values}), None) == Labels(("label",), problem_type, names)
+
+    def test_numbers_that_are_names(self):
+        data = Dataset.from_dict({"label": ["7", "007", "1.5"]})
+        assert find_labels(data, None, as_text=True).names == ("1.5", "007", "7")
+        assert find_labels(data, None).problem_type == REGRESSION
+        with pytest.raises(RecipeError, match=r"'007' and '7' .*--labels_as_text"):
+            find_labels(Dataset.from_dict({"label": ["7", "007", "x"]}), None)
+
+    def test_a_column_for_each_class(self):
+        data = Dataset.from_dict({"a": [1, 0], "b": ["1", "0"], "text": ["x", "y"]})
+        labels = find_labels(data, ["a", "b"])
+        assert labels.encode(data, "train")["label"][:] == [[1.0, 1.0], [0.0, 0.0]]
+        with pytest.raises(RecipeError, match="0 or 1 in each of them; row 1"):
+            labels.encode(Dataset.from_dict({"a": [1, 2], "b": [0, 1]}), "train")
+
+    def test_names_that_the_data_set_declares(self):
+        """A class of which training has no example is known all the same."""
+        names = ["neg", "neutral", "pos"]
+        data = Dataset.from_dict({"label": [0, 2]}, features=Features({"label": ClassLabel(names=names)}))
+        labels = find_labels(data, None)
+        assert labels.names == tuple(names)
+        assert labels.encode(data, "train")["label"][:] == [0, 2]
+        assert describe_balance(labels, [0, 2]) == "3 classes: neg 1 (50.0%), pos 1 (50.0%); 2 seen once; 1 never seen"
+        lists = Dataset.from_dict({"label": [[0, 1]]}, features=Features({"label": List(ClassLabel(names=names))}))
+        assert find_labels(lists, None) == Labels(("label",), MULTI, tuple(names))
+
+    def test_whole_scores_are_a_regression_when_asked_for(self):
+        data = Dataset.from_dict({"stars": ["100", "500"]})
+        labels = find_labels(data, ["stars"], REGRESSION)
+        encoded = labels.encode(data, "train")
+        assert encoded["label"][:] == [100.0, 500.0]
+        assert encoded.features["label"] == Value("float32")
+        assert "scores from 100 to 500; scale them" in describe_balance(labels, encoded["label"])
+        with pytest.raises(RecipeError, match="validation: a label must be a finite number; row 1 has 'many'"):
+            labels.encode(Dataset.from_dict({"stars": ["1", "many"]}), "validation")
+
+    def test_an_unknown_label_names_its_line(self, tmp_path):
+        write(tmp_path / "train.csv", text=["", "two\nlines", "c", "d", "e"], label=["a", "a", "", "b", "b"])
+        write(tmp_path / "validation.csv", text=["x\ny", "", "z"], label=["a", "", "c"])
+        with pytest.raises(RecipeError, match=r"validation: a label must be one of the 2 classes.*line 5 has 'c'"):
+            load(tmp_path)
+
+    def test_rows_that_are_left_out_are_counted(self, tmp_path, capsys):
+        labels = ["" if row in (3, 7, 8) else f"{'ab'[row % 2]} " for row in range(30)]
+        task = load(write(tmp_path / "a.csv", text=["  ", *["words"] * 29], label=labels))
+        output = capsys.readouterr().out
+        assert "train: 3 rows without a label in 'label' left out (line 5, line 9, line 10)" in output
+        assert "train: 1 row without text left out (line 2)" in output
+        assert task.labels == ("a", "b")
+        assert sum(map(len, task.splits.values())) == 26
+
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            (["x"] * 4, "two classes; the column 'label' has only x"),
+            ([""] * 4, "is empty in all its 4 rows"),
+            ([f"id {row}" for row in range(4)], "4 of the 4 rows have a label in 'label' that no other row has"),
+        ],
+    )
+    def test_what_is_no_classification(self, tmp_path, labels, message):
+        with pytest.raises(RecipeError, match=message):
+            load(write(tmp_path / "a.csv", text=["words"] * 4, label=labels))
+
+    @pytest.mark.parametrize(
+        ("labels", "note"),
+        [
+            (["Yes", "yes"], "the classes 'Yes' and 'yes' differ only in case"),
+            (["é", "e\u0301"], "differ only in case or in how accents are encoded"),
+            (["1", "2"], "numbers as classes; for a score, give --problem_type regression"),
+            (["a|b", "b|c"], "several labels in one text?"),
+        ],
+    )
+    def test_what_is_noted(self, tmp_path, labels, note, capsys):
+        load(write(tmp_path / "a.csv", text=[f"text {row}" for row in range(20)], label=labels * 10))
+        assert note in capsys.readouterr().out
+
+    def test_texts_that_repeat(self, capsys):
+        splits = {
+            "train": Dataset.from_dict({"text": ["a", "a", "b", "c"]}),
+            "validation": Dataset.from_dict({"text": ["a", "d"]}),
+        }
+        report_repeated(splits, ["text"], ["x", "y", "x", "x"])
+        printed = capsys.readouterr().out
+        assert "1 training examples repeat the text of another one, 1 of these texts with different labels" in printed
+        assert "1 of the 2 texts of validation are training examples as well" in printed
+
+    def test_weights_of_classes(self):
+        encoded = [0] * 6 + [1] * 3 + [3]
+        weights = balanced_weights(Labels(("label",), SINGLE, ("a", "b", "never", "c")), encoded)
+        expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=np.array(encoded))
+        assert [weights[0], weights[1], weights[3]] == pytest.approx(expected.tolist())
+        assert weights[2] == 1
+        labels = Labels(("tags",), MULTI, ("a", "b", "never"))
+        assert balanced_weights(labels, [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]) == pytest.approx((1 / 3, 3, 1))
+
+
+class TestSplit:
+    def test_each_label_has_its_share(self):
+        labels = ["a"] * 700 + ["b"] * 250 + ["c"] * 49 + ["d"]
+        random.Random(0).shuffle(labels)
+        splits = with_validation({"train": Dataset.from_dict({"label": labels})}, labels)
+        counts = {name: splits["validation"]["label"][:].count(name) for name in "abcd"}
+        assert sum(counts.values()) == 100
+        assert counts["d"] == 0, "a label that is seen once stays in train"
+        assert all(abs(counts[name] - labels.count(name) / 10) <= 1 for name in "abc"), counts
+
+    def test_rare_labels_are_drawn_as_often_as_their_share(self):
+        labels = ["common"] * 2000 + [f"rare {number // 3}" for number in range(300)]
+        splits = with_validation({"train": Dataset.from_dict({"label": labels})}, labels)
+        assert 15 <= sum(label != "common" for label in splits["validation"]["label"]) <= 45
+        assert set(splits["train"]["label"]) == set(labels)
+
+    def test_several_labels_by_the_rarest(self):
+        labels = Labels(("tags",), MULTI, ("a", "b"))
+        assert rarest_labels(labels, [("a", "b"), ("a",), ("a",), ()]) == ["b", "a", "a", ""]
+
+    def test_the_same_rows_every_time(self):
+        data = Dataset.from_dict({"text": [str(number) for number in range(50)]})
+        splits = [with_validation({"train": data}) for _ in range(2)]
+        assert splits[0]["validation"]["text"][:] == splits[1]["validation"]["text"][:]
+        assert sorted([*splits[0]["train"]["text"], *splits[0]["validation"]["text"]]) == sorted(data["text"])
+        assert with_validation(splits[0]) is splits[0]
+        rows = sample(data, 5)["text"][:]
+        assert rows == sample(data, 5)["text"][:] != data["text"][:5]
+        with pytest.raises(RecipeError, match="No validation split can be made of 2 training examples"):
+            with_validation({"train": data.select([0, 1])}, ["a", "b"])
+
+
+class TestTexts:
+    def test_pairs_without_any_text(self, capsys):
+        data = Dataset.from_dict({"a": ["x", " ", "", "\n"], "b": ["", "y", "", "\t"]})
+        assert rows_with_text(data, "train", ["a", "b"])["a"][:] == ["x", " "]
+        assert "train: 2 rows without text left out (row 2, row 3)" in capsys.readouterr().out
+        with pytest.raises(RecipeError, match="all its 2 rows are empty"):
+            rows_with_text(data.select([2, 3]), "train", ["a", "b"])
+
+    def test_tokens_are_cut_and_counted(self, encoder, capsys):
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        data = Dataset.from_dict({"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]})
+        tokens = tokenize(data, tokenizer, ("a", "b"), 8, "train")
+        assert "1 of 2 training texts reach 8 tokens, where texts are truncated;" in capsys.readouterr().out
+        assert tokens["length"][:] == [8, 6]
+        whole = tokenizer("the king is", "the queen was the king", truncation=True, max_length=8).input_ids
+        assert tokens[0]["input_ids"] == whole
+
+    def test_ten_megabytes(self, encoder):
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        tokens = tokenize(Dataset.from_dict({"text": ["the king is " * 900_000]}), tokenizer, ("text",), 16)
+        assert tokens[0]["input_ids"] == tokenizer("the king is " * 5, truncation=True, max_length=16).input_ids

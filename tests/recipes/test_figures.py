@@ -1,0 +1,659 @@
+"""The papers' figures: what they make of the runs in a folder, each drawn once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel, get_peft_model
+from transformers import Trainer, TrainingArguments
+
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import run, save_tiny_encoder
+from tiny_models import tiny_bert
+
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import figure
+import glue
+from analysis.gradients import FILE, GradientNorms, layer_of
+from analysis.runs import load_run
+from common.edge import RecipeError
+from papers import curves, init_scale, lengths, robustness, stability, variants
+from papers.pwws import FUNCTION_WORDS, pwws
+from papers.wordnet import WordNet, find_wordnet
+from study.papers import GLUE_TASKS, proper_name
+from study.results import arrange, finished
+from sweeping.runs import CHOSEN
+
+
+ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def finished_run(tmp_path):
+    """Writes the results of a run that there might have been."""
+    numbers = itertools.count()
+
+    def write(
+        task: str,
+        method: str,
+        seed: int,
+        score: float,
+        trained: int = 100,
+        scores: dict | None = None,
+        epochs: list | None = None,
+        **arguments,
+    ) -> Path:
+        """Its main score is the first of `scores`, by default the task's."""
+        scores = scores or {GLUE_TASKS[task][0]: score, "accuracy": score}
+        folder = tmp_path / f"{next(numbers):03}"
+        folder.mkdir()
+        (folder / "results.json").write_text(
+            json.dumps(
+                {
+                    "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
+                    "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
+                    "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
+                    "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": str(folder), **arguments},
+                }
+            )
+        )  # fmt: skip
+        return folder
+
+    return write
+
+
+def draw(name: str, *flags: object) -> None:
+    run(figure, name, *flags)
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_drawn(path: Path) -> None:
+    assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+    assert "<svg" in path.with_suffix(".svg").read_text()
+
+
+class TestTradeoff:
+    def test_one_task(self, finished_run, tmp_path):
+        for seed, (full, small, large) in enumerate([(0.8, 0.7, 0.79), (0.9, 0.8, 0.83)]):
+            finished_run("cola", "full", seed, full, 1000)
+            finished_run("cola", "houlsby", seed, small, 20, r=1)
+            finished_run("cola", "houlsby", seed, large, 50, r=8)
+        draw("tradeoff", tmp_path)
+        small, large, full = lines(tmp_path / "tradeoff.jsonl")
+        assert [point["series"] for point in (small, large, full)] == ["adapters", "adapters", "full fine-tuning"]
+        assert [point["trained_parameters"] for point in (small, large)] == [20, 50]
+        assert small["scores"] == {"CoLA": pytest.approx([70, 80])}
+        assert [point["size"] for point in (small, large, full)] == ["r=1", "r=8", None]
+        # 85 is full fine-tuning's mean, and 5 the standard error of 70 and 80.
+        assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([-15, -10, -5])
+        assert [large[key] for key in ("low", "middle", "high")] == pytest.approx([-6, -4, -2])
+        assert full["middle"] == pytest.approx(0)
+        assert_drawn(tmp_path / "tradeoff")
+
+    def test_each_method_shows_its_own_size(self, finished_run, tmp_path):
+        sizes = {"r": 64, "lora_r": 8, "top_k": 3}  # every recipe records all of them
+        for trained, method in enumerate(("houlsby", "lora", "top_k", "layer_norm")):
+            finished_run("cola", method, 0, 0.5, 20 + trained, **sizes)
+        draw("tradeoff", tmp_path)
+        assert [point["size"] for point in lines(tmp_path / "tradeoff.jsonl")] == ["r=64", "r=8", "k=3", None]
+
+    def test_percentiles_over_tasks(self, finished_run, tmp_path):
+        tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "wnli"]
+        for task, lost in zip(tasks, range(6), strict=True):
+            finished_run(task, "full", 0, 0.9)
+            finished_run(task, "houlsby", 0, 0.9 - lost / 100)
+        draw("tradeoff", tmp_path)
+        point = next(point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters")
+        # Of 0, -1, ... -5 points.
+        assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
+
+    def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path, capsys):
+        """Full fine-tuning is no exception; without it, scores are absolute."""
+        finished_run("cola", "full", 0, 0.9)
+        for task in ("cola", "rte"):
+            finished_run(task, "houlsby", 0, 0.7)
+        draw("tradeoff", tmp_path)
+        points = lines(tmp_path / "tradeoff.jsonl")
+        assert {point["series"]: point["middle"] for point in points} == {"adapters": pytest.approx(70)}
+        assert not any(point["relative"] for point in points)
+        assert "full: left out, as it has no run on RTE\n" in capsys.readouterr().out
+
+    def test_no_size_has_runs_on_all_tasks(self, finished_run, tmp_path):
+        finished_run("cola", "full", 0, 0.9)
+        finished_run("rte", "houlsby", 0, 0.7)
+        with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
+            draw("tradeoff", tmp_path)
+
+    def test_mnli_counts_as_two_tasks(self, finished_run, tmp_path):
+        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
+        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        draw("tradeoff", tmp_path)
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        assert point["scores"] == {"MNLI-m": [pytest.approx(84)], "MNLI-mm": [pytest.approx(83)]}
+        assert point["middle"] == pytest.approx(83.5)
+
+    def test_validation_chooses_the_learning_rate_of_each_task(self, finished_run, tmp_path):
+        for task, rates in {"cola": (0.6, 0.5), "rte": (0.5, 0.7)}.items():
+            for rate, score in zip((1e-3, 1e-4), rates, strict=True):
+                finished_run(task, "houlsby", 0, score, learning_rate=rate)
+        draw("tradeoff", tmp_path)
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        assert point["scores"] == {"CoLA": pytest.approx([60]), "RTE": pytest.approx([70])}
+        assert point["relative"] is False  # there is no full fine-tuning to subtract
+
+    def test_shared_bottlenecks_are_a_line_of_their_own(self, finished_run, tmp_path):
+        for share in (0, 3):
+            finished_run("cola", "houlsby", 0, 0.5, share_layers=share)
+        draw("tradeoff", tmp_path)
+        series = {point["series"] for point in lines(tmp_path / "tradeoff.jsonl")}
+        assert series == {"adapters", "adapters, shared by 3 layers"}
+
+    def test_nothing_to_draw(self, tmp_path):
+        with pytest.raises(RecipeError, match="no run with a validation score"):
+            draw("tradeoff", tmp_path)
+
+
+class TestInitScale:
+    def test_means_and_deviations(self, finished_run, tmp_path):
+        for seed, score in enumerate([0.6, 0.8]):
+            for task in ("cola", "rte"):
+                finished_run(task, "houlsby", seed, score, init_std=0.1)
+                finished_run(task, "houlsby", seed, score + 0.1)
+                finished_run(task, "houlsby", seed, score - 0.1, r=8)
+        draw("init_scale", tmp_path)
+        points = {(p["task"], p["r"], p["init_std"]): p for p in lines(tmp_path / "init_scale.jsonl")}
+        assert len(points) == 6
+        assert points["RTE", 64, 0.1]["mean"] == pytest.approx(70)
+        assert points["RTE", 64, 0.1]["error"] == pytest.approx(10)  # of 60 and 80
+        assert points["CoLA", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
+        assert_drawn(tmp_path / "init_scale")
+
+    def test_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
+        for rate, correlation, accuracy in ((1e-3, 0.5, 0.8), (3e-4, 0.6, 0.7)):
+            scores = {"matthews_correlation": correlation, "loss": 0.1, "accuracy": accuracy}
+            finished_run("cola", "houlsby", 0, correlation, scores=scores, learning_rate=rate)
+        shown = {}
+        for score in ("accuracy", "main"):
+            draw("init_scale", tmp_path, "--score", score)
+            (shown[score],) = lines(tmp_path / "init_scale.jsonl")
+        assert (shown["accuracy"]["mean"], shown["main"]["mean"]) == (pytest.approx(70), pytest.approx(60))
+        assert shown["accuracy"]["learning_rate"] == shown["main"]["learning_rate"] == 3e-4
+
+    def test_the_mean_over_the_papers_eight_has_both_of_mnlis_accuracies(self, finished_run, tmp_path):
+        tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
+        for task, score in tasks.items():
+            finished_run(task, "houlsby", 0, score)
+        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83, "matched_loss": 0.5, "mismatched_loss": 0.5}
+        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        draw("init_scale", tmp_path)
+        points = lines(tmp_path / "init_scale.jsonl")
+        assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI matched", "MNLI mismatched"}
+        lines_drawn = init_scale.draw(points).axes[1].get_lines()
+        assert len(lines_drawn) == 8 + 1, "a task is left out"
+        assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
+
+    @pytest.mark.parametrize("std", [0.01, 1e-4])
+    def test_a_size_without_runs_on_all_tasks_has_no_mean(self, finished_run, tmp_path, std):
+        for task, score in (("cola", 0.8), ("rte", 0.6)):
+            finished_run(task, "houlsby", 0, score)
+        finished_run("cola", "houlsby", 0, 0.8, r=8, init_std=std)
+        draw("init_scale", tmp_path)
+        means = init_scale.draw(lines(tmp_path / "init_scale.jsonl")).axes[1].get_lines()[-1]
+        assert (means.get_label(), [*means.get_xdata()]) == ("mean over tasks", [64])
+        assert means.get_ydata() == pytest.approx([70])
+
+    def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
+        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
+        with pytest.raises(RecipeError, match="stsb has no accuracy, only spearmanr, pearson: give --score main"):
+            draw("init_scale", tmp_path)
+        draw("init_scale", tmp_path, "--score", "main")
+        assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
+
+
+class TestLearningCurves:
+    def test_means_and_errors_by_epoch(self, finished_run, tmp_path):
+        for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
+            epochs = [
+                {"epoch": n + 1.0, "step": 10 * (n + 1), "seconds": 30.0 * (n + 1) + 2 * seed, "accuracy": one}
+                for n, one in enumerate(scores)
+            ]
+            finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
+        (row,) = arrange(finished(tmp_path), CHOSEN)
+        # 60 and 80 have a standard error of 10; the third epoch has one seed only.
+        for x, (first, second) in {"epoch": (1, 2), "step": (10, 20), "seconds": (31, 61)}.items():
+            points = curves.curve(row.cells["rte"].seeds, x, None)
+            assert points == {
+                first: (pytest.approx(70), pytest.approx(10)), second: (pytest.approx(70), pytest.approx(0))
+            }  # fmt: skip
+        draw("curves", tmp_path)
+        assert_drawn(tmp_path / "learning_curves")
+
+    def test_a_score_that_no_run_has(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.8)
+        with pytest.raises(RecipeError, match="a run on rte has accuracy"):
+            draw("curves", tmp_path, "--score", "f1")
+
+
+class TestTimeToScore:
+    def test_by_hand(self, finished_run, tmp_path, capsys):
+        """Fine-tuning's mean scores are 65, 85 and 80 percent, and 99% of 85 are 84.15."""
+        runs = {
+            ("full", 0, None): [(0.5, 10.0), (0.9, 20.0), (0.7, 30.0)],
+            ("full", 1, None): [(0.8, 12.0), (0.8, 40.0), (0.9, 60.0), (0.99, 80.0)],  # seed 0 has no fourth
+            ("houlsby", 0, "bfloat16"): [(0.9, 4.0), (0.842, 8.0)],
+            ("houlsby", 1, "bfloat16"): [(0.7, 7.0), (0.85, 14.0)],
+            ("houlsby", 0, "float32"): [(0.9, 9.0)],
+            ("houlsby", 1, "float32"): [(0.78, 9.0)],
+        }
+        for (method, seed, dtype), scores in runs.items():
+            epochs = [
+                {"epoch": n, "step": n, "seconds": seconds, "accuracy": score}
+                for n, (score, seconds) in enumerate(scores)
+            ]
+            finished_run("rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype)
+        draw("times", tmp_path)
+        table = capsys.readouterr().out
+        assert "| method | RTE, 84.2 accuracy |" in table
+        assert "| full | 30 s (20 to 40), 1.00 |" in table
+        assert "base_dtype bfloat16, r 64, share_layers 0 | 11 s (8 to 14), 0.37 |" in table
+        assert "base_dtype float32, r 64, share_layers 0 | not reached |" in table
+        assert (tmp_path / "time_to_score.md").read_text() == table
+
+    def test_what_cannot_be_compared(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.8)
+        with pytest.raises(RecipeError, match=r"--baseline must be one of: houlsby.*; got 'full'\."):
+            draw("times", tmp_path)
+        for seed in (0, 1):
+            epoch = {"epoch": 1.0, "step": 5 + seed, "seconds": 1.0, "accuracy": 0.8}
+            finished_run("rte", "full", seed, 0.8, epochs=[epoch])
+        with pytest.raises(RecipeError, match="The runs on rte must share evaluations"):
+            draw("times", tmp_path)
+
+    @pytest.mark.parametrize(("score", "shown"), [(-0.1, r"-10\.00"), (0.0, r"0\.00")])
+    def test_a_score_that_is_not_positive_has_no_share(self, finished_run, tmp_path, score, shown):
+        finished_run("rte", "full", 0, score, epochs=[{"epoch": 1.0, "step": 1, "accuracy": score, "seconds": 1.0}])
+        with pytest.raises(RecipeError, match=rf"The baseline's best score must be positive, got {shown} on rte"):
+            draw("times", tmp_path)
+
+
+class TestVariants:
+    def test_differences_to_the_papers_adapter(self, finished_run, tmp_path):
+        """Paired by seed, at the best epoch of each run."""
+        for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
+            for variant, score in (("paper", paper), ("tanh", other)):
+                epochs = [{"epoch": n, "step": n, "accuracy": score - n / 10} for n in (0, 1)]
+                finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
+        draw("variants", tmp_path)
+        rows = {row["variant"]: row for row in lines(tmp_path / "variants.jsonl")}
+        assert rows["tanh"]["change"] == pytest.approx(-7.5)
+        assert rows["tanh"]["error"] == pytest.approx(2.5)  # of -10 and -5
+        assert_drawn(tmp_path / "variants")
+
+    def test_nine_tasks_have_nine_markers(self, finished_run, tmp_path):
+        for task in GLUE_TASKS:
+            finished_run(task, "houlsby", 0, 0.5, variant="paper")
+        rows = variants.summarize(finished(tmp_path))
+        assert len(variants.draw(rows).axes[0].containers) == len(GLUE_TASKS)
+
+
+class TestStability:
+    def test_starts_and_norms(self, finished_run, tmp_path):
+        for seed in range(3):
+            for method, start in (("full", None), ("houlsby", None), ("houlsby", "x/checkpoint-20")):
+                folder = finished_run("rte", method, seed, 0.5 + seed / 10, init_adapter=start)
+                norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
+                (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
+        draw("stability", tmp_path)
+        rows = lines(tmp_path / "stability.jsonl")
+        assert [row["start"] for row in rows] == ["full fine-tuning", "adapters", "adapters, 20 steps first"]
+        assert rows[0]["scores"] == {str(seed): pytest.approx(50 + 10 * seed) for seed in range(3)}
+        assert_drawn(tmp_path / "stability")
+        assert_drawn(tmp_path / "gradient_norms_rte")
+        read = stability.read_norms({"arguments": {"output_dir": path.parent}} for path in tmp_path.glob(f"*/{FILE}"))
+        assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
+
+    def test_validation_chooses_the_learning_rate(self, finished_run, tmp_path):
+        """By the mean over the seeds: the best run alone is at the other rate."""
+        for rate, scores in {3e-4: (0.7, 0.8), 1e-3: (0.5, 0.9)}.items():
+            for seed, score in enumerate(scores):
+                finished_run("rte", "houlsby", seed, score, learning_rate=rate)
+        draw("stability", tmp_path)
+        (row,) = lines(tmp_path / "stability.jsonl")
+        assert row["scores"] == {"0": pytest.approx(70), "1": pytest.approx(80)}
+        assert row["learning_rate"] == 3e-4
+
+    def test_the_last_epoch_shows_a_collapse(self, finished_run, tmp_path):
+        epochs = [{"epoch": 1.0, "step": 10, "accuracy": 0.7}, {"epoch": 2.0, "step": 20, "accuracy": 0.5}]
+        finished_run("rte", "houlsby", 0, 0.7, epochs=epochs)
+        draw("stability", tmp_path)
+        (row,) = lines(tmp_path / "stability.jsonl")
+        assert (row["scores"], row["last"]) == ({"0": pytest.approx(70)}, {"0": pytest.approx(50)})
+
+    def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.5)
+        draw("stability", tmp_path)
+        assert_drawn(tmp_path / "stability")
+        assert not list(tmp_path.glob("gradient_norms*"))
+
+    def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
+        """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
+        for method, model, start in (("houlsby", "tiny", "x/checkpoint-{}"), ("full", "x/checkpoint-{}", None)):
+            for steps in (0, 20, 30):
+                epochs = [{"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)]
+                begun = steps and start and start.format(steps)
+                folder = finished_run(
+                    "rte", method, 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=begun or None
+                )
+                results = json.loads((folder / "results.json").read_text())
+                results["model"] = model.format(steps) if steps else "tiny"
+                (folder / "results.json").write_text(json.dumps(results))
+        draw("stability", tmp_path)
+        rows = {(row["method"], row["pretraining_steps"]): row for row in lines(tmp_path / "stability.jsonl")}
+        assert [*rows] == [(method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")]
+        assert rows["full", 30]["by_epochs"] == {"1.0": pytest.approx(81), "2.0": pytest.approx(82)}
+        assert rows["houlsby", 0]["by_epochs"] == {"1.0": pytest.approx(51), "2.0": pytest.approx(52)}
+        for name in ("pretraining", "epochs", "learning_curves"):
+            assert_drawn(tmp_path / f"{name}_rte")
+        boxes = lengths.draw_lengths([*rows.values()]).axes[0].get_lines()
+        points = [[*line.get_ydata()] for line in boxes if line.get_marker() == "."]
+        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
+
+        runs = []
+        for length in (1, 3):
+            epochs = [{"epoch": float(n), "accuracy": (10 * length + n) / 100} for n in range(1, length + 1)]
+            runs.append({"task": "rte", "chosen_by": "accuracy", "epochs": epochs,
+                         "arguments": {"num_train_epochs": length}})  # fmt: skip
+        assert stability.by_epochs(runs) == {1.0: pytest.approx(11), 3.0: pytest.approx(33)}
+
+
+class TestGradientNorms:
+    @pytest.mark.parametrize(
+        ("parameter", "layer"),
+        [
+            ("bert.encoder.layer.3.output.LayerNorm.weight", "bert.encoder.layer.3"),
+            ("base_model.model.bert.encoder.layer.11.output.dropout.houlsby_adapter.default.up_proj.weight",
+             "bert.encoder.layer.11"),
+            ("module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.up_proj.bias",
+             "decoder.block.0"),
+            ("base_model.model.classifier.modules_to_save.default.weight", "classifier"),
+            ("bert.pooler.dense.bias", "bert.pooler"),
+            ("bert.embeddings.LayerNorm.houlsby_norm.default.weight", "bert.embeddings"),
+            ("pre_classifier.weight", "pre_classifier"),
+            ("shared.weight", "shared"),
+        ],
+    )  # fmt: skip
+    def test_layers(self, parameter, layer):
+        assert layer_of(parameter) == layer
+
+    @pytest.mark.parametrize(("clip", "accumulated"), [(1e-3, 1), (0.0, 2)])
+    def test_the_norms_of_a_run_by_hand(self, tmp_path, clip, accumulated):
+        """The first step's gradients, of one batch or of two accumulated ones, computed without a Trainer."""
+        model = get_peft_model(tiny_bert(hidden_dropout_prob=0, attention_probs_dropout_prob=0), HoulsbyConfig(r=4))
+        rows = [{"input_ids": list(range(i, i + 5)), "labels": i % 3} for i in range(4)]
+        batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+        expected = {}
+        model.train()
+        model(**batch).loss.backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                square = parameter.grad.norm().item() ** 2
+                expected[layer_of(name)] = expected.get(layer_of(name), 0.0) + square
+        model.zero_grad()
+        arguments = TrainingArguments(
+            str(tmp_path), max_steps=2, logging_steps=1, max_grad_norm=clip, report_to="none", use_cpu=True,
+            per_device_train_batch_size=4 // accumulated, gradient_accumulation_steps=accumulated,
+            train_sampling_strategy="sequential", learning_rate=0.0, save_strategy="no", dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=Dataset.from_list(rows), callbacks=[GradientNorms()])
+        trainer.model_accepts_loss_kwargs = False
+        trainer.train()
+        first, second = lines(tmp_path / FILE)
+        assert (first["step"], second["step"]) == (1, 2)
+        assert (
+            first["norms"].keys() == expected.keys() == {*(f"bert.encoder.layer.{i}" for i in range(4)), "classifier"}
+        )
+        for layer, square in expected.items():
+            assert first["norms"][layer] == pytest.approx(math.sqrt(square), rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of runs with adapters and without."""
+    folder = tmp_path_factory.mktemp("trained")
+    encoder = save_tiny_encoder(folder / "encoder")
+    for method in ("houlsby", "full"):
+        run(glue, "--model_name", encoder, "--output_dir", folder / method, "--method", method, "--max_steps", 4,
+            "--report_to", "none", "--save_strategy", "no", "--load_best_model_at_end", "false",
+            "--eval_strategy", "no", "--r", 8)  # fmt: skip
+    return folder
+
+
+class TestAblation:
+    def test_scores_are_the_runs_and_those_of_the_pruned_adapter(self, trained, tmp_path, capsys):
+        folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
+        draw("ablation", folder, "--prune", 1, "--norms", "remove")
+        first, *rows = lines(folder / "ablation.jsonl")
+        assert sorted(row["span"] for row in rows) == [[i, j] for i in range(4) for j in range(i, 4)]
+        assert_drawn(folder / "ablation")
+        assert "Pruned layers" in capsys.readouterr().out
+        finished = load_run(str(folder))
+        config = HoulsbyConfig.from_pretrained(folder / "pruned")
+        removed = set(range(4)) - set(config.layers_to_transform)
+        expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])
+
+        def accuracy(model: PeftModel) -> float:
+            hits = [model(**batch).logits.argmax(-1) == labels
+                    for batch in finished.batches(64) for labels in [batch.pop("labels")]]  # fmt: skip
+            return torch.cat(hits).double().mean().item()
+
+        assert accuracy(finished.model) == pytest.approx(first["scores"]["accuracy"])
+        pruned = PeftModel.from_pretrained(finished.model.unload(), folder / "pruned").eval()
+        assert accuracy(pruned) == pytest.approx(expected["scores"]["accuracy"])
+        change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
+        assert expected["relative_change"] == pytest.approx(change)
+
+    def test_what_has_no_adapters_or_is_no_run(self, trained, tmp_path):
+        with pytest.raises(RecipeError, match="needs a run with adapters"):
+            draw("ablation", trained / "full")
+        with pytest.raises(RecipeError, match=r"must be the output folder of a finished run.*recipes/glue.py"):
+            draw("ablation", tmp_path)
+
+
+DEBIAN = Path("/usr/share/wordnet")
+SYNSETS = {
+    "noun": [["film", "movie"], ["film", "thin_film", "coat"], ["light", "lamp"], ["well"]],
+    "verb": [["light", "ignite"]],
+    "adj": [["good(p)", "fine"], ["good", "Good", "honest"], ["light", "pale"], ["light", "airy"]],
+    "adv": [["well", "good"]],
+}
+TAGGED = ["film%1:10:00:: 1 9", "good%3:00:01:: 1 20", "good%4:02:00:: 1 3", "well%4:02:00:: 1 8"]
+
+
+def write_wordnet(folder: Path) -> Path:
+    """A database of a few synsets in WordNet's format."""
+    for part, synsets in SYNSETS.items():
+        data, offsets = b"  1 A licence.\n", {}
+        for words in synsets:
+            for word in words:
+                offsets.setdefault(word.partition("(")[0].lower(), []).append(len(data))
+            listed = " ".join(f"{word} 0" for word in words)
+            data += f"{len(data):08} 05 {part[0]} {len(words):02x} {listed} 001 @ 00000001 n 0000 | a gloss\n".encode()
+        (folder / f"data.{part}").write_bytes(data)
+        index = ""
+        for word, at in offsets.items():
+            senses = [f"{offset:08}" for offset in dict.fromkeys(at)]
+            index += f"{word} {part[0]} {len(senses)} 1 @ {len(senses)} 0 {' '.join(senses)}  \n"
+        (folder / f"index.{part}").write_text("  1 A licence.\n" + index)
+    (folder / "cntlist.rev").write_text("\n".join(TAGGED) + "\n")
+    return folder
+
+
+class TestWordNet:
+    @pytest.mark.parametrize(
+        ("word", "part", "synonyms"),
+        [
+            ("film", "noun", ["movie", "coat"]),  # both senses, without the synonym of two words
+            ("Film", "noun", ["movie", "coat"]),
+            ("good", "adj", ["fine", "honest"]),  # tagged more often as an adjective; "Good" is the word itself
+            ("well", "adv", ["good"]),
+            ("light", "adj", ["pale", "airy"]),  # never tagged: the part of speech with the most senses
+            ("films", None, []),
+            ("unheard", None, []),
+        ],
+    )
+    def test_synonyms(self, tmp_path, word, part, synonyms):
+        wordnet = WordNet(write_wordnet(tmp_path))
+        assert wordnet.part_of_speech(word) == part
+        assert wordnet.synonyms(word) == synonyms
+
+    @pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's wordnet-base, which is not installed")
+    def test_the_real_database(self):
+        wordnet = WordNet(find_wordnet(None))
+        assert wordnet.synonyms("movie") == ["film", "picture", "pic", "flick"]
+        assert wordnet.part_of_speech("good") == "adj"
+
+    def test_nowhere(self, tmp_path):
+        with pytest.raises(RecipeError, match=r"are not in .*wordnet-base"):
+            find_wordnet(str(tmp_path))
+
+    @pytest.mark.parametrize("broken", ["index.adv", "cntlist.rev"])
+    def test_incomplete(self, tmp_path, broken):
+        (write_wordnet(tmp_path) / broken).unlink()
+        with pytest.raises(RecipeError, match="must hold a complete WordNet database"):
+            WordNet(tmp_path)
+
+
+class Toy:
+    """A model whose probability of label 1 is a sum over the words, and which counts what it is asked."""
+
+    def __init__(self, start: float, **weights: float) -> None:
+        self.start, self.weights, self.queries = start, weights, 0
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        self.queries += len(texts)
+        sums = [self.start + sum(self.weights.get(word.lower(), 0) for word in text.split()) for text in texts]
+        return np.array([[1 - p, p] for p in sums])
+
+
+SYNONYMS = {"great": ["superb", "fine"], "film": ["movie", "picture"], "plot": ["story"]}
+WEIGHTS = {"great": 0.3, "film": 0.1, "superb": 0.35, "fine": 0.2, "movie": -0.05, "picture": 0.05, "story": -0.02}
+
+
+def attack(text: str, label: int, model: Toy, synonyms: dict[str, list[str]] = SYNONYMS):
+    return pwws(text, label, model, lambda word: synonyms.get(word.lower(), []), "[UNK]")
+
+
+class TestPwws:
+    """Of "great plot film", saliencies are 0.3, 0, 0.1, so their softmax 0.391, 0.289, 0.320; the best substitutes
+    fine, story, movie lower the probability by 0.10, 0.02, 0.15, so the scores are 0.039, 0.006, 0.048: film first,
+    then great, then plot."""
+
+    @pytest.mark.parametrize(
+        ("start", "text", "success", "replaced"),
+        [
+            (0.24, "great plot movie", True, 1),  # 0.64 - 0.15 is below a half
+            (0.30, "fine plot movie", True, 2),  # 0.70 - 0.15 is not
+            (0.36, "fine story movie", True, 3),  # 0.76 - 0.15 - 0.10 - 0.02 = 0.49
+            (0.50, "fine story movie", False, 3),
+        ],
+    )
+    def test_greedy_order(self, start, text, success, replaced):
+        model = Toy(start, **WEIGHTS)
+        found = attack("great plot film", 1, model)
+        assert (found.text, found.success, found.replaced, found.words) == (text, success, replaced, 3)
+        assert found.queries == 1 + 3 + 5 + replaced
+
+    def test_a_salient_word_goes_before_one_that_lowers_the_probability_more(self):
+        """With movie at -0.01 the falls are 0.10 and 0.11, the scores 0.039 and 0.035."""
+        found = attack("great plot film", 1, Toy(0.19, **{**WEIGHTS, "movie": -0.01}))
+        assert found.text == "fine plot film"
+
+    def test_the_other_label(self):
+        """Probabilities of label 0, 0.4 and upwards; superb is now the better substitute, by 0.05."""
+        found = attack("great plot film", 0, Toy(0.08, **WEIGHTS))
+        assert (found.text, found.success) == ("superb plot film", True)
+
+    def test_the_rest_of_the_text_stays_to_the_letter(self):
+        found = attack(
+            "  A Great plot -- and GREAT film's 's 2nd film?!", 1, Toy(0.5, **WEIGHTS), {**SYNONYMS, "s": ["sulfur"]}
+        )
+        assert found.text == "  A Fine story -- and FINE film's 's 2nd movie?!"
+        assert found.words == 9  # a, great, plot, and, great, film's, s, nd, film
+
+    def test_nothing_to_replace(self):
+        model = Toy(0.5)
+        found = attack("it is in a", 1, model, {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]})
+        assert (found.text, found.success, found.replaced, found.queries) == ("it is in a", False, 0, 0)
+        assert model.queries == 0
+
+    def test_function_words(self):
+        assert {"the", "in", "it", "not"} <= FUNCTION_WORDS
+        assert not {"serious", "empty", "film"} & FUNCTION_WORDS
+
+
+class TestRobustness:
+    def test_two_runs(self, trained, tmp_path):
+        folders = [trained / method for method in ("houlsby", "full")]
+        draw("robustness", *folders, "--wordnet", write_wordnet(tmp_path), "--output_dir", tmp_path,
+             "--max_eval_samples", 40, "--name", "adapters", "full")  # fmt: skip
+        rows = [json.loads(line) for line in (tmp_path / "robustness.jsonl").read_text().splitlines()]
+        assert [row["run"] for row in rows] == ["adapters", "full"]
+        for row in rows:
+            assert row["examples"] == 40
+            assert row["attacked"] == len(row["attacks"]) == round(40 * row["accuracy"])
+            assert row["successes"] == sum(attack["success"] for attack in row["attacks"])
+            assert row["success_rate"] == row["successes"] / row["attacked"]
+        assert (tmp_path / "robustness.png").is_file()
+        assert (tmp_path / "robustness.svg").is_file()
+
+    @pytest.mark.parametrize("start", ["adapter", "model"])
+    def test_epochs_of_pretraining(self, tmp_path, start):
+        """Of a checkpoint, of the epoch that validation has chosen, and of the last one."""
+        for folder in ("checkpoint-20", start, "encoder"):
+            (tmp_path / folder).mkdir()
+
+        def epochs(folder: Path) -> float | None:
+            adapter, model = (str(folder), "tiny") if start == "adapter" else (None, str(folder))
+            return robustness.pretraining_epochs({"model": model, "arguments": {"init_adapter": adapter}})
+
+        (tmp_path / "checkpoint-20" / "trainer_state.json").write_text('{"epoch": 0.5}')
+        assert epochs(tmp_path / "checkpoint-20") == 0.5
+        for best, expected in ((1.0, 1.0), (None, 2.0)):
+            content = {"task": "mlm", "best_epoch": best, "epochs": [{"epoch": 1.0}, {"epoch": 2.0}]}
+            (tmp_path / "results.json").write_text(json.dumps(content))
+            assert epochs(tmp_path / start) == expected
+        (tmp_path / "results.json").unlink()
+        assert epochs(tmp_path / start) == (None if start == "adapter" else 0)
+
+    def test_lines_by_epochs_of_pretraining(self):
+        rows = [
+            {"run": f"{method}{epochs}", "method": method, "pretraining_epochs": epochs, "task": "sst2",
+             "examples": 200, "success_rate": 0.8 - epochs / 10, "standard_error": 0.02}
+            for method in ("full", "houlsby") for epochs in (2, 0, 1)
+        ]  # fmt: skip
+        figure = robustness.draw(rows)
+        bars, lines = figure.axes
+        assert len(bars.patches) == 6
+        assert [container.get_label() for container in lines.containers] == ["full fine-tuning", "adapters"]
+        assert [*lines.containers[0].lines[0].get_ydata()] == pytest.approx([80, 70, 60])
+        assert "200 texts, no named entities" in figure.get_suptitle()
+        assert len(robustness.draw([row for row in rows if not row["pretraining_epochs"]]).axes) == 1
+
+    def test_batches_do_not_change_the_order(self, trained):
+        one = load_run(str(trained / "houlsby"))
+        texts = one.validation["sentence"][:9]
+        alone = np.concatenate([robustness.predictor(one, 1)([text]) for text in texts])
+        np.testing.assert_allclose(robustness.predictor(one, 4)(texts), alone, atol=1e-5)

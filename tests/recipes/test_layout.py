@@ -1,0 +1,65 @@
+"""The recipes' layout: imports go one way, scripts stand alone, and what is started often starts soon."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import houlsby_peft
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SCRIPTS = {path.stem for path in RECIPES.glob("*.py")}
+PACKAGES = {path.parent.name for path in RECIPES.glob("*/__init__.py")}
+# What the recipes must do just as the library and its command do: find columns and entities, write cards.
+COMMON = ("houlsby_peft.hub.card", "houlsby_peft.serving.tagging", "houlsby_peft.tables")
+
+
+def imports(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield module and name of every import, wherever it stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.py")), ids=lambda path: str(path.relative_to(RECIPES)))
+def test_imports(path):
+    for module, name in imports(path):
+        top = module.partition(".")[0]
+        assert top not in SCRIPTS, "a script is launched, never imported"
+        assert path.parent.name != "common" or top not in PACKAGES - {"common"}, "common is below all others"
+        if top == "houlsby_peft" and module not in COMMON:
+            assert module == "houlsby_peft"
+            assert not name or name in houlsby_peft.__all__
+
+
+def test_no_folder_shadows_a_library():
+    """Whoever has recipes/ on the path still imports the libraries."""
+    names = {path.name for path in RECIPES.iterdir()}
+    assert not names & {"accelerate", "deepspeed", "datasets", "evaluate", "transformers", "peft", "torch"}
+
+
+def test_few_files_stand_behind_glue():
+    seen, left = set(), {"glue"}
+    while left:
+        name = left.pop()
+        seen.add(name)
+        path = RECIPES / f"{name.replace('.', '/')}.py"
+        for module, what in imports(path):
+            for found in (module, f"{module}.{what}"):
+                if found not in seen and (RECIPES / f"{found.replace('.', '/')}.py").is_file():
+                    left.add(found)
+    assert len(seen) <= 22, sorted(seen)
+
+
+@pytest.mark.parametrize(("script", "absent"), [("sweep", "torch"), ("study_table", "torch"), ("glue", "matplotlib")])
+def test_what_is_not_imported_at_the_start(script, absent):
+    code = f"import sys; sys.path.insert(0, {str(RECIPES)!r}); import {script}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,301 @@
+"""Methods beside adapters, the frozen weights' data type, and the kept prefix: what each trains, saves and gives."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
+from transformers.models.bert.modeling_bert import BertLayer
+
+import glue
+import mlm
+import squad
+import text_classification
+import token_classification
+from common import model as models
+from common.arguments import AdapterArguments, MethodArguments, RecipeTrainingArguments
+from common.edge import RecipeError
+from common.minimal_pairs import minimal_pairs
+from common.model import apply_method, settle
+from common.trainer import RecipeTrainer
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import results_of, run, save_tiny_encoder, write
+from tiny_models import tiny_bert
+
+
+# Of BERT-base by its dimensions: width d, feed-forward width, vocabulary, positions, layers.
+D, INNER, VOCABULARY, POSITIONS, LAYERS = 768, 3072, 30522, 512, 12
+NORM, HEAD, POOLER = 2 * D, 2 * D + 2, D * D + D
+LAYER = 4 * (D * D + D) + 2 * D * INNER + INNER + D + 2 * NORM
+EMBEDDINGS = (VOCABULARY + POSITIONS + 2) * D + NORM
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ({"method": "houlsby"}, 24 * (2 * 64 * D + D + 64) + 24 * NORM + HEAD),
+        ({"method": "full"}, EMBEDDINGS + LAYERS * LAYER + POOLER + HEAD),
+        ({"method": "top_k", "top_k": 12}, LAYERS * LAYER + POOLER + HEAD),
+        ({"method": "layer_norm"}, 25 * NORM + HEAD),
+        ({"method": "lora", "lora_r": 4, "lora_targets": ["query"]}, LAYERS * 2 * 4 * D + HEAD),
+        ({"method": "linear"}, HEAD),
+    ],
+    ids=lambda value: value["method"] if isinstance(value, dict) else "",
+)
+def test_trained_parameters_of_bert_base(method, expected):
+    with torch.device("meta"):
+        model = BertForSequenceClassification(BertConfig())
+    adapted = apply_method(model, MethodArguments(**method), HoulsbyConfig(task_type="SEQ_CLS"))
+    assert PeftModel.get_nb_trainable_parameters(adapted)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "top_k"}, "need each other, got top_k and None"),
+        ({"method": "full", "top_k": 2}, "need each other, got full and 2"),
+        ({"method": "top_k", "top_k": 5}, "--top_k must be from 1 to 4, the layers of one encoder, got 5"),
+        ({"method": "full", "base_dtype": "bfloat16"}, "--base_dtype bfloat16 is for"),
+        ({"method": "lora", "keep_prefix": "memory"}, "--keep_prefix needs --method houlsby"),
+    ],
+)
+def test_what_does_not_go_together(options, message, tmp_path):
+    def train(method):
+        method.check(AdapterArguments(), RecipeTrainingArguments(str(tmp_path), use_cpu=True))
+        apply_method(tiny_bert(), method, HoulsbyConfig())
+
+    with pytest.raises(RecipeError, match=message):
+        train(MethodArguments(**options))
+
+
+class Recipe(NamedTuple):
+    """A recipe, the class that loads what it saves, and the names of its head's modules."""
+
+    script: ModuleType
+    auto_class: Any
+    head: tuple[str, ...]
+    flags: tuple[object, ...] = ()
+
+
+RECIPES = {
+    "tagging": Recipe(token_classification, AutoModelForTokenClassification, ("classifier.",)),
+    "squad": Recipe(squad, AutoModelForQuestionAnswering, ("qa_outputs.",), ("--max_length", 80, "--stride", 4)),
+    "texts": Recipe(text_classification, AutoModelForSequenceClassification, ("classifier.",)),
+    "masked words": Recipe(mlm, AutoModelForMaskedLM, ("cls.",), ("--text_columns", "text")),
+}
+OPTIONS = {"top_k": ("--top_k", 2), "lora": ("--lora_targets", "query", "value")}
+SENTENCES = minimal_pairs()["train"]["sentence"][:32]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """One that reads windows of SQuAD."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"), max_position_embeddings=96)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder per recipe, each with the same few sentences."""
+    root = tmp_path_factory.mktemp("data")
+    words = [sentence.rstrip(".").split() for sentence in SENTENCES]
+    texts = {"text": SENTENCES, "label": ["a", "b"] * 16}
+    columns = {
+        "texts": texts,
+        "masked words": texts,
+        "tagging": {"words": words, "tags": [["X", *"O" * (len(row) - 1)] for row in words]},
+        "squad": {
+            "id": [str(number) for number in range(32)],
+            "context": SENTENCES,
+            "question": [sentence.replace(".", "?") for sentence in SENTENCES],
+            "answers": [{"text": [text.split()[0]], "answer_start": [0]} for text in SENTENCES],
+        },
+    }
+    for name, of_recipe in columns.items():
+        for split in ("train", "validation"):
+            write(root / name / f"{split}.jsonl", **of_recipe)
+    return root
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """The models at the end of the runs, with the weights that they kept."""
+    found = []
+    save = RecipeTrainer.save_trained
+    monkeypatch.setattr(RecipeTrainer, "save_trained", lambda self: (found.append(self.model.eval()), save(self)))
+    return found
+
+
+def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
+    """What the method trains of the base model, by the names of BERT's weights."""
+    return (
+        name.startswith(head)
+        or method == "full"
+        or (method == "top_k" and (".layer.2." in name or ".layer.3." in name or ".pooler." in name))
+        or (method == "layer_norm" and "LayerNorm" in name)
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "method"),
+    [
+        ("tagging", "top_k"), ("tagging", "lora"), ("squad", "layer_norm"), ("squad", "lora"), ("texts", "full"),
+        ("texts", "linear"), ("masked words", "full"), ("masked words", "lora"),
+    ],
+)  # fmt: skip
+def test_a_run(recipe, method, encoder, data, tmp_path, ends):
+    """Which weights change, by name, and that what is saved gives the same outputs, loaded as anybody would."""
+    script, auto_class, head, own = RECIPES[recipe]
+    flags = ("--method", method, *OPTIONS.get(method, ()), *own, "--warmup_steps", 0, "--learning_rate", 1e-2)
+    run(script, "--data", data / recipe, "--model_name", encoder, "--output_dir", tmp_path, "--use_cpu",
+        "--max_steps", 1, *flags)  # fmt: skip
+    assert results_of(tmp_path)["method"] == method
+    tokens = AutoTokenizer.from_pretrained(encoder)(SENTENCES[:4], padding=True, return_tensors="pt")
+    if method == "lora":
+        saved = tmp_path / "adapter"
+        model = auto_class.from_pretrained(encoder, num_labels=2)
+        if (saved / mlm.HEAD_FILE).exists():
+            model.load_state_dict(load_file(saved / mlm.HEAD_FILE), strict=False)
+        model = PeftModel.from_pretrained(model, saved)
+    else:
+        model = auto_class.from_pretrained(tmp_path / "model")
+        before = load_file(encoder / "model.safetensors")
+        now = {name.removeprefix("bert."): value for name, value in model.state_dict().items()}
+        # A key's bias moves all scores of a query alike, so that it has no gradient.
+        same = {name for name in before.keys() & now.keys() if torch.equal(before[name], now[name])}
+        frozen = {name for name in before.keys() & now.keys() if not is_trained(method, f".{name}", head)}
+        assert frozen <= same | {name for name in before if method == "full" and "pooler" in name}
+        assert {name for name in same - frozen if "key.bias" not in name and "pooler" not in name} == set()
+    with torch.no_grad():
+        for kept, loaded in zip(ends[-1](**tokens).to_tuple(), model.eval()(**tokens).to_tuple(), strict=True):
+            torch.testing.assert_close(loaded, kept)
+
+
+def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, data, tmp_path):
+    """At a learning rate that is zero in float32, what glue.py saves is what it started from, with a new head."""
+    text = tmp_path / "cola-text"
+    run(mlm, "--data", data / "texts", "--model_name", encoder, "--output_dir", text, "--use_cpu", "--max_steps", 1,
+        "--method", "full")  # fmt: skip
+    pretrained, before = load_file(text / "model" / "model.safetensors"), load_file(encoder / "model.safetensors")
+    assert torch.equal(pretrained["bert.pooler.dense.weight"], before["pooler.dense.weight"])
+    run(glue, "--task", "cola", "--data_dir", glue_data, "--use_cpu", "--max_steps", 1, "--method", "full",
+        "--model_name", tmp_path / "{task}-text" / "model", "--output_dir", tmp_path / "run",
+        "--learning_rate", 1e-60)  # fmt: skip
+    started = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    shared = {name for name in pretrained if name.startswith("bert.")}
+    assert started.keys() == shared | {"classifier.weight", "classifier.bias"}
+    assert all(torch.equal(started[name], pretrained[name]) for name in shared)
+    with pytest.raises(RecipeError, match=r"--method linear trains only the head .* has one"):
+        run(mlm, "--data", data / "texts", "--model_name", text / "model", "--output_dir", tmp_path / "second",
+            "--use_cpu", "--method", "linear")  # fmt: skip
+
+
+class TestDataType:
+    @pytest.fixture
+    def settled(self, encoder, tmp_path, monkeypatch):
+        def settle_one(method="houlsby", fp16=False, fsdp=False, **adapter):
+            monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
+            monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
+            training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+            training.fp16 = fp16
+            chosen = settle(MethodArguments(method), AdapterArguments(**adapter), training, str(encoder))
+            return chosen.base_dtype, chosen.keep_prefix
+
+        return settle_one
+
+    def test_auto(self, settled):
+        assert settled()[0] == settled("lora")[0] == "bfloat16"
+        assert {settled("full")[0], settled("linear")[0], settled(fsdp=True)[0], settled(fp16=True)[0]} == {"float32"}
+        assert settled(layers=[2, 3])[1] == "auto", "the model says whether it can"
+        for other in (settled(), settled(layers=[0, 3]), settled("lora", layers=[2]), settled(layers=[2], fsdp=True)):
+            assert other[1] == "off"
+
+    @pytest.mark.parametrize(("factor", "expected"), [(3.0, "float32"), (0.3, "bfloat16"), (1.0, "float32")])
+    def test_the_faster_one_is_measured(self, encoder, tmp_path, monkeypatch, factor, expected):
+        """With a clock of its own, on which a product in bfloat16 takes `factor` of the time in float32."""
+        monkeypatch.undo()
+        clock = [0.0]
+        product = torch.Tensor.__matmul__
+
+        def timed(left, right):
+            clock[0] += factor if left.dtype is torch.bfloat16 else 1.0
+            return product(left, right)
+
+        monkeypatch.setattr(torch.Tensor, "__matmul__", timed)
+        monkeypatch.setattr(models.time, "perf_counter", lambda: clock[0])
+        training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+        assert ORIGINAL(training, str(encoder)) == expected
+
+    def test_a_run_goes_on_in_the_type_it_began_with(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
+        flags = ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+                 "--output_dir", tmp_path]  # fmt: skip
+        monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
+        run(glue, *flags)
+        adapter = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+        assert {weight.dtype for weight in adapter.values()} == {torch.float32}
+        monkeypatch.setattr(models, "_choose_dtype", lambda *_: "float32")
+        run(glue, *flags)
+        assert "nothing is trained" in capsys.readouterr().out
+        run(glue, *flags[:-1], tmp_path / "again", "--evaluate", tmp_path)
+        assert results_of(tmp_path)["arguments"]["base_dtype"] == "bfloat16"
+
+
+ORIGINAL = models._choose_dtype  # before conftest.py replaces it
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory):
+    """An encoder without dropout, so that a run with the prefix kept is to give what one without it gives."""
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return save_tiny_encoder(tmp_path_factory.mktemp("still"), **no_dropout)
+
+
+class TestPrefix:
+    FLAGS = ("--use_cpu", "--max_train_samples", 64, "--num_train_epochs", 3, "--learning_rate", 1e-2, "--r", 4)
+
+    def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(self, still, tmp_path, monkeypatch, capsys):
+        rows = []
+        forward = BertLayer.forward
+
+        def counted(layer, hidden_states, *args, **kwargs):
+            rows.append(len(hidden_states))
+            return forward(layer, hidden_states, *args, **kwargs)
+
+        monkeypatch.setattr(BertLayer, "forward", counted)
+        found, counts = {}, {}
+        # The second run with the folder finds what the first one has left there.
+        for name, where in {
+            "plain": "off",
+            "memory": "auto",
+            "first": tmp_path / "k",
+            "second": tmp_path / "k",
+        }.items():
+            rows.clear()
+            run(glue, "--model_name", still, "--output_dir", tmp_path / name, *self.FLAGS, "--layers", 2, 3,
+                "--keep_prefix", where)  # fmt: skip
+            found[name], counts[name] = results_of(tmp_path / name), sum(rows)
+            weights = load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
+            plain = load_file(tmp_path / "plain" / "adapter" / "adapter_model.safetensors")
+            for key, weight in plain.items():
+                torch.testing.assert_close(weights[key], weight, atol=1e-4, rtol=1e-3)
+        assert f"kept in {tmp_path / 'k'}: the outputs of the embeddings and the 2 layers" in capsys.readouterr().out
+        assert found["memory"]["arguments"]["keep_prefix"] == "memory"
+        assert counts["second"] < counts["memory"] < 0.8 * counts["plain"]
+        assert counts["second"] == pytest.approx(counts["plain"] / 2, rel=0.05), "half of the layers are the prefix"
+
+    @pytest.mark.parametrize("flags", [("--layers", 2, "--train_layer_norm", "all"), ("--layers", 0, 1)])
+    def test_what_cannot_be_kept(self, still, tmp_path, flags):
+        with pytest.raises(ValueError, match=r"layer|embeddings"):
+            run(glue, "--model_name", still, "--output_dir", tmp_path, *self.FLAGS, "--keep_prefix", "memory", *flags)

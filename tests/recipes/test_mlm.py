@@ -1,0 +1,205 @@
+"""Task-specific pretraining: what it trains, what it keeps, and how other recipes start from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
+
+import glue
+import mlm
+from common.arguments import RecipeTrainingArguments
+from common.data import read_file
+from common.edge import RecipeError
+from common.minimal_pairs import minimal_pairs
+from common.model import add_adapter, load_model
+from houlsby_peft import HoulsbyConfig
+from recipe_runs import results_of, run
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder in the form of a task of GLUE, whose name it has."""
+    folder = tmp_path_factory.mktemp("data") / "cola"
+    folder.mkdir()
+    for split, rows in (("train", 96), ("validation", 32)):
+        frame = minimal_pairs()[split].select(range(rows)).to_pandas()[["sentence", "label"]]
+        frame.to_csv(folder / f"{split}.csv", index=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, encoder, data):
+    """The output folder of a short run."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
+    run(mlm, *flags, "--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 3, "--eval_strategy",
+        "steps", "--eval_steps", 3)  # fmt: skip
+    return folder
+
+
+class TestPretraining:
+    def test_the_saved_adapter_holds_bottlenecks_and_norms_only(self, pretrained):
+        weights = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        assert weights
+        assert all(".houlsby_adapter." in key or ".houlsby_norm." in key for key in weights)
+        assert all(key.startswith("base_model.model.bert.encoder.") for key in weights)
+        up = [value for key, value in weights.items() if key.endswith("up_proj.bias")]
+        assert all(value.abs().min() > 0 for value in up), "biases start at zero: these were not trained"
+
+    def test_the_head_without_its_output_weights_is_kept_beside_it(self, pretrained):
+        results = json.loads((pretrained / "results.json").read_text())
+        head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        assert sorted(head) == results["trained_head"]
+        assert "cls.predictions.bias" in head
+        assert "cls.predictions.decoder.weight" not in head
+        adapter = 4 * 2 * (2 * 64 * 32 + 64 + 32 + 2 * 32)
+        assert results["trainable_parameters"] == adapter + sum(value.numel() for value in head.values())
+        assert results["best_score"] < results["loss_before"]
+
+    def test_the_head_of_a_checkpoint_stays_frozen(self, encoder, data, tmp_path, capsys):
+        load_model(AutoModelForMaskedLM, str(encoder))[0].save_pretrained(tmp_path / "model")
+        load_model(AutoModelForMaskedLM, str(encoder))[1].save_pretrained(tmp_path / "model")
+        flags = ["--model_name", tmp_path / "model", "--use_cpu", "--max_steps", 2, "--train_layer_norm", "all"]
+        run(mlm, "--data", data, "--output_dir", tmp_path / "run", *flags)
+        assert "head for masked words: the checkpoint's, frozen" in capsys.readouterr().out
+        assert json.loads((tmp_path / "run" / "results.json").read_text())["trained_head"] == []
+        weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+        assert not any("cls." in key for key in weights), "a norm of the head, which other models do not have"
+        assert any("embeddings.LayerNorm" in key for key in weights)
+
+    def test_the_loss_is_the_models_own(self, encoder, tmp_path):
+        model, tokenizer, missing = load_model(AutoModelForMaskedLM, str(encoder))
+        adapted = add_adapter(model, HoulsbyConfig())
+        head = mlm.train_missing_head(adapted, missing)
+        collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
+        batch = dict(collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]]))
+        arguments = RecipeTrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
+        )
+        trainer = mlm.MlmTrainer(head, model=adapted, args=arguments, data_collator=collator)
+        with torch.no_grad():
+            logits = adapted.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
+            assert trainer.compute_loss(adapted, dict(batch)) == pytest.approx(expected.item(), rel=1e-5)
+            nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+            assert trainer.compute_loss(adapted, nothing) == 0
+
+    def test_a_checkpoint_brings_back_the_head(self, encoder, data, pretrained, tmp_path):
+        checkpoint = next(pretrained.glob("checkpoint-*"))
+        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--seed", 7,
+                 "--learning_rate", 0.01]  # fmt: skip
+        run(mlm, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", checkpoint)
+        resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
+        assert all(torch.equal(resumed[name], saved[name]) for name in saved)
+
+    def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
+        flags = ["--data", data, "--evaluate", pretrained, "--output_dir", tmp_path, "--use_cpu"]
+        with patch("mlm.make_trainer", wraps=mlm.make_trainer) as spy:
+            run(mlm, *flags)
+        weights = dict(mlm.base_model(spy.call_args.args[1]).named_parameters())
+        head = load_file(pretrained / "adapter" / mlm.HEAD_FILE)
+        assert all(torch.equal(weights[name], saved) for name, saved in head.items())
+        scores = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
+        results = json.loads((pretrained / "results.json").read_text())
+        assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
+        assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
+
+    def test_evaluation_takes_what_was_not_trained_on(self, encoder, data, tmp_path, capsys):
+        file = tmp_path / "texts.csv"
+        shutil.copy(data / "train.csv", file)
+        shared = ["--data", file, "--use_cpu", "--max_length", 32]
+        run(mlm, *shared, "--model_name", encoder, "--output_dir", tmp_path / "run", "--max_steps", 2)
+        run(mlm, *shared, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "scores")
+        scores = json.loads((tmp_path / "scores" / "evaluation.json").read_text())["scores"]
+        results = json.loads((tmp_path / "run" / "results.json").read_text())
+        assert scores["loss"] == pytest.approx(results["best_score"])
+        other = tmp_path / "other.csv"
+        other.write_text(file.read_text() + "these words are new,0\n")
+        capsys.readouterr()
+        run(mlm, "--data", other, *shared[2:], "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "all")
+        assert "no validation split" not in capsys.readouterr().out, "another file is scored whole"
+
+    def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(self, data, pretrained, tmp_path):
+        adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
+        (adapter / mlm.HEAD_FILE).unlink()
+        flags = ["--data", data, "--evaluate", adapter, "--output_dir", tmp_path / "scores", "--max_length", 32]
+        with pytest.raises(RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"):
+            run(mlm, *flags, "--use_cpu")
+
+    def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
+        _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        texts = minimal_pairs()["train"][:16]["sentence"]
+        first, second = ([dict(tokenizer(text)) for text in half] for half in (texts[:8], texts[8:]))
+        random = DataCollatorForLanguageModeling(tokenizer)
+        batch, _, again = (mlm.mask_by_text(random, rows) for rows in (first, second, first))
+        assert all(torch.equal(batch[name], again[name]) for name in batch)
+        assert random.seed is None, "in training, other words are masked each time"
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"), [("BertForPreTraining", True), ("RobertaForMaskedLM", True),
+                               ("ElectraForPreTraining", False), ("BertForSequenceClassification", False)],
+    )  # fmt: skip
+    def test_which_checkpoints_have_a_head_for_masked_words(self, kind, expected, encoder, tmp_path):
+        config = json.loads((encoder / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
+        assert mlm.has_head(str(tmp_path)) == expected
+
+    def test_only_training_evaluates_nothing(self, encoder, data, tmp_path):
+        with patch.object(mlm.MlmTrainer, "evaluate", side_effect=AssertionError):
+            run(mlm, "--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 1, "--output_dir", tmp_path,
+                "--do_train")  # fmt: skip
+        assert results_of(tmp_path)["loss_before"] is None
+
+    def test_a_text_file_is_enough(self, encoder, tmp_path):
+        lines = minimal_pairs()["train"][:40]["sentence"]
+        (tmp_path / "texts.txt").write_text("\n\n".join(lines) + "\n  \n")
+        run(mlm, "--data", tmp_path / "texts.txt", "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+            "--output_dir", tmp_path / "run")  # fmt: skip
+        assert read_file(tmp_path / "texts.txt")["text"] == lines
+
+    def test_a_tokenizer_without_masks(self, encoder, data, tmp_path):
+        _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
+        AutoModelForMaskedLM.from_pretrained(encoder).save_pretrained(tmp_path)
+        tokenizer.mask_token = None
+        tokenizer.save_pretrained(tmp_path)
+        with pytest.raises(RecipeError, match="needs a mask token"):
+            run(mlm, "--data", data, "--model_name", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run")
+
+
+class TestInitAdapter:
+    def glue(self, encoder, data, tmp_path, *flags):
+        run(glue, "--task", "cola", "--data_dir", data.parent, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+            "--output_dir", tmp_path, *flags)  # fmt: skip
+        return load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+
+    def test_a_recipe_starts_from_it_with_a_fresh_head(self, encoder, data, pretrained, tmp_path):
+        """At a learning rate that is zero in float32, what a recipe saves is what it started from."""
+        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        frozen = ["--learning_rate", 1e-60, "--init_adapter"]
+        first = self.glue(encoder, data, tmp_path / "first", *frozen, pretrained / "adapter")
+        assert all(torch.equal(first[key], value) for key, value in source.items())
+        again = self.glue(encoder, data, tmp_path / "again", *frozen, tmp_path / "first" / "adapter", "--seed", 5)
+        head = "base_model.model.classifier.weight"
+        assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
+        assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"
+
+    def test_other_options(self, encoder, data, pretrained, tmp_path):
+        with pytest.raises(ValueError, match="r is 64 and 8"):
+            self.glue(encoder, data, tmp_path, "--init_adapter", pretrained / "adapter", "--r", 8)
+
+    def test_a_path_with_the_tasks_name_in_it(self, encoder, data, pretrained, tmp_path):
+        (tmp_path / "cola-text").symlink_to(pretrained)
+        flags = ["--learning_rate", 1e-60, "--init_adapter", tmp_path / "{task}-text" / "adapter"]
+        found = self.glue(encoder, data, tmp_path / "run", *flags)
+        source = load_file(pretrained / "adapter" / "adapter_model.safetensors")
+        assert all(torch.equal(found[key], value) for key, value in source.items())
+        arguments = json.loads((tmp_path / "run" / "results.json").read_text())["arguments"]
+        assert arguments["init_adapter"] == str(tmp_path / "cola-text" / "adapter")

@@ -1,0 +1,141 @@
+"""The commands of recipes/papers/*.sh: a shell runs the scripts with stand-ins, and every flag is of its recipe."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import re
+import shlex
+import subprocess
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+
+from recipe_runs import run
+
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+import figure
+from common.arguments import TextArguments
+from common.classification import ClassificationArguments
+from common.edge import RecipeError
+from squad import SquadArguments
+from study.presets import GlueArguments, parse_arguments
+
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "recipes" / "papers").glob("*.sh"))
+# What the flags name need not be there.
+FILES = ("--data_dir", "--model_name", "--init_adapter")
+OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
+# The flags of the recipes that are not parsed here, by name.
+_, *OTHERS = get_type_hints(parse_arguments)["return"].__args__
+GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments)
+KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
+
+
+@cache
+def commands(script: Path) -> list[tuple[str, ...]]:
+    """Return the recipe and the flags of each command that a script runs."""
+    say = """echo "COMMAND ${0##*/}$(printf ' %q' "$@")" """
+    shell = f'python() {{ {say}; }}; accelerate() {{ {say}; }}; . "$1"'
+    found = subprocess.run(
+        ["bash", "-c", shell, "bash", str(script)], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    lines = [shlex.split(line) for line in found.stdout.splitlines() if line.startswith("COMMAND ")]
+    recipes = [line[2:] if line[2] != "launch" else line[3:] for line in lines]
+    return [(recipe.removeprefix("recipes/"), *flags) for recipe, *flags in recipes]
+
+
+def values(words: tuple[str, ...] | list[str], flag: str) -> list[str]:
+    """The values of a flag on a command line."""
+    return list(itertools.takewhile(lambda word: not word.startswith("--"), words[words.index(flag) + 1 :]))
+
+
+def check_flags(recipe: str, flags: list[str]) -> None:
+    if recipe not in OF_GLUE:
+        unknown = {flag for flag in flags if flag.startswith("--")} - {f"--{name}" for name in KNOWN}
+        assert not unknown, f"{recipe} has no {unknown}"
+        return
+    left_out = (*FILES, "--variant")
+    pairs = itertools.pairwise(["", *flags])
+    parse_arguments([flag for before, flag in pairs if before not in left_out and flag not in left_out])
+
+
+def different(lines: list[list[str]]) -> list[list[str]]:
+    """Return one of the command lines that differ in their values only."""
+    kinds = {}
+    for words in lines:
+        method = tuple(values(words, "--method")) if "--method" in words else ()
+        kinds[words[0], method, tuple(word for word in words if word.startswith("--"))] = words
+    return [*kinds.values()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    of_recipes: list[list[str]] = []
+    for recipe, *flags in different([list(command) for command in commands(script)]):
+        if recipe == "sweep.py":
+            run(importlib.import_module("sweep"), str(ROOT / flags[0]), *flags[1:], "--dry_run")
+            planned = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+            assert planned
+            for words in planned:
+                at = next(number for number, word in enumerate(words) if word.endswith(".py"))
+                of_recipes.append([Path(words[at]).name, *words[at + 1 :]])
+        elif recipe == "figure.py":
+            if flags[0] not in ("ablation", "robustness"):
+                with pytest.raises(RecipeError, match="no run with a validation score"):
+                    run(figure, *flags)
+            else:
+                with pytest.raises(RecipeError):  # there is no run, and perhaps no WordNet
+                    run(figure, *flags)
+        elif recipe in ("study_table.py", "no_bert.py"):
+            source = (ROOT / "recipes" / recipe).read_text()
+            assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--"))
+        else:
+            of_recipes.append([recipe, *flags])
+    for recipe, *flags in different(of_recipes):
+        check_flags(recipe, flags)
+
+
+def sweeps() -> list[tuple[str, ...]]:
+    return [command for script in SCRIPTS for command in commands(script) if command[0] == "sweep.py"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "tasks"), [("runs/h3", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
+                          ("runs/h4", ["mnli", "cola"])]
+)  # fmt: skip
+def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
+    """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and norms."""
+    found = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
+    assert found
+    for words in found:
+        assert values(words, "--task") == tasks
+        if values(words, "--method") != ["full"]:
+            assert values(words, "--learning_rate") == ["3e-5", "3e-4", "3e-3"]
+            assert values(words, "--num_train_epochs") == ["3", "20"]
+
+
+def test_runs_without_a_preset_also_read_the_examples_in_random_order():
+    """The recipes' default groups them by length, which none of the papers does."""
+    without = [words for words in sweeps() if "--preset" not in words]
+    assert {words[1] for words in without} == {"recipes/paper_tasks.py", "recipes/squad.py"}
+    for words in without:
+        assert values(words, "--train_sampling_strategy") == ["random"]
+
+
+def test_every_table_and_figure_has_its_commands():
+    wanted = {
+        "houlsby2019": ["Table 1", "Table 2", "Figures 1 and 3", *(f"Figure {n}" for n in (4, 5, 6)), "Section 3.6"],
+        "mohebbi2020": ["Tables 1 and 2", "Table 3", "Figure 8"],
+        "uva2019": ["MRPC and CoLA"],
+        "han2021": ["Table 1", "Figures 2 and 3", "Figures 1 and 4", "Figures 9, 10 and 13", "Figure 5", "MNLI"],
+    }
+    comments = {path.stem: " ".join(re.findall(r"^# ?(.*)", path.read_text(), re.MULTILINE)) for path in SCRIPTS}
+    assert not [(paper, cell) for paper, cells in wanted.items() for cell in cells if cell not in comments[paper]]

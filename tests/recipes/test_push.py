@@ -1,0 +1,100 @@
+"""Recipes that push what they have trained to a local Hub, and what others get from there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+import houlsby_peft
+from hub_models import BASE, LABELS, TEXTS, make_base
+from recipe_runs import write
+
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SHORT = ("--model_name", BASE, "--use_cpu", "--max_steps", "2", "--learning_rate", "1e-2", "--push_to_hub")
+
+
+@pytest.fixture(scope="module")
+def inputs(hub, tmp_path_factory):
+    """A base model on the Hub, a data set of the user's own, and one of GLUE."""
+    folder = tmp_path_factory.mktemp("inputs")
+    make_base(folder / "base", max_position_embeddings=128)
+    # Questions take windows of more than 64 tokens.
+    AutoTokenizer.from_pretrained(folder / "base", model_max_length=128).save_pretrained(folder / "base")
+    hub.add(BASE, folder / "base")
+    texts = [text for text, _ in TEXTS]
+    answers = [{"text": [text[:9]], "answer_start": [0]} for text in texts]
+    for split in ("train", "validation"):
+        write(folder / f"{split}.csv", text=texts, label=[LABELS[label] for _, label in TEXTS])
+        write(folder / "rte" / f"{split}.csv", sentence1=texts, sentence2=texts[::-1], label=[0, 1] * 6)
+        write(folder / "questions" / f"{split}.jsonl", id=[*map(str, range(len(texts)))], context=texts,
+              question=["What?"] * len(texts), answers=answers)  # fmt: skip
+    shutil.copy(folder / "train.csv", folder / "messages.csv")
+    return folder
+
+
+def start(flags):
+    """Client: run each recipe, one after the other; return how those end that end early."""
+    sys.path.insert(0, str(RECIPES))
+    edge = importlib.import_module("common.edge")
+    endings = {}
+    for recipe, own in flags.items():
+        sys.argv = [f"{recipe}.py", *SHORT, "--hub_model_id", f"user/{recipe}", *own]
+        try:
+            edge.end_with_one_line(importlib.import_module(recipe).main)
+        except SystemExit as error:
+            endings[recipe] = str(error.code)
+    return endings
+
+
+def predictions(name):
+    """Client: what the adapter, as it is on the Hub, gives."""
+    adapter = houlsby_peft.load(name)
+    return [adapter.labels, adapter.predict([(text, text) for text, _ in TEXTS[:2]])]
+
+
+def test_adapters_are_whole_and_say_what_they_are_for(hub, inputs, tmp_path):
+    pair = ["--example", "He came.", "--example", "-- he arrived."]
+    flags = {
+        "glue": ["--task", "rte", "--data_dir", str(inputs), "--hub_private", *pair],
+        "squad": ["--data", str(inputs / "questions"), "--max_length", "96", "--stride", "8", *pair],
+        "stream": ["--data", str(inputs / "messages.csv"), "--example", TEXTS[0][0]],
+    }
+    assert hub.call(start, flags, home=tmp_path / "home") == {}
+    kinds = {"glue": "text-classification", "squad": "question-answering", "stream-messages": "text-classification"}
+    cards = {}
+    for name, kind in kinds.items():
+        files = hub.store.repos[f"user/{name}"].head.files
+        assert "adapter_model.safetensors" in files
+        cards[name] = files["README.md"].decode()
+        data = yaml.safe_load(cards[name].split("---\n")[1])
+        assert data["pipeline_tag"] == kind
+        assert len(data.get("widget", [])) == (name in ("squad", "stream-messages")), "no text without --example"
+    assert hub.store.repos["user/glue"].private
+    data = yaml.safe_load(cards["glue"].split("---\n")[1])
+    assert data["model-index"][0]["results"][0]["dataset"]["name"] == "GLUE RTE"
+    assert "python recipes/glue.py --model_name org/tiny-bert" in cards["glue"]
+    assert "-- he arrived." in cards["glue"]
+    assert str(tmp_path.parent) not in "".join(cards.values())
+    labels, found = hub.call(predictions, "user/glue", home=tmp_path / "elsewhere")
+    assert labels == ["entailment", "not_entailment"]
+    assert json.dumps(found)
+
+
+def test_without_a_token_nothing_is_trained(hub, inputs, tmp_path):
+    """By no recipe."""
+    flags = {recipe: ["--data", str(inputs)] for recipe in ("mlm", "stream")}
+    flags["glue"] = ["--task", "rte", "--data_dir", str(inputs)]
+    endings = hub.call(start, flags, home=tmp_path, token=None)
+    assert endings.keys() == flags.keys()
+    for recipe, ending in endings.items():
+        assert ending.startswith("error: "), recipe
+        assert "token" in ending
+    assert not list(tmp_path.rglob("results.json"))

@@ -1,0 +1,215 @@
+"""What a run prints and leaves behind: its log, the scores of classes, figures, and the commands to type next."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import shutil
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import f1_score
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction
+
+import text_classification
+from common import report, trainer
+from common.model import load_model
+from common.scores import MAX_LISTED, ClassScores, score_classes
+from common.tagging import IGNORED, TaggingTask
+from recipe_runs import results_of, run, save_tiny_encoder, write
+
+
+pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+from matplotlib import pyplot as plt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from common.figures import draw_confusion, draw_learning_curves, save_png
+
+
+TEXTS = {"pay 'now' for $5 \"only\"; `ls`": "billing", "my password & account": "login", "-- the\tdog": "other"}
+SCORE = r"[01]\.\d{3}"
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    """Three classes that a few words tell apart, and an epoch of three steps."""
+    folder = tmp_path_factory.mktemp("data")
+    encoder = save_tiny_encoder(folder / "encoder", words=["pay", "now", "only", "my", "password", "account", "dog"])
+    for split, times in (("train", 8), ("validation", 3)):
+        write(folder / "data" / f"{split}.csv", text=[*TEXTS] * times, label=[*TEXTS.values()] * times)
+    return ["--data", folder / "data", "--model_name", encoder, "--use_cpu", "--num_train_epochs", 2,
+            "--learning_rate", 1e-2, "--per_device_train_batch_size", 8]  # fmt: skip
+
+
+class TestLog:
+    def test_lines(self, flags, tmp_path, capsys):
+        run(text_classification, *flags, "--output_dir", tmp_path / "run")
+        output, errors = capsys.readouterr()
+        assert errors == ""
+        scores = rf"loss {SCORE}, accuracy {SCORE}, macro_f1 {SCORE}"
+        expected = [
+            r"trainable parameters: [\d,]+ of [\d,]+ \(\d\d\.\d\d%\)",
+            *(rf"epoch {epoch} of 2: loss {SCORE}, validation {scores}" for epoch in (1, 2)),
+            rf"Best epoch: [12] of 2, with accuracy {SCORE}, macro_f1 {SCORE}, loss {SCORE} on validation",
+            r"By class, on the validation split:",
+            *(rf" +{name}( +{SCORE}){{3}} +3" for name in ("billing", "login", "other")),
+            r"Adapter: +\S+/adapter \(\d+\.\d [kM]B\), trained in \d+ s",
+            r"Results: +\S+results.json",
+            r"Confusion matrix: \S+confusion_matrix.png",
+            r"Learning curves: +\S+learning_curves.png",
+            r"Predict: +.*houlsby.peft.* predict \S+ .*",
+            r"Share: +.*",
+        ]
+        lines = iter(output.splitlines())
+        for pattern in expected:
+            assert any(re.fullmatch(pattern, line) for line in lines), pattern
+        results = results_of(tmp_path / "run")
+        assert results["per_class"]["split"] == "validation"
+        assert results["per_class"]["scores"]["billing"]["support"] == 3
+
+    def test_after_an_interruption_at_the_end(self, flags, tmp_path):
+        run(text_classification, *flags, "--output_dir", tmp_path)
+        before = results_of(tmp_path)["per_class"]
+        (tmp_path / "results.json").unlink()
+        shutil.rmtree(tmp_path / "adapter")
+        (tmp_path / "confusion_matrix.png").write_text("of another run")
+        run(text_classification, *flags, "--output_dir", tmp_path)
+        assert results_of(tmp_path)["per_class"] == before
+        assert (tmp_path / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_one_bar_on_a_terminal_and_a_line_a_minute_elsewhere(self, flags, tmp_path, monkeypatch, capsys):
+        short = [*flags, "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", False,
+                 "--max_steps", 2, "--logging_steps", 1]  # fmt: skip
+        monkeypatch.setattr(trainer, "_SECONDS", -1)
+        run(text_classification, *short, "--output_dir", tmp_path / "file")
+        assert re.search(rf"^step 1 of 2: loss {SCORE}$", capsys.readouterr().out, re.MULTILINE)
+        terminal = io.StringIO()
+        terminal.isatty = lambda: True
+        monkeypatch.setattr(sys, "stderr", terminal)
+        run(text_classification, *short, "--output_dir", tmp_path / "terminal")
+        assert re.search(rf"100%.* loss {SCORE}\]", terminal.getvalue())
+
+    def test_a_new_head_is_not_reported_and_a_lost_layer_is(self, encoder, tmp_path, capsys, caplog):
+        load_model(AutoModelForSequenceClassification, str(encoder), num_labels=3)
+        assert "warning" not in capsys.readouterr().out
+        other = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=7)
+        caplog.clear()
+        del other.bert.encoder.layer[-1]
+        other.save_pretrained(tmp_path)
+        AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
+        load_model(AutoModelForSequenceClassification, str(tmp_path), num_labels=3)
+        assert f"weights of the encoder, which are random: bert.encoder.layer.{len(other.bert.encoder.layer)}." in (
+            capsys.readouterr().out
+        )
+        assert not caplog.records
+
+
+class TestScoresOfClasses:
+    def test_one_label_per_example(self):
+        rng = np.random.default_rng(0)
+        outputs, labels = rng.normal(size=(50, 6)), rng.integers(0, 4, 50)
+        outputs[:, 5] = -9  # neither a label nor a prediction
+        names = [f"{'very ' * number * 3}long{number}" for number in range(6)]
+        scores = score_classes(outputs, labels, names)
+        found, predicted = scores.by_class(), outputs.argmax(-1)
+        assert [*found] == names[:5]
+        for number, name in enumerate(names[:5]):
+            of_class = f1_score(labels == number, predicted == number, zero_division=0.0)
+            assert found[name] == pytest.approx({**found[name], "f1": of_class, "support": sum(labels == number)})
+        matrix, shown = scores.confusion()
+        assert shown == names[:5]
+        assert matrix.tolist() == [[int(((labels == a) & (predicted == b)).sum()) for b in range(5)] for a in range(5)]
+        assert max(map(len, scores.table().splitlines())) < 80
+
+    def test_several_labels_per_example(self):
+        labels = np.array([[1, 0, 0], [1, 1, 0]], np.float32)
+        scores = score_classes(np.array([[3.0, -1, -1], [1, -1, -2]]), labels, ["a", "b", "c"])
+        assert scores.by_class() == {
+            "a": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 2},
+            "b": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 1},
+        }
+        assert scores.confusion() is None
+
+    def test_a_table_of_many_classes_has_those_with_the_lowest_scores(self):
+        numbers = np.repeat(np.arange(MAX_LISTED + 2), 2)
+        predicted = numbers.copy()
+        predicted[[0, -1]] = 7
+        table = ClassScores(numbers, predicted, tuple(f"class{n:02}" for n in range(MAX_LISTED + 2)), 99).table()
+        assert len(re.findall(r"class\d\d", table)) == MAX_LISTED
+        assert all(f"class{number:02} " in table for number in (0, 7, MAX_LISTED + 1))
+
+    def test_entities(self):
+        """Micro averages are those of all entities, which `score` computes in another way."""
+        rng = np.random.default_rng(0)
+        labels = rng.integers(0, 5, (30, 12))
+        labels[:, -2:] = IGNORED
+        outputs = rng.normal(size=(30, 12, 5)) + 2 * np.eye(5)[np.maximum(labels, 0)]
+        task = TaggingTask(name="t", labels=("B-LOC", "B-PER", "I-LOC", "I-PER", "O"))
+        scores, whole = task.score_classes(outputs, labels), task.score(EvalPrediction(outputs, labels))
+        assert [*scores.by_class()] == ["LOC", "PER"]
+        micro = next(line for line in scores.table().splitlines() if "micro avg" in line).split()[2:]
+        expected = [whole["precision"], whole["recall"], whole["f1"]]
+        assert [float(value) for value in micro[:3]] == pytest.approx(expected, abs=5e-4)
+        matrix, shown = scores.confusion()
+        assert shown == ["LOC", "PER", "no entity"]
+        assert matrix[:2].sum() == int(micro[3])
+
+
+class TestFigures:
+    @pytest.mark.parametrize("classes", [2, 30])
+    def test_every_class_can_be_read(self, classes, tmp_path):
+        matrix = np.full((classes, classes), 1) + 99 * np.eye(classes, dtype=int)
+        figure = draw_confusion(matrix, [f"$5 to $10, class {number}" for number in range(classes)], "账单, test")
+        save_png(figure, tmp_path / "figure.png")
+        [axes] = figure.axes
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        labels = [label.get_window_extent(renderer) for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        for group in (labels[:classes], labels[classes:]):
+            assert not any(a.overlaps(b) for a, b in pairwise(group))
+        cells = {text.get_position(): text.get_text() for text in axes.texts}
+        share = 100 / (99 + classes)
+        assert cells[1, 1] == (f"{share:.0%}\n100" if classes == 2 else f"{100 * share:.0f}")
+
+    def test_learning_curves(self):
+        log = [{"epoch": 0.5, "loss": 0.7}, {"epoch": 1.0, "eval_loss": 0.6}, {"epoch": 1.5, "loss": 0.5}]
+        epochs = [{"epoch": n, "step": 9 * n, "loss": 0.6, "accuracy": 0.5, "f1": 0.1 * n} for n in (1.0, 2.0)]
+        left, right = draw_learning_curves(log, epochs, "f1", 2.0).axes
+        lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in left.lines}
+        assert lines["training"] == [(0.5, 0.7), (1.5, 0.5)]
+        assert lines["validation"] == [(1.0, 0.6), (2.0, 0.6)]
+        assert [line.get_label() for line in right.lines] == ["f1", "accuracy", "kept"]
+        plt.close("all")
+
+
+class TestCommands:
+    @pytest.mark.parametrize(
+        ("example", "texts"),
+        [
+            ('it\'s $HOME; "yes" `ls`', ['it\'s $HOME; "yes" `ls`']),
+            ("--flag\n- and\ta\x07 tab", ["flag - and a tab"]),
+            (("a?", "é" * 200), ["a?", "é" * 80]),
+        ],
+    )
+    def test_predict(self, example, texts, monkeypatch):
+        monkeypatch.setattr(report, "_tool", lambda: ["houlsby-peft"])
+        words = shlex.split(report.predict_command(Path("my runs/adapter"), example))
+        pairs = ["--pairs"] if len(texts) == 2 else []
+        assert words == ["houlsby-peft", "predict", "my runs/adapter", *texts, *pairs]
+
+    @pytest.mark.parametrize(
+        ("name", "repo"),
+        [("mrpc", "mrpc"), ("user/mrpc", "user/mrpc"), ("r 8, $1--x.git", "r-8-1-x-git"), ("…", "adapter")],
+    )
+    def test_push(self, name, repo, tmp_path, monkeypatch):
+        monkeypatch.setattr(report, "_tool", lambda: ["houlsby-peft"])
+        (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        words = shlex.split(report.push_command(tmp_path, name, tmp_path / "none.json", "org/base", private=False))
+        assert words == ["houlsby-peft", "push", str(tmp_path), repo]
+        (tmp_path / "results.json").write_text("{}")
+        words = shlex.split(report.push_command(tmp_path, name, tmp_path / "results.json", "org/other", private=True))
+        assert words[4:] == ["--base-model", "org/other", "--results", str(tmp_path / "results.json"), "--private"]
+        assert report.push_command(tmp_path, name, tmp_path / "none.json", str(tmp_path), private=False) is None

@@ -1,0 +1,379 @@
+"""A run in its folder: when it is the same one, resumed bit for bit, finished, or refused; and how it ends early."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import glue
+import killed_runs
+import text_classification
+from common.arguments import RecipeTrainingArguments, defaults_of
+from common.edge import RecipeError, end_with_one_line, is_full_disk
+from common.run import command, lock
+from common.same_run import CONTENT, describe_content, differences
+from recipe_runs import results_of, run, write
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "glue.py"
+STEPS_PER_EPOCH = 12
+
+
+@pytest.fixture
+def flags(encoder, glue_data):
+    """A task for a tiny model with dropout: 12 steps in an epoch."""
+    return ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--num_train_epochs", 6,
+            "--learning_rate", 1e-3, "--per_device_train_batch_size", 8]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(encoder, glue_data, tmp_path_factory):
+    """The folder of a finished run of 12 steps."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--max_steps", 12,
+        "--num_train_epochs", 6, "--learning_rate", 1e-3, "--per_device_train_batch_size", 8, "--output_dir",
+        folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def weights(folder):
+    return load_file(folder / "adapter" / "adapter_model.safetensors")
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def scores(folder):
+    epochs = results_of(folder)["epochs"]
+    seconds = [epoch.pop("seconds") for epoch in epochs]
+    assert seconds == sorted(seconds), "the time of training goes on where the run does"
+    return epochs
+
+
+def last_step(folder):
+    whole = [path.parent.name for path in folder.glob("checkpoint-*/complete")]
+    return max((int(name.removeprefix("checkpoint-")) for name in whole), default=0)
+
+
+def forked(work, log):
+    """Do some work in a forked process, and return its number; where an interpreter is not the point."""
+    child = os.fork()
+    if child == 0:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        status = 0
+        try:
+            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)
+            work()
+        except SystemExit as stopped:
+            status = stopped.code
+        finally:
+            os._exit(status)
+    return child
+
+
+def wait_until(condition, child):
+    deadline = time.monotonic() + 240
+    while not condition():
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "it has ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def in_a_checkpoint(folder):
+    """A checkpoint is being written, and there is a whole one before it, of a later epoch than the first."""
+    unfinished = [path for path in folder.glob("checkpoint-*") if not (path / "complete").exists()]
+    written = any((path / "adapter_model.safetensors").exists() for path in unfinished)
+    return written and last_step(folder) > STEPS_PER_EPOCH
+
+
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path):
+    """In the middle of epochs, as 5 does not divide 12; in the order of length groups; with accumulated gradients."""
+    command = [
+        *flags,
+        *("--save_strategy", "steps", "--save_steps", 5, "--eval_strategy", "steps", "--eval_steps", 5),
+        *("--gradient_accumulation_steps", 2, "--per_device_train_batch_size", 4, "--num_train_epochs", 3),
+    ]
+    run(glue, *command, "--output_dir", tmp_path / "whole")
+    folder = tmp_path / "killed"
+    child = forked(lambda: run(glue, *command, "--output_dir", folder), tmp_path / "log")
+    wait_until(lambda: in_a_checkpoint(folder), child)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert not (folder / "results.json").exists()
+
+    run(glue, *command, "--output_dir", folder)
+    assert_equal(weights(folder), weights(tmp_path / "whole"))
+    assert scores(folder) == scores(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_runs_that_are_killed_at_any_change_of_a_file():
+    """A sample of all events; see killed_runs.py."""
+    pytest.importorskip("ctypes")
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler")
+    command = [sys.executable, killed_runs.__file__, "--kills", "12", "--seed", str(random.randrange(10**6))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "12 of 12 killed runs are identical" in done.stdout
+
+
+class TestTheSameRun:
+    def test_a_finished_run_is_left_as_it_is(self, folder, flags, capsys):
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder, "--logging_steps", 1)
+        assert "holds this run, finished: nothing is trained" in capsys.readouterr().out
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+    def test_the_same_data_and_encoder_elsewhere(self, folder, flags, glue_data, encoder, tmp_path, capsys):
+        data, model = shutil.copytree(glue_data, tmp_path / "data"), shutil.copytree(encoder, tmp_path / "model")
+        elsewhere = [data if flag == glue_data else model if flag == encoder else flag for flag in flags]
+        run(glue, *elsewhere, "--max_steps", 12, "--output_dir", folder)
+        assert "nothing is trained" in capsys.readouterr().out
+
+    def test_the_same_rows_per_step_in_other_parts(self, folder, flags, capsys):
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder, "--per_device_train_batch_size", 4,
+            "--gradient_accumulation_steps", 2)  # fmt: skip
+        assert "nothing is trained" in capsys.readouterr().out
+
+    def test_an_argument_that_another_version_did_not_know(self, folder, flags, capsys):
+        arguments = json.loads((folder / "arguments.json").read_text())
+        del arguments["adam_epsilon"], arguments["lr_scheduler_kwargs"]
+        (folder / "arguments.json").write_text(json.dumps({**arguments, "gone": 3}))
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
+        assert "nothing is trained" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("flag", "value"), [("learning_rate", 2e-3), ("per_device_train_batch_size", 4), ("r", 8), ("seed", 1)]
+    )
+    def test_another_run_is_refused_and_nothing_lost(self, folder, flags, flag, value):
+        before = (folder / "results.json").read_text()
+        named = "rows_per_step" if "batch" in flag else flag
+        with pytest.raises(
+            RecipeError, match=rf"other arguments or data: {named} was .*, is .*--overwrite_output_dir"
+        ):
+            run(glue, *flags, "--max_steps", 12, "--output_dir", folder, f"--{flag}", value)
+        assert (folder / "results.json").read_text() == before
+
+    def test_other_data_under_the_same_name(self, folder, flags, glue_data, tmp_path):
+        data = shutil.copytree(glue_data, tmp_path / "data")
+        with (data / "cola" / "train.csv").open("a") as file:
+            file.write("one more sentence,0\n")
+        flags[flags.index(glue_data)] = data
+        with pytest.raises(RecipeError, match="data of train has changed"):
+            run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
+
+    def test_starting_over_leaves_nothing_of_another_method(self, folder, flags):
+        run(glue, *flags, "--max_steps", 1, "--output_dir", folder, "--method", "linear", "--overwrite_output_dir")
+        assert not (folder / "adapter").exists()
+        assert (folder / "model" / "model.safetensors").exists()
+        assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
+
+    def test_a_folder_of_an_unknown_run(self, flags, tmp_path):
+        (tmp_path / "results.json").write_text('{"task": "cola"}')
+        with pytest.raises(RecipeError, match=r"arguments\.json is missing"):
+            run(glue, *flags, "--output_dir", tmp_path)
+
+    def test_what_counts(self, tmp_path):
+        names = {"learning_rate", "ddp_timeout", "torch_compile", "per_device_eval_batch_size", "deepspeed", "fsdp"}
+        assert list(differences(dict.fromkeys(names, 1), dict.fromkeys(names, 2))) == ["learning_rate"]
+        assert differences({}, {"r": 64}, {"r": 64}) == {}
+        file = write(tmp_path / "a.csv", text=["a"])
+        known = {"data": "a", CONTENT: describe_content({"train": file}, {})}
+        assert differences(known, {**known, "data": "b"}) == {}
+        assert list(differences(known, {"data": "b", CONTENT: {}})) == ["data"]
+
+    def test_every_argument_has_a_default(self):
+        group = RecipeTrainingArguments(use_cpu=True)
+        assert differences({}, group.to_dict() | {CONTENT: {}}, defaults_of([group])) == {}
+
+
+class TestResuming:
+    def test_more_steps(self, folder, flags):
+        run(glue, *flags, "--max_steps", 18, "--output_dir", folder, "--resume_from_checkpoint", "last")
+        assert [entry["step"] for entry in scores(folder)] == [12, 18]
+
+    @pytest.mark.parametrize(("flag", "value"), [("--learning_rate", 2e-3), ("--optim", "sgd"), ("--adam_beta1", 0.5)])
+    def test_what_a_checkpoint_restores_must_stay(self, folder, flags, flag, value):
+        more = ["--max_steps", 18, "--output_dir", folder, "--resume_from_checkpoint", "last", flag, value]
+        with pytest.raises(RecipeError, match=f"restores the optimizer.*{flag[2:]} was"):
+            run(glue, *flags, *more)
+
+    def test_an_incomplete_checkpoint_is_skipped(self, folder, flags, capsys):
+        (folder / "results.json").unlink()
+        shutil.copytree(folder / "checkpoint-12", folder / "checkpoint-20")
+        (folder / "checkpoint-20" / "complete").unlink()
+        run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
+        printed = capsys.readouterr().out
+        assert "checkpoint-20: it is incomplete" in printed
+        assert f"Resuming from {folder / 'checkpoint-12'}" in printed
+
+    def test_a_checkpoint_that_is_not_there(self, flags, tmp_path):
+        with pytest.raises(RecipeError, match=r"the folder of a complete checkpoint or 'last', got .*checkpoint-7"):
+            run(glue, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", tmp_path / "checkpoint-7")
+
+    def test_both_ways_to_begin(self, flags, tmp_path):
+        with pytest.raises(RecipeError, match="give one"):
+            run(glue, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", "last", "--overwrite_output_dir")
+
+    def test_early_stopping_counts_on_after_a_crash(self, flags, tmp_path):
+        """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever happens between."""
+        command = [*flags, "--learning_rate", 1e-60, "--early_stopping_patience", 2, "--save_total_limit", 3,
+                   "--per_device_train_batch_size", 32]  # fmt: skip
+        run(glue, *command, "--output_dir", tmp_path)
+        assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
+        (tmp_path / "results.json").unlink()
+        shutil.rmtree(tmp_path / "checkpoint-9")
+        run(glue, *command, "--output_dir", tmp_path)
+        assert [entry["epoch"] for entry in scores(tmp_path)] == [1, 2, 3]
+
+    @pytest.mark.parametrize(
+        ("end", "steps"),
+        [
+            (("--max_steps", 10, "--eval_strategy", "steps", "--eval_steps", 5, "--save_strategy", "steps"), [5, 10]),
+            (("--early_stopping_patience", 1, "--per_device_train_batch_size", 32), [3, 6]),
+        ],
+        ids=["in an epoch", "stopped early"],
+    )
+    def test_a_run_takes_no_step_after_its_last(self, flags, tmp_path, end, steps):
+        """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where the folder is."""
+        command = [*flags, "--learning_rate", 1e-60, "--save_total_limit", 3, *end]
+        run(glue, *command, "--output_dir", tmp_path / "before")
+        expected = scores(tmp_path / "before")
+        assert [entry["step"] for entry in expected] == steps
+        (tmp_path / "before" / "results.json").unlink()
+        (tmp_path / "before").rename(tmp_path / "after")
+        run(glue, *command, "--output_dir", tmp_path / "after")
+        assert scores(tmp_path / "after") == expected
+        assert results_of(tmp_path / "after")["best_epoch"] == expected[0]["epoch"]
+
+
+class TestEnds:
+    def test_a_loss_that_is_no_number_stops_the_run(self, flags, tmp_path):
+        with pytest.raises(
+            RecipeError, match=r"loss is nan at step [2-9], with the learning rate .* of at most 1e\+30"
+        ):
+            run(glue, *flags, "--learning_rate", 1e30, "--warmup_steps", 0, "--output_dir", tmp_path)
+        assert not (tmp_path / "results.json").exists()
+
+    def test_two_runs_in_one_folder(self, tmp_path):
+        with (tmp_path / "run.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            with pytest.raises(RecipeError, match="is in use by another run"):
+                lock(tmp_path)
+        lock(tmp_path)
+        lock(tmp_path)  # this process has it
+
+    @pytest.mark.parametrize(
+        ("error", "status", "said"),
+        [
+            (RecipeError("wrong"), "error: wrong", None),
+            (ValueError("Invalid learning rate: -1"), "error: Invalid learning rate: -1 (--debug shows where)", None),
+            (OSError(errno.ENOSPC, "No space left on device"), "The disk is full", None),
+            (KeyboardInterrupt(), 130, "The same command resumes"),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_one_line(self, error, status, said, capsys, monkeypatch):
+        monkeypatch.delenv("HOULSBY_DEBUG", raising=False)
+
+        def fail():
+            raise error
+
+        with pytest.raises(SystemExit) as stopped:
+            end_with_one_line(fail)
+        assert stopped.value.code == status or str(status) in str(stopped.value.code)
+        assert (said or "") in capsys.readouterr().err
+        monkeypatch.setenv("HOULSBY_DEBUG", "1")
+        if isinstance(error, Exception):
+            with pytest.raises(type(error)):
+                end_with_one_line(fail)
+
+    def test_a_bug_keeps_its_traceback(self):
+        with pytest.raises(ZeroDivisionError):
+            end_with_one_line(lambda: 1 / 0)
+
+    def test_other_errors_are_not_taken_for_a_full_disk(self):
+        assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
+        assert is_full_disk(OSError(errno.ENOSPC, "No space left on device"))
+
+    def test_sigterm(self, flags, tmp_path):
+        command = [*flags, "--output_dir", tmp_path, "--num_train_epochs", 500]
+
+        def work():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            end_with_one_line(lambda: run(glue, *command))
+
+        child = forked(work, tmp_path / "log")
+        wait_until(lambda: last_step(tmp_path), child)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+        printed = (tmp_path / "log").read_text()
+        assert "The same command resumes" in printed
+        assert "Traceback" not in printed
+
+
+class TestWhatIsSaved:
+    def test_no_token_lies_beside_the_adapter(self, flags, tmp_path):
+        run(glue, *flags, "--max_steps", 1, "--output_dir", tmp_path, "--hub_token", "hf_secret")
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert files
+        assert not [path for path in files if b"hf_secret" in path.read_bytes()]
+
+    def test_the_command_tells_no_secrets(self, monkeypatch):
+        words = ["/home/ann/recipes/glue.py", "--data_dir", "/home/ann/data", "--hub_token", "hf_x"]
+        assert command(words, "hf_x") == "python recipes/glue.py --data_dir data --hub_token TOKEN"
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+        assert command(words, "hf_x").startswith("accelerate launch recipes/glue.py")
+
+    def test_a_base_model_in_a_pickle(self, encoder, tmp_path):
+        """It is the user's own choice, and a card that cannot be complete does not fail the run."""
+        base = shutil.copytree(encoder, tmp_path / "base")
+        torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
+        (base / "model.safetensors").unlink()
+        data = write(tmp_path / "a.csv", text=["the king is", "a queen"] * 12, label=["a", "b"] * 12)
+        run(text_classification, "--data", data, "--model_name", base, "--use_cpu", "--max_steps", 1, "--output_dir",
+            tmp_path / "run", "--example", "the king")  # fmt: skip
+        assert results_of(tmp_path / "run")["task"] == "a"
+
+    def test_a_new_test_file_is_predicted_with_the_finished_run(self, encoder, tmp_path, capsys):
+        texts = ["the king is", "a queen"] * 12
+        for split in ("train", "validation", "test"):
+            write(tmp_path / f"{split}.csv", text=texts, label=["a", "b"] * 12)
+        command = ["--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 1, "--output_dir",
+                   tmp_path / "run"]  # fmt: skip
+        run(text_classification, *command, "--do_train", "--do_eval")
+        assert not (tmp_path / "run" / "predictions.csv").exists()
+        run(text_classification, *command)
+        first = results_of(tmp_path / "run")
+        write(tmp_path / "test.csv", text=texts[:4], label=["b"] * 4)
+        run(text_classification, *command)
+        last = results_of(tmp_path / "run")
+        assert len(pd.read_csv(tmp_path / "run" / "predictions.csv")) == 4
+        assert {**last, "test": first["test"], CONTENT: first[CONTENT]} == first
+        assert last["test"] != first["test"]
+        assert capsys.readouterr().out.count("nothing is trained") == 2

@@ -1,0 +1,337 @@
+"""Classification of any texts: from somebody's own file to a model, its scores, its predictions and its evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from sklearn.metrics import f1_score
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
+
+import houlsby_peft
+import paper_tasks
+import text_classification
+from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
+from common.classification import ClassificationArguments, ClassificationTrainer, classification_scores
+from common.edge import RecipeError
+from common.labels import MULTI, REGRESSION, SINGLE
+from common.minimal_pairs import minimal_pairs
+from houlsby_peft import AdapterError
+from houlsby_peft_cli import main
+from recipe_runs import results_of, run, write
+
+
+SENTENCES = minimal_pairs()["train"]["sentence"][:60]
+TEXTS = {"Billing": "the king pays", "Login": "the queen enters", "Größe": 'the "dog", it is large'}
+
+
+def classify(encoder, data, output, *flags):
+    run(text_classification, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu",
+        "--max_steps", 2, *flags)  # fmt: skip
+    return results_of(output)
+
+
+def evaluate(folder: Path, *flags: object) -> dict:
+    run(text_classification, *flags, "--use_cpu", "--output_dir", folder)
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def logits_of(encoder, adapter, num_labels, *texts):
+    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch."""
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
+    model = PeftModel.from_pretrained(model, adapter).eval()
+    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits.numpy()
+
+
+class TestKindsOfLabels:
+    def test_texts_as_labels_and_a_validation_split_of_its_own(self, encoder, tmp_path, capsys):
+        write(tmp_path / "reviews.csv", text=SENTENCES, topic=["good", "bad", "good"] * 20)
+        results = classify(encoder, tmp_path / "reviews.csv", tmp_path / "run", "--label_columns", "topic")
+        assert "no validation split: 6 of the 60 training examples are used instead" in capsys.readouterr().out
+        assert results["labels"] == ["bad", "good"]
+        assert results["test"] is None
+        assert results["task"] == "reviews"
+        saved = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())
+        assert saved["id2label"] == {"0": "bad", "1": "good"}
+        assert saved["problem_type"] == SINGLE
+
+    def test_several_labels_per_row_and_a_test_split(self, encoder, tmp_path):
+        tags = [["a"], [], ["a", "b"], ["c"]] * 15
+        for split in ("train", "validation", "test"):
+            write(tmp_path / f"{split}.parquet", text=SENTENCES, labels=tags)
+        results = classify(encoder, tmp_path, tmp_path / "run")
+        logits = logits_of(encoder, tmp_path / "run" / "adapter", 3, SENTENCES)
+        expected = np.array([[tag in row for tag in "abc"] for row in tags])
+        assert results["test"]["accuracy"] == pytest.approx(((logits > 0) == expected).all(1).mean())
+        assert results["chosen_by"] == "macro_f1"
+
+    def test_a_regression(self, encoder, tmp_path):
+        for split in ("train", "test"):
+            write(tmp_path / f"{split}.jsonl", title=SENTENCES, body=SENTENCES[::-1], score=np.linspace(0, 5, 60))
+        results = classify(encoder, tmp_path, tmp_path / "run", "--text_columns", "title", "body")
+        outputs = logits_of(encoder, tmp_path / "run" / "adapter", 1, SENTENCES, SENTENCES[::-1])[:, 0]
+        error = np.abs(outputs - np.linspace(0, 5, 60)).mean()
+        assert results["test"]["mean_absolute_error"] == pytest.approx(error, rel=1e-4)
+        assert results["labels"] == ["score"]
+
+    @pytest.mark.parametrize("method", ["houlsby", "full"])
+    def test_weights_of_rare_classes(self, encoder, tmp_path, capsys, method):
+        texts, labels = (
+            ["the king is", "the dog is", "the cat runs"] * 16 + ["a queen"] * 4,
+            ["common"] * 48 + ["rare"] * 4,
+        )
+        for split in ("train", "validation"):
+            write(tmp_path / f"{split}.csv", text=texts, label=labels)
+        classify(encoder, tmp_path, tmp_path / "run", "--class_weights", "balanced", "--method", method)
+        assert "weights of the classes in the loss: common 0.54, rare 6.50" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_the_weighted_loss(self, tmp_path, several):
+        """By its formula: the mean over rows of each row's loss times the weight of its class."""
+        logits, weights = torch.randn(4, 3, generator=torch.manual_seed(0)), torch.tensor([0.5, 1.0, 4.0])
+        labels = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]] if several else [0, 2, 1, 0])
+        trainer = object.__new__(ClassificationTrainer)
+        trainer.weights, trainer.args = weights, RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+        loss = trainer.compute_loss(lambda **inputs: type("Output", (), {"logits": inputs["x"]}),
+                                    {"x": logits, "labels": labels})  # fmt: skip
+        if several:
+            per_class = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+            expected = (per_class * torch.where(labels == 1, weights, 1.0)).mean()
+        else:
+            expected = (cross_entropy(logits, labels, reduction="none") * weights[labels]).mean()
+        assert torch.allclose(loss, expected)
+
+
+class TestScores:
+    def test_macro_f1_by_its_formula(self):
+        labels, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 0, 0])
+        scores = classification_scores(np.eye(3)[predicted], labels, SINGLE)
+        f1 = [2 * 2 / (2 * 2 + 2 + 1), 2 * 1 / (2 * 1 + 1 + 1), 0]  # 2 TP / (2 TP + FP + FN)
+        assert scores == {"accuracy": pytest.approx(3 / 6), "macro_f1": pytest.approx(np.mean(f1))}
+
+    def test_several_labels(self):
+        labels = np.array([[1, 0], [1, 1], [0, 0]])
+        outputs = np.array([[2.0, -1.0], [0.5, -0.5], [-3.0, -3.0]])
+        scores = classification_scores(outputs, labels, MULTI)
+        assert scores["accuracy"] == pytest.approx(2 / 3)
+        assert scores["micro_f1"] == pytest.approx(f1_score(labels.ravel(), (outputs > 0).ravel()))
+
+    @pytest.mark.parametrize(("rows", "macro"), [([[1, 0, 0], [0, 1, 0]], 1.0), ([[0, 0, 0], [0, 0, 0]], 0.0)])
+    def test_a_label_that_no_row_and_no_prediction_has_is_not_averaged_over(self, rows, macro):
+        labels = np.array(rows, dtype=np.float32)
+        scores = classification_scores(2 * labels - 1, labels, MULTI)
+        assert scores == {"accuracy": 1.0, "macro_f1": macro, "micro_f1": macro}
+
+    def test_constant_scores(self):
+        scores = classification_scores(np.ones((3, 1)), np.array([1.0, 2.0, 3.0]), REGRESSION)
+        assert scores == {"spearmanr": 0.0, "pearson": 0.0, "mean_absolute_error": 1.0}
+
+
+class TestPoolers:
+    def test_one_is_trained_and_saved(self, encoder, tmp_path):
+        for split in ("train", "test"):
+            write(tmp_path / f"{split}.parquet", text=SENTENCES, label=[0, 1] * 30)
+        flags = ["--train_pooler", "true", "--learning_rate", 1e-2]
+        results = classify(encoder, tmp_path, tmp_path / "run", *flags)
+        saved = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+        own = saved["base_model.model.bert.pooler.dense.weight"]
+        assert not torch.equal(own, load_file(encoder / "model.safetensors")["pooler.dense.weight"])
+        right = logits_of(encoder, tmp_path / "run" / "adapter", 2, SENTENCES).argmax(-1) == [0, 1] * 30
+        assert results["test"]["accuracy"] == pytest.approx(right.mean())
+
+    def test_an_encoder_without_one(self, encoder, tmp_path):
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        config = DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=4, hidden_dim=48)
+        DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
+        tokenizer.save_pretrained(tmp_path / "distilbert")
+        data = write(tmp_path / "train.csv", text=SENTENCES, label=[0, 1] * 30)
+        with pytest.raises(RecipeError, match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none"):
+            classify(tmp_path / "distilbert", data, tmp_path / "run", "--train_pooler", "true")
+
+
+@pytest.fixture(scope="module")
+def tickets(encoder, tmp_path_factory):
+    """The folder of somebody who has run the recipe with nothing but a file and an encoder."""
+    folder = tmp_path_factory.mktemp("somebody")
+    rows = [(1000 + row, TEXTS[(*TEXTS,)[row % 3]], (*TEXTS,)[row % 3]) for row in range(60)]
+    frame = pd.DataFrame(rows, columns=["ticket_id", "message", "category"])
+    frame.to_csv(folder / "tickets.csv", index=False, encoding="cp1252", sep=";")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        run(text_classification, "--data", "tickets.csv", "--model_name", encoder, "--use_cpu", "--max_steps", 12,
+            "--learning_rate", 1e-2)  # fmt: skip
+    return folder
+
+
+class TestFromAFileToPredictions:
+    def test_the_adapter_knows_its_labels(self, tickets):
+        results = results_of(tickets / "runs" / "tickets")
+        adapter = houlsby_peft.load(tickets / "runs" / "tickets" / "adapter")
+        assert list(adapter.labels) == results["labels"] == ["Billing", "Größe", "Login"]
+        assert results["best_score"] == 1.0, "three texts, each with its own label"
+        assert [answer["label"] for answer in adapter.predict(list(TEXTS.values()))] == list(TEXTS)
+
+    def test_its_own_file_is_scored_on_the_validation_rows(self, tickets, tmp_path):
+        """Wherever it is now; another file is scored whole, by the classes of the adapter."""
+        run_folder = tickets / "runs" / "tickets"
+        moved = shutil.copy(tickets / "tickets.csv", tmp_path / "moved.csv")
+        found = evaluate(tmp_path, "--data", moved, "--evaluate", run_folder)
+        assert found["dataset"]["rows"] == {"validation": 6}
+        assert found["scores"] == pytest.approx(results_of(run_folder)["best_scores"], rel=1e-4)
+        new = write(tmp_path / "new.csv", message=[*TEXTS.values()], category=["Login"] * 3)
+        found = evaluate(tmp_path, "--data", new, "--evaluate", run_folder / "adapter")
+        assert found["scores"]["accuracy"] == pytest.approx(1 / 3)
+        write(new, message=["a"], category=["Other"])
+        with pytest.raises(RecipeError, match=r"one of the 3 classes .*line 2 has 'Other'"):
+            evaluate(tmp_path, "--data", new, "--evaluate", run_folder)
+
+    def test_data_that_were_trained_on_as_a_whole_are_named(self, encoder, tickets, tmp_path, capsys):
+        data = tickets / "tickets.csv"
+        classify(encoder, data, tmp_path, "--do_train")
+        assert results_of(tmp_path)["dataset"]["rows"] == {"train": 60}
+        assert results_of(tmp_path)["epochs"] == []
+        found = evaluate(tmp_path, "--data", data, "--evaluate", tmp_path)
+        assert found["dataset"]["rows"] == {"validation": 60}
+        assert f"all examples of {data} were trained on" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("labeled", [True, False])
+    def test_predictions_of_a_test_file(self, tickets, tmp_path, labeled, capsys):
+        """In the evaluation's own folder; a spreadsheet computes none of them."""
+        columns = {"message": [*TEXTS.values(), "=1+1", "-5"], "category": [*TEXTS, "Login", "Login"]}
+        test = write(tmp_path / "test.csv", **(columns if labeled else {"message": columns["message"]}))
+        saved = tickets / "runs" / "tickets" / "adapter"
+        found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--test_file", test, "--evaluate", saved)
+        table = pd.read_csv(tmp_path / "evaluation_predictions.csv")
+        assert table["predicted"][:3].tolist() == list(TEXTS)
+        assert table["message"].tolist() == [*TEXTS.values(), "'=1+1", "'-5"]
+        assert list(table.columns) == ["message", *(["label"] if labeled else []), "predicted", "probability"]
+        printed = capsys.readouterr().out
+        assert ("test: accuracy" in printed) == labeled
+        assert f"Scores: {tmp_path / 'evaluation.json'}" in printed
+        assert (found["test"] is None) == (not labeled)
+
+    @pytest.mark.parametrize("method", ["full", "lora"])
+    def test_other_methods(self, encoder, tickets, tmp_path, method):
+        data = tickets / "tickets.csv"
+        results = classify(encoder, data, tmp_path / "run", "--method", method, "--max_length", 5)
+        found = evaluate(tmp_path / "run", "--data", data, "--do_eval")
+        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+        assert found["evaluated"].endswith("model" if method == "full" else "adapter")
+
+    @pytest.mark.parametrize("method", ["houlsby", "lora"])
+    def test_the_columns_of_pairs_are_those_of_later_evaluations(self, encoder, tmp_path, capsys, method):
+        columns = {"title": SENTENCES, "body": SENTENCES[::-1], "label": ["a", "b"] * 30}
+        data, out = write(tmp_path / "mails.csv", **columns), tmp_path / "run"
+        results = classify(encoder, data, out, "--text_columns", "title", "body", "--method", method)
+        if method == "houlsby":
+            main(["predict", str(out / "adapter"), "--file", str(data), "--output", str(tmp_path / "new.csv")])
+            expected = logits_of(encoder, out / "adapter", 2, SENTENCES, SENTENCES[::-1])
+            found = pd.read_csv(tmp_path / "new.csv")["predicted_label"].map({"a": 0, "b": 1})
+            assert (found == expected.argmax(-1)).mean() > 0.98, "logits may be equal but for rounding"
+        found = evaluate(tmp_path / "evaluation", "--data", data, "--evaluate", out)
+        assert "texts: title, body; " in capsys.readouterr().out
+        assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
+        others = write(tmp_path / "others.csv", subject=columns["title"], body=columns["body"], label=columns["label"])
+        with pytest.raises(AdapterError, match=r"must read pairs of texts, .* on 'title' and 'body'; got body"):
+            evaluate(tmp_path / "evaluation", "--data", others, "--evaluate", out)
+
+
+class TestFlags:
+    GROUPS = (ClassificationArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+
+    def parse(self, *args: object) -> dict[str, object]:
+        groups = RecipeParser(self.GROUPS).parse(list(map(str, args)))
+        return {name: value for group in groups for name, value in vars(group).items()}
+
+    def test_names_of_transformers_examples(self, tmp_path):
+        path = write(tmp_path / "a.csv", text=["a"])
+        found = self.parse("--model_name_or_path", "bert", "--train_file", path, "--validation_file", path,
+                           "--max_seq_length", 64, "--text_column_names", "message", "--label_column_name", "category",
+                           "--do_train", "--do_eval")  # fmt: skip
+        expected = {"model_name": "bert", "data": str(path), "validation_file": str(path), "max_length": 64,
+                    "text_columns": ["message"], "label_columns": ["category"], "do_predict": False}  # fmt: skip
+        assert expected.items() <= found.items()
+
+    @pytest.mark.parametrize(
+        ("flags", "done"),
+        [
+            ([], "train eval predict"),
+            (["--do_train"], "train"),
+            (["--do_eval"], "eval"),
+            (["--do_predict"], "predict"),
+        ],
+    )
+    def test_what_is_done(self, flags, done):
+        found = self.parse("--data", "user/data", *flags)
+        assert [name for name in ("train", "eval", "predict") if found[f"do_{name}"]] == done.split()
+        assert (found["eval_strategy"] == "no") == ("eval" not in done)
+        assert (found["model_name"] is None) == ("train" not in done), "what was trained knows its encoder"
+
+    @pytest.mark.parametrize("kind", ["json", "yaml"])
+    def test_a_file_and_flags_after_it(self, tmp_path, monkeypatch, kind):
+        monkeypatch.chdir(tmp_path)
+        values = {
+            "data": "user/data", "r": 16, "learning_rate": 0.002, "text_columns": ["message"], "bf16": False,
+            "eval_strategy": "no", "load_best_model_at_end": False, "train_layer_norm": "all", "layers": [0, 1],
+            "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.5},
+        }  # fmt: skip
+        (tmp_path / "a.json").write_text(json.dumps({**values, "seed": None}))
+        (tmp_path / "a.yaml").write_text(
+            "data: user/data\nr: 16\nlearning_rate: 2e-3\ntext_columns: [message]\nbf16: false\neval_strategy: no\n"
+            "load_best_model_at_end: no\ntrain_layer_norm: all\nlayers:\n- 0\n- 1\n"
+            "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 0.5}\nseed:\n"
+        )
+        found = self.parse(f"a.{kind}", "--r", "8")
+        expected = {**values, "r": 8, "seed": 42}
+        assert {name: found[name] for name in expected} == expected
+        (tmp_path / f"a.{kind}").write_text("[1]")
+        with pytest.raises(RecipeError, match="must hold a value for each flag"):
+            self.parse(f"a.{kind}")
+
+    def test_a_checkpoint_for_each_evaluation(self):
+        found = self.parse(
+            "--data", "user/data", "--eval_strategy", "steps", "--save_strategy", "steps", "--eval_steps", 7
+        )
+        assert found["save_steps"] == 7
+
+    @pytest.mark.parametrize(
+        ("flags", "message"),
+        [
+            (["--max_length", "2"], "--max_length must be at least 3"),
+            (["--share_layers", "-1"], "share_layers"),
+            (["--metric_for_best_model", "bleu"], "must be one of main, accuracy"),
+            (["--evaluate", "user/a", "--push_to_hub"], "trains nothing, got --push_to_hub"),
+        ],
+    )
+    def test_what_is_refused_before_anything_is_loaded(self, tmp_path, flags, message):
+        data = write(tmp_path / "a.csv", text=SENTENCES, label=["a", "b"] * 30)
+        with pytest.raises(ValueError if "share" in message else RecipeError, match=message):
+            run(text_classification, "--data", data, "--model_name", "user/none", "--output_dir", tmp_path, *flags)
+
+
+@pytest.mark.parametrize("flags", [["--method", "full"], ["--head", "two_layer"]], ids=["full", "two_layer"])
+def test_the_papers_tasks(flags, encoder, tmp_path):
+    """Both columns of table 3 of Mohebbi and Rajaei 2020, for one of the 17 tasks."""
+    for split in ("train", "validation", "test"):
+        write(tmp_path / "additional" / "sms_spam" / f"{split}.csv", text=SENTENCES, label=["ham", "spam"] * 30)
+    command = ["--data", tmp_path / "additional", "--model_name", encoder, "--use_cpu", "--max_steps", 1,
+               "--output_dir", tmp_path / "run", *flags]  # fmt: skip
+    run(paper_tasks, *command, "--task", "sms_spam")
+    results = results_of(tmp_path / "run")
+    table = (tmp_path / "run" / "table.md").read_text()
+    assert f"| {100 * results['test']['accuracy']:.1f} | 180 rows, 2 classes; paper: 5,573, 2 |" in table
+    if "two_layer" in flags:
+        weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
+        assert sum(value.numel() for key, value in weights.items() if "classifier" in key) == 32 * 32 + 32 + 2 * 32 + 2
+    with pytest.raises(RecipeError, match="has no folder 20_newsgroups"):
+        run(paper_tasks, *command)

@@ -1,0 +1,239 @@
+"""Tagging: alignment of words and word pieces, entity scores, CoNLL files, and short runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from unittest.mock import patch
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, Features, List, Value
+from peft import PeftConfig, PeftModel
+from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPrediction
+
+import token_classification
+from common.edge import RecipeError
+from common.tagging import IGNORED, TaggingTask, entity_scores, find_columns, find_tags, read_tags, tokenize_words
+from houlsby_peft.serving.tagging import find_entities
+from recipe_runs import results_of, run, save_tiny_encoder
+
+
+NAMES = ["Ada", "Grace", "Alan", "Mary Ann", "Kurt"]
+PLACES = ["Paris", "New York", "Oslo"]
+
+
+def sentences(size, seed=0):
+    """Sentences of people who visit places: lists of words and of tags."""
+    rng = random.Random(seed)
+    for _ in range(size):
+        words, tags = [], []
+        for chunk, kind in [(rng.choice(NAMES), "PER"), ("visits", ""), (rng.choice(PLACES), "LOC"), (".", "")]:
+            for number, word in enumerate(chunk.split()):
+                words.append(word)
+                tags.append("O" if not kind else f"{'I' if number else 'B'}-{kind}")
+        yield words, tags
+
+
+def write_conll(path, size, seed=0):
+    blocks = ["-DOCSTART- -X- O"]
+    blocks += ["\n".join(f"{word} _ {tag}" for word, tag in zip(*pair, strict=True)) for pair in sentences(size, seed)]
+    path.write_text("\n\n".join(blocks) + "\n\n")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """Its vocabulary has no "visits", which takes two word pieces."""
+    words = {word.lower() for name in NAMES + PLACES for word in name.split()}
+    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"), words=["visit", "##s", *sorted(words)])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(encoder):
+    return AutoTokenizer.from_pretrained(encoder)
+
+
+@pytest.fixture
+def data(tmp_path):
+    for number, split in enumerate(("train", "validation", "test")):
+        write_conll(tmp_path / f"{split}.conll", 48, number)
+    return tmp_path
+
+
+def tag(encoder, data, output, *flags):
+    run(token_classification, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu",
+        "--max_steps", 2, *flags)  # fmt: skip
+    return results_of(output)
+
+
+class TestRuns:
+    def test_entities(self, encoder, data, tmp_path):
+        assert tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2, "--do_train", "--do_eval")["test"] is None
+        results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        assert results["labels"] == results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
+        assert results["chosen_by"] == "f1"
+        assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.max_length == 128
+        model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
+        model = PeftModel.from_pretrained(model, tmp_path / "run" / "adapter").eval()
+        tokenizer = AutoTokenizer.from_pretrained(encoder)
+        right = []
+        for words, tags in sentences(48, seed=2):
+            tokens = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+            with torch.no_grad():
+                predicted = model(**tokens).logits[0].argmax(-1)
+            first = [tokens.word_ids().index(word) for word in range(len(words))]
+            right += [results["tags"][predicted[token]] == tag for token, tag in zip(first, tags, strict=True)]
+        assert results["test"]["accuracy"] == pytest.approx(np.mean(right))
+        for files, name in ((data, "best_scores"), (data / "test.conll", "test")):
+            flags = ["--data", files, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "again", "--use_cpu"]
+            run(token_classification, *flags)
+            found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+            assert found["scores"] == pytest.approx({**found["scores"], **results[name]}, rel=1e-4)
+
+    def test_another_test_file_is_scored_with_the_finished_run(self, encoder, data, tmp_path, capsys):
+        flags = (encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
+        first = tag(*flags)
+        write_conll(data / "test.conll", 6, seed=7)
+        last = tag(*flags)
+        assert "finished: nothing is trained" in capsys.readouterr().out
+        assert {**last, "test": first["test"], "content": first["content"]} == first
+        run(token_classification, "--data", data / "test.conll", "--evaluate", tmp_path / "run", "--output_dir",
+            tmp_path / "again", "--use_cpu")  # fmt: skip
+        found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+        assert found["scores"] == pytest.approx({**found["scores"], **last["test"]}, rel=1e-4)
+
+    def test_an_evaluation_on_other_tags_is_refused(self, encoder, data, tmp_path):
+        tag(encoder, data, tmp_path / "run")
+        features = Features({"tokens": List(Value("string")), "tags": List(ClassLabel(names=["B-GPE", "O"]))})
+        rows = Dataset.from_dict({"tokens": [["Oslo", "visits"]], "tags": [[0, 1]]}, features=features)
+        with (
+            patch("common.data.load_dataset", return_value={"train": rows, "validation": rows}),
+            pytest.raises(RecipeError, match=r"validation: row 0 has the tag 'B-GPE', .*: they have B-LOC, B-PER"),
+        ):
+            run(token_classification, "--data", "user/names", "--evaluate", tmp_path / "run", "--output_dir",
+                tmp_path / "again", "--use_cpu")  # fmt: skip
+
+    @pytest.mark.parametrize("name", ["train.jsonl", "."])
+    def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path, name):
+        rows = [
+            {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]} for words, tags in sentences(40)
+        ]
+        pd.DataFrame(rows).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
+        results = tag(encoder, tmp_path / name, tmp_path / "run")
+        assert results["tags"] == ["NOUN", "X"]
+        assert results["chosen_by"] == "accuracy"
+        assert "f1" not in results["epochs"][0]
+        # Its own data are scored on the four sentences that it was not trained on, other data as a whole.
+        for data, size, scores in ((tmp_path / name, 4, results["best_scores"]), (tmp_path / "new.jsonl", 40, {})):
+            if size == 40:
+                pd.DataFrame(rows[::-1]).to_json(data, orient="records", lines=True)
+            run(token_classification, "--data", data, "--evaluate", tmp_path / "run", "--use_cpu", "--output_dir",
+                tmp_path / "again")  # fmt: skip
+            found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
+            assert found["scores"] == pytest.approx({**found["scores"], **scores}, rel=1e-4)
+            assert found["dataset"]["rows"] == {"validation": size}
+
+    def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
+        (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")
+        with pytest.raises(RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
+            tag(encoder, data, tmp_path / "run")
+
+
+class TestData:
+    def test_declared_tags(self):
+        features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))})
+        data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
+        columns = find_columns(data, None, None)
+        assert columns == ("tokens", "ner_tags")
+        tags = find_tags(data, columns[1])
+        assert tags == ("O", "B-X")
+        assert list(read_tags(data, "train", columns, tags)) == [{"words": ["a", "b"], "tags": [1, 0]}]
+
+    @pytest.mark.parametrize(
+        "row",
+        [{"tokens": [["a"]], "tags": [["O", "O"]]}, {"tokens": ["a b"], "tags": [["O", "O"]]},
+         {"tokens": [["a"]], "tags": ["O"]}, {"tokens": [[None]], "tags": [["O"]]}],
+    )  # fmt: skip
+    def test_words_without_tags(self, row):
+        with pytest.raises(RecipeError, match="a list of words and one of as many tags; row 0 has"):
+            read_tags(Dataset.from_dict(row), "train", ("tokens", "tags"), ("O",))
+
+    def test_columns_that_are_not_there(self):
+        with pytest.raises(RecipeError, match="There is no column named tokens or words, only text"):
+            find_columns(Dataset.from_dict({"text": ["a"]}), None, None)
+
+
+class TestAlignment:
+    def test_a_words_tag_is_on_its_first_piece(self, tokenizer):
+        row = tokenize_words([(["Ada", "visits", "Oslo"], [3, 1, 2])], tokenizer, 16)[0]
+        assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == ["[CLS]", "ada", "visit", "##s", "oslo", "[SEP]"]
+        assert row["labels"] == [IGNORED, 3, 1, IGNORED, 2, IGNORED]
+
+    @pytest.mark.parametrize("max_length", [3, 4, 5, 7])
+    def test_every_word_of_a_long_sentence_is_tagged_once(self, tokenizer, max_length):
+        """Also where a window ends within a word."""
+        words, tags = ["Ada", "visits", "Oslo", "visits", "visits"] * 4, list(range(20))
+        rows = tokenize_words([(words, tags)], tokenizer, max_length)
+        assert [tag for row in rows["labels"] for tag in row if tag != IGNORED] == tags
+        assert all(len(row) <= max_length for row in rows["labels"])
+
+    def test_blank_words_and_empty_sentences(self, tokenizer):
+        rows = tokenize_words([([], []), (["Ada", " ", "Oslo"], [0, 1, 2])], tokenizer, 16)
+        assert [tag for tag in rows[0]["labels"] if tag != IGNORED] == [0, 2]
+        with pytest.raises(RecipeError, match="all sentences of a split are empty"):
+            tokenize_words([([], [])], tokenizer, 16)
+
+    def test_ten_megabytes_of_words(self, tokenizer):
+        """One word of that size, and a sentence that is long only for its words."""
+        rows = tokenize_words([(["a" * 10_000_000, "Ada"], [1, 2]), (["Ada"] * 20_000, [3] * 20_000)], tokenizer, 512)
+        assert sum(tag == 3 for row in rows["labels"] for tag in row) == 20_000
+
+
+class TestScores:
+    @pytest.mark.parametrize(
+        ("tags", "expected"),
+        [
+            ("B-X I-X O B-Y", {("X", 0, 1), ("Y", 3, 3)}),
+            ("I-X I-X B-X", {("X", 0, 1), ("X", 2, 2)}),  # IOB1: B only between neighbours
+            ("B-X I-Y", {("X", 0, 0), ("Y", 1, 1)}),
+            ("S-X B-X I-X E-X O E-Y", {("X", 0, 0), ("X", 1, 3), ("Y", 5, 5)}),
+            ("O O", set()),
+            ("B-X I-X", {("X", 0, 1)}),
+            ("B-part-of I-part-of", {("part-of", 0, 1)}),
+        ],
+    )
+    def test_entities(self, tags, expected):
+        assert set(find_entities(tags.split())) == expected
+
+    def test_scores_by_hand(self):
+        expected = [["B-X", "I-X", "O"], ["B-Y", "O", "B-X"]]
+        predicted = [["B-X", "O", "O"], ["B-Y", "O", "B-X"]]
+        assert entity_scores(expected, predicted) == pytest.approx({"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
+        assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
+
+    def test_no_entity_is_expected_or_predicted(self):
+        """As in a split whose tags are withheld."""
+        tags = TaggingTask(name="t", labels=("B-X", "O"))
+        classes = tags.score_classes(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
+        assert (classes.by_class(), classes.confusion()) == ({}, None)
+        assert classes.table() == "none occurs among the labels or the predictions"
+
+    def test_scores_leave_out_what_is_no_word(self):
+        outputs = np.full((1, 4, 2), -1.0)
+        outputs[0, [1, 2], [0, 1]] = 1
+        outputs[0, 3] = np.nan
+        scores = TaggingTask(name="t", labels=("B-X", "O")).score(
+            EvalPrediction(outputs, np.array([[IGNORED, 0, 0, IGNORED]]))
+        )
+        assert scores == pytest.approx({"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2})
+
+    def test_as_seqeval(self):
+        seqeval = pytest.importorskip("seqeval.metrics", reason="needs the package seqeval, which is not installed")
+        rng = random.Random(0)
+        kinds = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]
+        rows = [[[rng.choice(kinds) for _ in range(9)] for _ in range(300)] for _ in range(2)]
+        found = entity_scores(*rows)
+        for name in ("f1", "precision", "recall"):
+            assert found[name] == pytest.approx(getattr(seqeval, f"{name}_score")(*rows).item(), abs=1e-12)
