@@ -21,6 +21,7 @@ from peft import LoraConfig, PeftConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from houlsby_peft import HoulsbyConfig
+from report import table
 from timing import compared, interleaved, keep_freed_memory, machine
 
 
@@ -58,10 +59,8 @@ def main() -> None:
     for rows in args.rows:
         found = measure(rows, args)
         base = found[BASE]["median_s"] / args.new_tokens
-        print(f"\n{rows} rows, {1e3 * base:.1f} ms per token with the base model", flush=True)
-        for name, figures in found.items():
-            low, high = figures["ratio_range"]
-            print(f"  {name:<50} {figures['median_ratio']:.2f}  ({low:.2f} to {high:.2f})")
+        print(f"\n{rows} rows, {1e3 * base:.1f} ms per token with the base model")
+        print(table([{"method": name, **figures} for name, figures in found.items()]), flush=True)
 
 
 def measure(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:

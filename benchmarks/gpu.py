@@ -1,6 +1,7 @@
-"""Measure steps, mixed batches, predictions, memory and a profile on one NVIDIA GPU; `gpu.sh` starts this.
+"""Measure steps, batches of several adapters, predictions and memory on one NVIDIA GPU; see `gpu.sh`.
 
-The parts run in order of their importance until the time is over. The report names what was left out, and why.
+The jobs run in the order of their importance until the time is over. What is done is written after each job; the same
+command with the same folder measures what is missing.
 """
 
 from __future__ import annotations
@@ -9,394 +10,275 @@ import argparse
 import copy
 import gc
 import itertools
-import os
+import json
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-import graphs
 import memory
-import methods
 import mixed
-import profiling
-from methods import FLOOR, FULL, METHODS, OURS
+from methods import FLOOR, FULL, LORA_ALL, METHODS, OURS, OURS_BF16
 from models import build, inputs
-from report import Report
+from report import Rows, table
 from steps import PHASES, PRECISIONS
 from timing import compared, interleaved, keep_freed_memory, machine
 
 
-Rows = list[dict[str, Any]]
 ROOT = Path(__file__).parents[1]
-# The part of the time in which measurements end; the rest is for starting and for the chart.
-_MEASURING = 0.9
-# Seconds that the tests may take.
-_TESTS = 120
-# Seconds that compiling two models of BERT-base's size and measuring them may take.
-_COMPILING = 150
+# Training with an adapter relative to the floor, and a batch of 64 adapters relative to one of one adapter.
+TRAINING_BAR, MIXED_BAR = 1.10, 1.15
+# The part of the time in which jobs start.
+MEASURING = 0.9
+Job = tuple[str, Callable[[], Iterable[dict[str, Any]]]]
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is measured, the most important first.
-
-    Args:
-        methods: Keys of `METHODS`.
-        shapes: Keys of `SHAPES`.
-        first: Rows and tokens that are measured first for each shape.
-        bound: Rows and tokens whose kernels take longer than their launches.
-        others: The other rows and tokens.
-        mixed: Rows, tokens, numbers of adapters and precision of the batches of several adapters.
-        predicted: Rows and tokens of predictions.
-        compiled: Those of compiled predictions.
-        compiler: Arguments of `torch.compile`.
-        memory: The shape whose memory is compared with the computed one, its rows and its tokens.
-        rounds: Number of rounds, if there is time for them.
-    """
-
-    methods: tuple[str, ...]
-    shapes: tuple[str, ...]
-    first: tuple[int, int]
-    bound: tuple[int, int]
-    others: tuple[tuple[int, int], ...]
-    mixed: tuple[tuple[int, int, tuple[int, ...], str], ...]
-    predicted: tuple[tuple[int, int], ...]
-    compiled: tuple[tuple[int, int], ...]
-    compiler: dict[str, Any]
-    memory: tuple[str, tuple[tuple[int, int], ...]]
-    rounds: int
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="Folder for results.json and tables.md.")
+    parser.add_argument("--minutes", type=float, default=10, help="Time for everything.")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="A tiny model and few rounds, to try the kit itself.")
+    args = parser.parse_args()
+    keep_freed_memory()
+    result = read(args.folder, describe(args.device))
+    failed = work(jobs(args), result, args.folder, time.monotonic() + 60 * args.minutes * MEASURING)
+    print(f"\n{page(result)}\nWritten to {args.folder}")
+    sys.exit(1 if failed else 0)
 
 
-WHOLE = Sizes(
-    methods=tuple(name for name in METHODS if name != methods.OURS_BF16),
-    shapes=("base", "minilm", "large"),
-    first=(32, 128),
-    bound=(32, 512),
-    others=((8, 128), (1, 128), (32, 512), (8, 512), (1, 512), (32, 64), (8, 64), (1, 64)),
-    mixed=(
-        (64, 128, (1, 4, 16, 64), "bf16 base"),
-        (64, 128, (1, 16, 64), "bf16 base and adapters"),
-        (256, 128, (1, 64, 256), "bf16 base"),
-        (256, 16, (1, 64, 256), "bf16 base"),
-        (64, 128, (1, 64), "float32"),
-    ),
-    predicted=((1, 128), (8, 128), (32, 128), (1, 512)),
-    compiled=((1, 128), (32, 128)),
-    compiler={"mode": "reduce-overhead"},
-    memory=("large", ((8, 128), (32, 128))),
-    rounds=20,
-)
-QUICK = Sizes(
-    methods=methods.QUICK,
-    shapes=("tiny",),
-    first=(2, 8),
-    bound=(2, 16),
-    others=(),
-    mixed=((4, 8, (1, 3, 4), "bf16 base"),),
-    predicted=((1, 8),),
-    compiled=((1, 8),),
-    compiler={"backend": "eager"},
-    memory=("tiny", ((2, 8),)),
-    rounds=2,
-)
+def read(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what an earlier run on the same machine has left in the folder, or an empty result."""
+    file = folder / "results.json"
+    result = json.loads(file.read_text()) if file.is_file() else {"machine": facts, "measured": {}, "left out": {}}
+    if any(result["machine"].get(key) != facts.get(key) for key in ("gpu", "torch", "houlsby_peft")):
+        raise SystemExit(f"{file} is of another GPU or of other software. Name another folder.")
+    return result
 
 
-@dataclass(frozen=True)
-class Job:
-    """One measurement.
-
-    Args:
-        section: The section of the report.
-        name: What is measured.
-        rows: Returns or yields the rows of the section's table.
-        needs_cuda: Whether it is left out on a CPU.
-        seconds: The time that must be left for it to start, which is that of its longest measurement.
-    """
-
-    section: str
-    name: str
-    rows: Callable[[], Iterable[dict[str, Any]]]
-    needs_cuda: bool = False
-    seconds: float = 20
-
-
-class Models:
-    """The models of all methods for one shape and dtype, kept until others are asked for: building takes seconds."""
-
-    def __init__(self, names: tuple[str, ...], device: str) -> None:
-        self.names = names
-        self.device = device
-        self._key: object = None
-        self._models: dict[str, nn.Module] = {}
-
-    def get(self, shape: str, dtype: torch.dtype) -> dict[str, nn.Module]:
-        """Return the models by method."""
-        if self._key != (shape, dtype):
-            self.free()
-            with torch.device(self.device):
-                base = build(shape, lambda base: base).to(dtype)
-                self._models = {name: METHODS[name](copy.deepcopy(base)) for name in self.names}
-            self._key = (shape, dtype)
-        return self._models
-
-    def free(self) -> None:
-        """Free the memory of the models."""
-        self._key, self._models = None, {}
-        free_memory()
+def work(todo: Iterable[Job], result: dict[str, Any], folder: Path, deadline: float) -> int:
+    """Do the jobs that the result lacks until the deadline, write it after each, and return how many failed."""
+    failed = 0
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, measure in todo:
+        if name in result["measured"]:
+            continue
+        result["left out"].pop(name, None)
+        if time.monotonic() > deadline:
+            result["left out"][name] = "no time left"
+        else:
+            start = time.monotonic()
+            try:
+                free_memory()
+                torch.set_float32_matmul_precision("highest")
+                result["measured"][name] = list(measure())
+                print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+            except torch.OutOfMemoryError as error:
+                result["left out"][name] = f"out of memory: {error}"[:200]
+            except Exception as error:
+                # Whatever it is, it must not cost what else can be measured on this machine.
+                traceback.print_exc()
+                failed += 1
+                result["left out"][name] = f"failed: {type(error).__name__}: {error}"[:200]
+        (folder / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+        (folder / "tables.md").write_text(page(result))
+    return failed
 
 
 def free_memory() -> None:
-    """Return what no tensor uses to the GPU, so that nothing fails for lack of it later."""
+    """Return what no tensor uses to the GPU."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def main() -> None:
-    args = parse_arguments()
-    keep_freed_memory()
-    sizes = QUICK if args.quick else WHOLE
-    report = Report(args.folder, describe(args.device), sizes.first)
-    if args.continued:
-        report.load()
-    work(jobs(sizes, args.device), report, args.device, time.monotonic() + 60 * args.minutes * _MEASURING)
-    report.write(with_chart=True)
-    print(f"\n{report.text()}\nWritten to {args.folder}")
-    sys.exit(1 if report.failures else 0)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="Folder for the results.")
-    parser.add_argument("--minutes", type=float, default=10, help="Time for everything.")
-    parser.add_argument(
-        "--continue", dest="continued", action="store_true", help="Measure what results.json in the folder lacks."
-    )
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="A tiny model and few rounds, to try the kit itself.")
-    args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("torch finds no NVIDIA GPU here. Without one: --device cpu --quick")
-    return args
-
-
-def work(todo: Iterable[Job], report: Report, device: str, deadline: float) -> None:
-    """Do the jobs until the time is over, and write the report after each, so that nothing measured is lost.
-
-    A job that is in the report is left out. One that fails or needs more memory is noted, and the next one follows.
-    """
-    for job in todo:
-        start = time.monotonic()
-        if report.has(job.section, job.name):
-            continue
-        if job.needs_cuda and device != "cuda":
-            report.note(job.section, job.name, "needs CUDA")
-        elif start + job.seconds > deadline:
-            report.note(job.section, job.name, "no time left")
-        else:
-            _do(job, report, deadline)
-            print(f"{job.section}, {job.name}: {time.monotonic() - start:.1f} s", flush=True)
-        report.write()
-
-
-def _do(job: Job, report: Report, deadline: float) -> None:
-    report.forget(job.section, job.name)
-    try:
-        # Here and not after the last job: after an error of CUDA that stays, this fails as well.
-        free_memory()
-        torch.set_float32_matmul_precision("highest")
-        for row in job.rows():
-            report.add(job.section, job.name, row)
-            if time.monotonic() > deadline:
-                report.note(job.section, job.name, "no time left for the rest, if there is any")
-                break
-    except torch.OutOfMemoryError as error:
-        report.note(job.section, job.name, f"out of memory: {_first_line(error)}")
-    except Exception as error:
-        # Whatever it is, it must not cost what else can be measured on this machine.
-        traceback.print_exc()
-        report.note(job.section, job.name, f"failed: {type(error).__name__}: {_first_line(error)}", failed=True)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0][:200]
-
-
-def jobs(sizes: Sizes, device: str) -> Iterator[Job]:
+def jobs(args: argparse.Namespace) -> Iterator[Job]:
     """Yield all jobs, the most important first, and jobs that use the same models together."""
-    models = Models(sizes.methods, device)
-    shape = sizes.shapes[0]
-    eager = tuple(way for way in mixed.WAYS if way != mixed.GRAPH)
+    shapes = ("tiny",) if args.quick else ("base", "minilm", "large")
+    first, bound = ((2, 8), (2, 16)) if args.quick else ((32, 128), (32, 512))
+    others = () if args.quick else ((8, 128), (1, 128), (32, 512), (8, 512), (1, 512), (32, 64), (8, 64), (1, 64))
+    rounds = 2 if args.quick else 20
+    device, shape = args.device, shapes[0]
 
     def step(shape: str, cell: tuple[int, int], precision: str, at_most: float) -> Job:
-        name = f"{shape}, {cell[0]} x {cell[1]} tokens, {precision}"
-        return Job("steps", name, lambda: steps(models, shape, cell, precision, sizes.rounds, at_most))
-
-    def several(rows: int, tokens: int, numbers: tuple[int, ...], precision: str, ways: Sequence[str]) -> Job:
-        cell = (shape, rows, tokens)
-        return Job(
-            "mixed",
-            f"{shape}, {rows} x {tokens} tokens, up to {numbers[-1]} adapters, {precision}, {' and '.join(ways)}",
-            lambda: mixed.by_number(cell, numbers, precision, ways, device, sizes.rounds, at_most=1.5),
-        )
-
-    def predicted(cell: tuple[int, int], compiler: dict[str, Any] | None) -> Job:
-        how = "compiled" if compiler else "plain and in CUDA graphs"
-        name = f"{shape}, {cell[0]} x {cell[1]} tokens, {how}"
-        most = _COMPILING if compiler else Job.seconds
-        return Job("prediction", name, lambda: predictions(models, shape, cell, sizes.rounds, compiler), seconds=most)
-
-    def profiled(cell: tuple[int, int], phase: str) -> Job:
-        name = f"{shape}, {cell[0]} x {cell[1]} tokens, {phase}"
-        return Job("profile", name, lambda: profiles(models, shape, cell, phase, sizes.rounds))
+        name = f"steps, {shape}, {cell[0]} x {cell[1]} tokens, {precision}"
+        return name, partial(steps, shape, cell, precision, rounds, at_most, device)
 
     for precision in PRECISIONS:
-        yield step(shape, sizes.first, precision, at_most=4)
-        if precision != "float32":
-            yield step(shape, sizes.bound, precision, at_most=4)
-    # With the models of the last precision, whose base is in bfloat16.
-    for phase, cell in itertools.product(PHASES, (sizes.first, sizes.bound, (1, sizes.first[1]))):
-        yield profiled(cell, phase)
-    for each in sizes.mixed[:2]:
-        yield several(*each, eager)
-    yield Job("memory", f"BERT-{sizes.memory[0]}", lambda: compare_memory(models, *sizes.memory))
-    for other in sizes.shapes[1:]:
-        for precision in ("float32", "bf16 autocast", "bf16 base"):
-            yield step(other, sizes.first, precision, at_most=3)
-    yield Job("tests", "pytest -m cuda", run_tests, needs_cuda=True, seconds=_TESTS)
-    # After these, because a failed capture can make dropout fail in all later training of this process.
-    for each in sizes.mixed[:2]:
-        yield several(*each, (mixed.GRAPH,))
-    for cell in sizes.predicted:
-        yield predicted(cell, None)
-    for cell in sizes.compiled:
-        yield predicted(cell, sizes.compiler)
-    for each in sizes.mixed[2:]:
-        yield several(*each, eager)
-        yield several(*each, (mixed.GRAPH,))
-    for other in sizes.shapes:
-        for precision in ("bf16 base", "bf16 autocast", "float32"):
-            for cell in sizes.others:
-                yield step(other, cell, precision, at_most=1.5)
+        yield step(shape, first, precision, 4)
+        yield step(shape, bound, precision, 4)
+    several = [(4, 8, (1, 3, 4))] if args.quick else [(64, 128, (1, 4, 16, 64)), (256, 16, (1, 256))]
+    for rows, tokens, numbers in several:
+        for dtype in (torch.bfloat16, torch.float32):
+            yield (
+                f"mixed, {shape}, {rows} x {tokens} tokens, {dtype}",
+                partial(mixed.by_number, (shape, rows, tokens), numbers, dtype, device, rounds, 1.5),
+            )
+    if device == "cuda":
+        yield "memory, BERT-large", partial(memory.beside_computed, "large", ((8, 128), (32, 128)))
+        yield "tests, pytest -m cuda", run_tests
+    for cell in (first, (1, first[1])):
+        yield (
+            f"prediction, {shape}, {cell[0]} x {cell[1]} tokens",
+            partial(predictions, shape, cell, rounds, device, args.quick),
+        )
+    for other, precision in itertools.product(shapes[1:], ("bf16 base", "bf16 autocast", "float32")):
+        yield step(other, first, precision, 3)
+    for other, precision, cell in itertools.product(shapes, ("bf16 base", "bf16 autocast", "float32"), others):
+        yield step(other, cell, precision, 1.5)
 
 
-def steps(
-    models: Models, shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float
-) -> Iterator[dict[str, Any]]:
-    """Measure training and evaluation of all methods, interleaved, in one precision.
+@cache
+def _models_of(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
+    names = [name for name in METHODS if name != OURS_BF16]
+    with torch.device(device):
+        base = build(shape, lambda base: base).to(dtype)
+        return {name: METHODS[name](copy.deepcopy(base)) for name in names}
 
-    A method for which there is too little memory beside the models of the others is noted.
-    """
+
+def models(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
+    """Return the models of all methods for a shape and dtype, kept until others are asked for."""
+    if (shape, dtype, device) != getattr(models, "last", None):
+        _models_of.cache_clear()
+        free_memory()
+        vars(models)["last"] = (shape, dtype, device)
+    return _models_of(shape, dtype, device)
+
+
+def steps(shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float, device: str) -> Rows:
+    """Measure training and evaluation of all methods, interleaved, in one precision."""
     precision = PRECISIONS[name]
     if precision.tf32:
         torch.set_float32_matmul_precision("high")
-    built = models.get(shape, precision.base)
-    given = inputs(*cell, models.device)
+    built, given, rows = models(shape, precision.base, device), inputs(*cell, device), []
     for phase, prepare in PHASES.items():
         # In evaluation, the floor is the base model itself.
-        chosen = built
-        if phase == "eval":
-            chosen = {FLOOR: built[FULL]} | {key: built[key] for key in built if key not in (FLOOR, FULL)}
-        calls = {}
-        for method, model in chosen.items():
-            call = prepare(model, given, precision)
-            if fits(call):
-                calls[method] = call
-            else:
-                model.zero_grad()
-                free_memory()
-        if FLOOR not in calls:
-            raise torch.OutOfMemoryError("not even the floor fits")
-        found = compared(interleaved(calls, rounds, models.device, at_most), FLOOR)
-        for method, model in chosen.items():
+        chosen = built if phase == "train" else {FLOOR: built[FULL]} | {key: built[key] for key in list(built)[2:]}
+        calls = {method: prepare(model, given, precision) for method, model in chosen.items()}
+        found = compared(interleaved(calls, rounds, device, at_most), FLOOR)
+        for model in chosen.values():
             model.zero_grad()
-            row = {"shape": shape, "batch": cell[0], "length": cell[1], "precision": name, "phase": phase}
-            yield {**row, "method": method, **found.get(method, {"note": "out of memory"})}
+        facts = {"shape": shape, "batch": cell[0], "length": cell[1], "precision": name, "phase": phase}
+        rows += [{**facts, "method": method, **row} for method, row in found.items()]
+    return rows
 
 
-def fits(call: Callable[[], object]) -> bool:
-    """Try a call once, and return whether there was enough memory for it."""
-    try:
-        call()
-    except torch.OutOfMemoryError:
-        return False
-    return True
+def predictions(shape: str, cell: tuple[int, int], rounds: int, device: str, is_quick: bool) -> Rows:
+    """Measure predictions of the base model and of one adapter, plain, in a CUDA graph and compiled.
+
+    `difference` is the largest one of a logit to the plain forward pass, relative to the largest logit.
+    """
+    built, ids = models(shape, torch.bfloat16, device), inputs(*cell, device)["input_ids"]
+    torch._dynamo.reset()
+    calls: dict[tuple[str, str], Callable[[], torch.Tensor]] = {}
+    for name, model in ((FLOOR, built[FULL].eval()), (OURS, built[OURS].eval())):
+        calls[name, "plain"] = partial(_logits, model, ids)
+        if device == "cuda":
+            calls[name, "CUDA graph"] = graphed(partial(_logits, model), ids)
+        mode: dict[str, Any] = {"backend": "eager"} if is_quick else {"mode": "reduce-overhead"}
+        calls[name, "compiled"] = partial(_logits, torch.compile(model, fullgraph=True, dynamic=False, **mode), ids)
+    logits = {key: call().clone() for key, call in calls.items()}
+    found = compared(interleaved(calls, rounds, device, 2), (FLOOR, "plain"))
+    rows: Rows = []
+    for (name, way), row in found.items():
+        plain = logits[name, "plain"]
+        difference = float((logits[name, way] - plain).abs().max() / plain.abs().max())
+        rows.append({"model": name, "way": way, "difference": difference, **row})
+    return rows
 
 
-def predictions(
-    models: Models, shape: str, cell: tuple[int, int], rounds: int, compiler: dict[str, Any] | None
-) -> Rows:
-    """Measure predictions with a base model in bfloat16 and an adapter in float32."""
-    built = models.get(shape, torch.bfloat16)
-    chosen = {FLOOR: built[FULL], OURS: built[OURS]}
-    ids = inputs(*cell, models.device)["input_ids"]
-    found = graphs.predictions(chosen, ids, rounds, at_most=2, compiler=compiler)
-    return [{"shape": shape, **row} for row in found]
+@torch.no_grad()
+def _logits(model: Callable[..., Any], ids: torch.Tensor) -> torch.Tensor:
+    # With mode="reduce-overhead", the next call overwrites what the last one has returned.
+    torch.compiler.cudagraph_mark_step_begin()
+    logits: torch.Tensor = model(input_ids=ids).logits
+    return logits
 
 
-def profiles(models: Models, shape: str, cell: tuple[int, int], phase: str, rounds: int) -> Iterator[dict[str, Any]]:
-    """Profile a step with and without an adapter, with a base model in bfloat16."""
-    built = models.get(shape, torch.bfloat16)
-    given = inputs(*cell, models.device)
-    chosen = {FLOOR: built[FLOOR if phase == "train" else FULL], OURS: built[OURS]}
-    calls = {name: PHASES[phase](model, given) for name, model in chosen.items()}
-    facts = {"shape": shape, "rows": cell[0], "tokens": cell[1], "phase": phase}
-    found, extra = profiling.profiles(calls, models.device, rounds, at_most=2, steps=min(rounds, 5))
-    yield from ({**facts, **row} for row in (*found, *extra))
+def graphed(call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Capture a call in a CUDA graph, and return a function that replays it on what `ids` holds by then."""
+    static, side = ids.clone(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # to warm up, as PyTorch's documentation has it
+        for _ in range(3):
+            call(static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = call(static)
 
+    def replay() -> torch.Tensor:
+        static.copy_(ids)
+        graph.replay()
+        return output
 
-def compare_memory(models: Models, shape: str, cells: tuple[tuple[int, int], ...]) -> Iterator[dict[str, Any]]:
-    """Compare the peak memory of training with the computed one, when no other models are in memory."""
-    models.free()
-    return memory.beside_computed(shape, cells, models.device)
+    return replay
 
 
 def run_tests() -> Rows:
     """Run the tests that need CUDA."""
-    # Other versions of other libraries may warn, which fails no test here.
-    options = ["-q", "-W", "default", "-m", "cuda"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/core", "tests/test_benchmarks.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TESTS, check=False)
-    print(done.stdout[-10_000:], done.stderr[-2_000:], sep="\n")
-    summary = (done.stdout.strip() or done.stderr.strip() or "nothing was printed").splitlines()[-1]
-    if done.returncode:
-        raise RuntimeError(summary)
-    return [{"command": "pytest -m cuda", "result": summary}]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-W",
+        "default",
+        "-m",
+        "cuda",
+        "tests/core",
+        "tests/test_benchmarks.py",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    return [{"result": done.stdout.strip().splitlines()[-1]}]
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Describe the machine, the GPU, and the versions of the software."""
-    facts = {**machine(device), "peft": version("peft")}
-    revision = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    facts["houlsby_peft"] = _printed(revision) or "no git repository"
+    """Describe the machine, the GPU and the version of the library."""
+    revision = subprocess.run(
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+    )
+    facts = {**machine(device), "houlsby_peft": revision.stdout.strip() or "no git repository"}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        facts |= {
-            "gpu_memory_bytes": gpu.total_memory,
-            "compute_capability": f"{gpu.major}.{gpu.minor}",
-            "multiprocessors": gpu.multi_processor_count,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "driver": _printed(["nvidia-smi", "--query-gpu=driver_version,power.limit", "--format=csv,noheader"]),
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
-            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
-        }
+        facts |= {"gpu_memory_bytes": gpu.total_memory, "compute_capability": f"{gpu.major}.{gpu.minor}"}
+        facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return facts
 
 
-def _printed(command: list[str]) -> str | None:
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+def bars(measured: dict[str, Rows]) -> Rows:
+    """Return what should be reached, beside what was measured."""
+    found: Rows = []
+
+    def bar(claim: str, figure: float | None, most: float | None) -> None:
+        verdict = "not measured" if figure is None or most is None else "met" if figure <= most else "missed"
+        found.append({"target": claim, "at most": most, "measured": figure, "": verdict})
+
+    for length, precision in itertools.product((128, 512), list(PRECISIONS)[1:]):
+        name = f"base, 32 x {length} tokens, {precision}"
+        steps = [row for row in measured.get(f"steps, {name}", []) if row["phase"] == "train"]
+        ratios = {row["method"]: row["median_ratio"] for row in steps}
+        bar(f"{name}: training / floor", ratios.get(OURS), TRAINING_BAR)
+        bar(f"the same, at most {LORA_ALL}", ratios.get(OURS), ratios.get(LORA_ALL))
+    for dtype in (torch.bfloat16, torch.float32):
+        name = f"mixed, base, 64 x 128 tokens, {dtype}"
+        ratios = {row["adapters"]: row["median_ratio"] for row in measured.get(name, [])}
+        bar(f"{name}: 64 adapters / one", ratios.get(64), MIXED_BAR)
+    return found
+
+
+def page(result: dict[str, Any]) -> str:
+    """Return all tables in Markdown."""
+    parts = {"Targets": bars(result["measured"]), **result["measured"]}
+    parts["Not measured"] = [{"job": name, "reason": reason} for name, reason in result["left out"].items()]
+    parts["Machine"] = [{"": key, "value": value} for key, value in result["machine"].items()]
+    return "\n\n".join(f"## {title}\n\n{table(rows, ' | ')}" for title, rows in parts.items() if rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import get_peft_model
@@ -15,11 +14,11 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
 from methods import FLOOR, houlsby
 from models import SHAPES, Method, floor
+from report import Rows
 from steps import measure
 from timing import resident
 
 
-Rows = list[dict[str, Any]]
 TEXT = "the adapter of this task reads these words and those of all other tasks go another way " * 2
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from houlsby_peft import HoulsbyConfig
 from models import SHAPES, inputs, saved_bytes
+from report import table
 from steps import Precision, training_step
 
 
@@ -36,69 +37,32 @@ FUSED = {"attention_probs_dropout_prob": 0.0}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of weights.
-
-    Args:
-        total: Of the whole model.
-        trained: Of the trained weights.
-        largest_unit: Of the largest unit that is gathered at once, which is a layer or the embeddings.
-    """
+    """Numbers of weights: all, the trained ones, and those of the largest layer (or the embeddings)."""
 
     total: int
     trained: int
     largest_unit: int
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes on one device, without activations.
+def strategies(sizes: Sizes, n: int) -> dict[str, dict[str, float]]:
+    """Return the bytes on each of n devices by strategy, without activations.
 
-    Args:
-        weights, gradients, optimizer: What is kept from step to step.
-        buffers: DDP's copy of the gradients, or the two gathered units (the current and the next one).
-        sent: What the device sends to others in a step, with ring algorithms.
+    Weights, gradients and optimizer are kept from step to step. Buffers are DDP's copy of the gradients, or the two
+    units that are gathered at a time. DeepSpeed keeps a copy of the trained weights with their moments. `sent` is what
+    a device sends in a step, with ring algorithms.
     """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    buffers: float
-    sent: float
-
-
-def whole(sizes: Sizes, n: int) -> Memory:
-    """Return the memory on one device, or with DDP."""
-    trained = FLOAT * sizes.trained
-    copy = trained if n > 1 else 0
-    return Memory(FLOAT * sizes.total, trained, MOMENTS * trained, copy, 2 * (n - 1) / n * trained)
-
-
-def zero1(sizes: Sizes, n: int) -> Memory:
-    """Return the memory with ZeRO-1. DeepSpeed stores a copy of the trained weights with their moments, also split."""
-    trained = FLOAT * sizes.trained
-    return Memory(FLOAT * sizes.total, trained, (MOMENTS + 1) * trained / n, 0, 2 * (n - 1) / n * trained)
-
-
-def zero2(sizes: Sizes, n: int) -> Memory:
-    trained = FLOAT * sizes.trained
-    return Memory(FLOAT * sizes.total, trained / n, (MOMENTS + 1) * trained / n, 0, 2 * (n - 1) / n * trained)
-
-
-def split(sizes: Sizes, n: int, copies: int) -> Memory:
-    """Return the memory with everything split. All weights are gathered for the forward and the backward pass."""
-    trained, total = FLOAT * sizes.trained, FLOAT * sizes.total
-    sent = (n - 1) / n * (2 * total + trained)
-    return Memory(total / n, trained / n, (MOMENTS + copies) * trained / n, 2 * FLOAT * sizes.largest_unit, sent)
-
-
-STRATEGIES: dict[str, Callable[[Sizes, int], Memory]] = {
-    "one device": lambda sizes, n: whole(sizes, 1),
-    "DDP": whole,
-    "ZeRO-1": zero1,
-    "ZeRO-2": zero2,
-    "ZeRO-3": lambda sizes, n: split(sizes, n, copies=1),
-    "FSDP2": lambda sizes, n: split(sizes, n, copies=0),
-}
+    total, trained, units = FLOAT * sizes.total, FLOAT * sizes.trained, 2 * FLOAT * sizes.largest_unit
+    reduced, gathered = 2 * (n - 1) / n * trained, (n - 1) / n * (2 * total + trained)
+    rows = {
+        "one device": (total, trained, MOMENTS * trained, 0, 0),
+        "DDP": (total, trained, MOMENTS * trained, trained if n > 1 else 0, reduced),
+        "ZeRO-1": (total, trained, (MOMENTS + 1) * trained / n, 0, reduced),
+        "ZeRO-2": (total, trained / n, (MOMENTS + 1) * trained / n, 0, reduced),
+        "ZeRO-3": (total / n, trained / n, (MOMENTS + 1) * trained / n, units, gathered),
+        "FSDP2": (total / n, trained / n, MOMENTS * trained / n, units, gathered),
+    }
+    names = ("weights", "gradients", "optimizer", "buffers", "sent")
+    return {strategy: dict(zip(names, row, strict=True)) for strategy, row in rows.items()}
 
 
 def build(shape: str, config: HoulsbyConfig | None, **options: float) -> nn.Module:
@@ -152,34 +116,23 @@ def peak(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16
     return torch.cuda.max_memory_allocated() - before
 
 
-def beside_computed(
-    shape: str, cells: Iterable[tuple[int, int]], device: str, r: int = 64
-) -> Iterator[dict[str, object]]:
-    """Yield the computed memory of training on one device, in MB, and on a GPU what PyTorch has allocated.
+def beside_computed(shape: str, cells: Iterable[tuple[int, int]], r: int = 64) -> Iterator[dict[str, object]]:
+    """Yield the computed memory of training on one GPU, in MB, and what PyTorch has allocated there.
 
     Args:
         shape: A key of `SHAPES`.
         cells: Batch sizes and lengths.
-        device: "cpu" or "cuda".
         r: Bottleneck size.
     """
     for (batch, length), bf16 in itertools.product(cells, (False, True)):
         for trained, config in (("all", None), ("adapters", HoulsbyConfig(r=r))):
             with torch.device("meta"):
-                found = sizes(build(shape, config))
-            m = STRATEGIES["one device"](found, 1)
-            computed = m.weights + m.gradients + m.optimizer + activations(shape, config, batch, length, bf16)
+                lasting = strategies(sizes(build(shape, config)), 1)["one device"]
+            computed = sum(lasting.values()) + activations(shape, config, batch, length, bf16)
+            measured = peak(shape, config, batch, length, bf16)
             row = {"shape": shape, "rows": batch, "tokens": length, "trained": trained}
             row |= {"precision": "bf16 autocast" if bf16 else "float32", "computed_mb": computed / 1e6}
-            if device == "cpu":
-                yield {**row, "note": "needs CUDA"}
-                continue
-            try:
-                measured = peak(shape, config, batch, length, bf16)
-            except torch.OutOfMemoryError:
-                yield {**row, "note": "out of memory"}
-            else:
-                yield {**row, "measured_mb": measured / 1e6, "ratio": measured / computed}
+            yield {**row, "measured_mb": measured / 1e6, "ratio": measured / computed}
 
 
 def _count(module: nn.Module) -> int:
@@ -196,20 +149,18 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4, help="Number of devices.")
     parser.add_argument("--bf16", action="store_true", help="Activations in bfloat16, with autocast.")
     args = parser.parse_args()
-    print(
-        f"BERT-{args.shape}, {args.batch} rows of {args.length} tokens on each of {args.processes} devices, MB (1e6)"
-    )
-    print("\n| | strategy | weights | gradients | optimizer | buffers | activations | sum | sent per step |")
-    print(f"|{'---|' * 9}")
+    rows = []
     for name, config in (("full", None), ("adapters", HoulsbyConfig(r=args.r, share_layers=args.share_layers))):
         with torch.device("meta"):
             found = sizes(build(args.shape, config))
         kept = activations(args.shape, config, args.batch, args.length, args.bf16)
-        for strategy, compute in STRATEGIES.items():
-            m = compute(found, args.processes)
-            lasting = [m.weights, m.gradients, m.optimizer, m.buffers, kept]
-            row = " | ".join(f"{value / 1e6:,.1f}" for value in [*lasting, sum(lasting), m.sent])
-            print(f"| {name} | {strategy} | {row} |")
+        for strategy, lasting in strategies(found, args.processes).items():
+            sent = lasting.pop("sent")
+            figures = {**lasting, "activations": kept, "sum": sum(lasting.values()) + kept, "sent per step": sent}
+            shown = {key: f"{value / 1e6:,.1f}" for key, value in figures.items()}
+            rows.append({"trained": name, "strategy": strategy, **shown})
+    print(f"BERT-{args.shape}, {args.batch} x {args.length} tokens on each of {args.processes} devices, MB (1e6)\n")
+    print(table(rows, " | "))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables, JSON, chart.
+"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables and JSON.
 
     python benchmarks/run.py                       # the whole table on the CPU: hours
     python benchmarks/run.py --quick               # a few minutes
@@ -28,11 +28,11 @@ import growth
 import mixed
 import starting
 from methods import EVALUATED, FLOOR, METHODS, QUICK
-from steps import measure, peak_memory
+from report import Rows, table
+from steps import measure
 from timing import keep_freed_memory, machine
 
 
-Rows = list[dict[str, Any]]
 # On one thread of a CPU a training step of the largest takes half a minute.
 CELLS = {
     "cpu": [
@@ -58,7 +58,6 @@ def main() -> None:
         result["steps"] = []
         for cell in map(parse, args.cells):
             result["steps"] += steps(cell, args)
-        draw(result["steps"], args.output.with_suffix(".png"))
     if "mixed" in args.parts:
         result["tasks"] = in_each_cell(mixed.by_tasks, args)
     if "changes" in args.parts:
@@ -66,8 +65,8 @@ def main() -> None:
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:
-        result["imports"] = table(starting.imports(args.rounds))
-        result["actions"] = table(starting.actions("tiny" if args.quick else "base", args.rounds))
+        result["imports"] = shown(starting.imports(args.rounds))
+        result["actions"] = shown(starting.actions("tiny" if args.quick else "base", args.rounds))
     if "export" in args.parts:
         result["export"] = exported(args)
     args.output.write_text(json.dumps(result, indent=1) + "\n")
@@ -87,9 +86,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="Threads on the CPU.")
     parser.add_argument("--device", choices=CELLS, default="cpu")
     parser.add_argument("--adapters_python", help="Python of an environment with the `adapters` library.")
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmark.json"), help="JSON file; the chart is written next to it."
-    )
+    parser.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file for all figures.")
     args = parser.parse_args()
     args.methods = tuple(dict.fromkeys([FLOOR, *(args.methods or (QUICK if args.quick else METHODS))]))
     args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
@@ -105,15 +102,13 @@ def parse(cell: str) -> tuple[str, int, int]:
 
 
 def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
-    """Measure training, with its peak memory, and evaluation, also of the `adapters` library if it is given."""
+    """Measure training and evaluation, also of the `adapters` library if it is given."""
     rows = measure("train", {name: METHODS[name] for name in args.methods}, cell, args.rounds, args.device)
-    for name, peak in peak_memory(args.methods, cell, args.device).items():
-        next(row for row in rows if row["method"] == name)["peak_bytes"] = peak
     evaluated = {name: EVALUATED[name] for name in args.methods if name in EVALUATED}
     rows += measure("eval", evaluated, cell, args.rounds, args.device)
     if args.adapters_python:
         rows += adapters_library(cell, args)
-    return table(rows)
+    return shown(rows)
 
 
 def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
@@ -132,7 +127,7 @@ def in_each_cell(measured: Callable[..., Rows], args: argparse.Namespace) -> Row
     rows: Rows = []
     for cell in args.mixed_cells:
         found = measured(*parse(cell), args.rounds, args.device)
-        rows += table([{"cell": cell, **row} for row in found])
+        rows += shown([{"cell": cell, **row} for row in found])
     return rows
 
 
@@ -142,8 +137,8 @@ def grown(args: argparse.Namespace) -> dict[str, Rows]:
     cell = ("tiny", 8, 32) if args.quick else ("minilm", 32, 64)
     numbers = (1, 10, 30) if args.quick else (1, 10, 100, 1000)
     return {
-        "sizes": table(growth.by_size_and_layers(cell, args.rounds, args.device)),
-        "held": table(growth.by_adapters_held(shape, numbers)),
+        "sizes": shown(growth.by_size_and_layers(cell, args.rounds, args.device)),
+        "held": shown(growth.by_adapters_held(shape, numbers)),
     }
 
 
@@ -156,37 +151,14 @@ def exported(args: argparse.Namespace) -> Rows:
         return []
     rows: Rows = []
     for shape, length in [("tiny", 16)] if args.quick else [("minilm", 64), ("base", 64)]:
-        rows += table(latencies(shape, [1, 32], length, args.rounds))
+        rows += shown(latencies(shape, [1, 32], length, args.rounds))
     return rows
 
 
-def draw(rows: Rows, path: Path) -> None:
-    """Draw the chart if matplotlib is installed."""
-    try:
-        import chart
-    except ImportError as error:
-        print(f"The chart needs matplotlib ({error}): pip install matplotlib")
-    else:
-        chart.draw(rows, path)
-
-
-def table(rows: Rows) -> Rows:
+def shown(rows: Rows) -> Rows:
     """Print rows as a table and return them."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [columns, *([_shown(row.get(key)) for key in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    print()
-    for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)), flush=True)
+    print(f"\n{table(rows)}", flush=True)
     return rows
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return " to ".join(map(_shown, value))
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str("" if value is None else value)
 
 
 if __name__ == "__main__":

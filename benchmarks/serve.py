@@ -1,7 +1,6 @@
-"""Measure a service with many adapters against `TaskBank.predict` called directly, and its endurance.
+"""Measure a service with many adapters against `TaskBank.predict` called directly: throughput and latencies.
 
-    python benchmarks/serve.py --model base            # throughput of both in turns, and latencies
-    python benchmarks/serve.py --requests 10000        # 1% of them malformed: losses, crashes, memory
+    python benchmarks/serve.py --model base
 
 The adapters have random weights. Clients send requests of several rows, each of a random task.
 """
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 import torch
 from peft import get_peft_model
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, BertTokenizer
@@ -35,17 +33,6 @@ from models import SHAPES
 HOST, PORT = "127.0.0.1", 8765
 URL = f"http://{HOST}:{PORT}/predict"
 WORDS = ("the", "adapter", "of", "this", "task", "reads", "these", "words", "all", "others", "go", "another", "way")
-# Requests that the service must refuse, each with its status.
-MALFORMED: tuple[tuple[int, str], ...] = (
-    (400, '{"inputs": ['),
-    (400, '{"inputs": 3}'),
-    (400, '{"inputs": [{"task": "task-0"}]}'),
-    (400, '{"inputs": [{"task": "task-0", "text": "a", "top_k": 0}]}'),
-    (400, '{"inputs": [{"task": "task-0", "text": "\\ud800"}]}'),
-    (404, '{"inputs": [{"task": "task-0", "text": "a"}, {"task": "nothing", "text": "a"}]}'),
-    (422, '{"inputs": [{"task": "task-0", "text": "a"}, {"task": "score", "text": "a", "top_k": 2}]}'),
-    (413, '{"inputs": "' + "a" * 1_000_000 + '"}'),
-)
 Row = tuple[str, str]
 
 
@@ -106,94 +93,37 @@ def same(found: Any, expected: dict[str, Any]) -> bool:
 
 def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
     """Predict the same rows in turns, by the bank itself and through the service."""
-    ratios, direct_rates, service_rates, seconds, works, wrong = [], [], [], [], [], 0
+    rates: dict[str, list[float]] = {"TaskBank": [], "service": []}
+    seconds, wrong = [], 0
     for number in range(options.rounds + 1):
         rows = make_rows(bank.tasks, options.rows, options.length, number)
-        begin, used = time.perf_counter(), time.process_time()
+        begin = time.perf_counter()
         expected = bank.predict(rows, batch_size=options.batch_size)
-        direct = len(rows) / (time.perf_counter() - begin)
-        direct_work = (time.process_time() - used) / len(rows)
-        used = service_seconds()
+        direct = time.perf_counter() - begin
         size = options.rows_per_request
-        taken, found = asyncio.run(
-            send([body(rows[start : start + size]) for start in range(0, len(rows), size)], options.clients)
-        )
+        bodies = [body(rows[start : start + size]) for start in range(0, len(rows), size)]
+        taken, found = asyncio.run(send(bodies, options.clients))
         assert all(status == 200 for status, _, _ in found), Counter(status for status, _, _ in found)
         answers = [answer for _, _, content in found for answer in content["predictions"]]
         wrong += sum(not same(answer, other) for answer, other in zip(answers, expected, strict=True))
-        work = {"TaskBank": direct_work, "service": (service_seconds() - used) / len(rows)}
         if number:  # the first round warms both up
-            ratios.append(len(rows) / taken / direct)
-            direct_rates.append(direct)
-            service_rates.append(len(rows) / taken)
-            works.append(work)
+            rates["TaskBank"].append(len(rows) / direct)
+            rates["service"].append(len(rows) / taken)
             seconds += [each for _, each, _ in found]
-    seconds.sort()
+    ratios = [one / other for one, other in zip(rates["service"], rates["TaskBank"], strict=True)]
     return {
-        "rows_per_s": {"TaskBank": statistics.median(direct_rates), "service": statistics.median(service_rates)},
+        "rows_per_s": {name: statistics.median(values) for name, values in rates.items()},
         "ratios": [round(ratio, 3) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 3),
-        "latency_s": {
-            "p50": round(statistics.median(seconds), 3),
-            "p99": round(seconds[min(len(seconds) - 1, int(len(seconds) * 0.99))], 3),
-        },
-        # Of all processes of the service but not of the client. Unlike the rates, it depends little on other programs.
-        "cpu_ms_per_row": {
-            name: round(1000 * statistics.median(work[name] for work in works), 2) for name in ("TaskBank", "service")
-        },
+        "latency_s": latencies(seconds),
         "other_answers": wrong,
     }
 
 
-def service_processes() -> dict[str, list[psutil.Process]]:
-    """Return the service's processes by kind."""
-    found: dict[str, list[psutil.Process]] = {"Proxy": [], "Ingress": [], "BankReplica": []}
-    for process in psutil.Process().children(recursive=True):
-        title = " ".join(process.cmdline())
-        for kind, several in found.items():
-            if title.startswith("ray::") and kind in title:
-                several.append(process)
-    return found
-
-
-def service_seconds() -> float:
-    """Return the seconds that the service's processes have computed."""
-    return sum(sum(each.cpu_times()[:2]) for several in service_processes().values() for each in several)
-
-
-def resident() -> dict[str, int]:
-    """Return the memory of the service's processes, in MB."""
-    return {
-        kind: sum(each.memory_info().rss for each in several) // 2**20 for kind, several in service_processes().items()
-    }
-
-
-def endure(options: argparse.Namespace, tasks: Sequence[str]) -> dict[str, Any]:
-    """Send many requests of one row, one in a hundred of them malformed; count answers and watch the memory."""
-    rows = make_rows(tasks, options.requests, options.length, 0)
-    expected = [
-        MALFORMED[number // 100 % len(MALFORMED)] if number % 100 == 50 else None for number in range(len(rows))
-    ]
-    bodies = [body([row]) if other is None else other[1] for row, other in zip(rows, expected, strict=True)]
-    memory, statuses, lost, seconds = [resident()], Counter[int](), 0, []
-    part = max(1, len(bodies) // 10)
-    for first in range(0, len(bodies), part):
-        _, found = asyncio.run(send(bodies[first : first + part], options.clients))
-        memory.append(resident())
-        for (status, each, answer), other in zip(found, expected[first : first + part], strict=True):
-            statuses[status] += 1
-            seconds.append(each)
-            right = len(answer.get("predictions", ())) == 1 if other is None and status == 200 else "error" in answer
-            lost += status != (200 if other is None else other[0]) or not right
-    seconds.sort()
-    return {
-        "requests": len(bodies),
-        "malformed": sum(other is not None for other in expected),
-        "statuses": dict(sorted(statuses.items())),
-        "answered_otherwise_than_expected": lost,
-        "latency_s": {"p50": seconds[len(seconds) // 2], "p99": seconds[int(len(seconds) * 0.99)]},
-        "memory_mb": memory,
-    }
+def latencies(seconds: list[float]) -> dict[str, float]:
+    """Return the median and the 99th percentile."""
+    ordered = sorted(seconds)
+    return {"p50": round(statistics.median(ordered), 3), "p99": round(ordered[int(len(ordered) * 0.99)], 3)}
 
 
 def main() -> None:
@@ -208,7 +138,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=12, help="requests at a time")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--cpus", type=int, help="threads of TaskBank and of the replica; default: all cores")
-    parser.add_argument("--requests", type=int, default=0, help="of the test of endurance; 0: compare the throughput")
     parser.add_argument("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -219,7 +148,7 @@ def main() -> None:
         start({"adapters": str(adapters), "cpus": cpus, "batch_size": options.batch_size, "watch": 0}, HOST, PORT)
         try:
             bank = TaskBank({path.name: path for path in sorted(adapters.iterdir())})
-            found = endure(options, bank.tasks) if options.requests else compare(options, bank)
+            found = compare(options, bank)
         finally:
             stop()
     result = {"cores": cores, **{key: str(value) for key, value in vars(options).items()}, **found}

@@ -1,16 +1,8 @@
-"""Measure training steps and evaluations of all methods on one shape of model and batch, and their peak memory.
-
-As a script, print the peak memory of one method in bytes:
-
-    python benchmarks/steps.py "Houlsby r=64" minilm 32 64 --device cpu
-"""
+"""Measure training steps and evaluations of all methods on one shape of model and batch."""
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +10,7 @@ import torch
 from torch import nn
 
 from models import Method, build, flops, inputs, saved_bytes
-from timing import compared, interleaved, resident
+from timing import compared, interleaved
 
 
 @dataclass(frozen=True)
@@ -114,34 +106,3 @@ def measure(
         }
         for name, call in calls.items()
     ]
-
-
-def peak_memory(names: Iterable[str], cell: tuple[str, int, int], device: str) -> dict[str, int]:
-    """Measure the peak memory of training with each method, each in a new process."""
-    command = [sys.executable, __file__]
-    arguments = [*map(str, cell), "--device", device]
-    return {
-        name: int(subprocess.run([*command, name, *arguments], capture_output=True, text=True, check=True).stdout)
-        for name in names
-    }
-
-
-def main() -> None:
-    from methods import METHODS
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("method", choices=METHODS)
-    parser.add_argument("shape")
-    parser.add_argument("batch", type=int)
-    parser.add_argument("length", type=int)
-    parser.add_argument("--device", default="cpu")
-    args = parser.parse_args()
-    model = build(args.shape, METHODS[args.method]).to(args.device)
-    step = training_step(model, inputs(args.batch, args.length, args.device))
-    for _ in range(2):
-        step()
-    print(torch.cuda.max_memory_allocated() if args.device == "cuda" else resident("VmHWM"))
-
-
-if __name__ == "__main__":
-    main()
