@@ -5,26 +5,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ablation import ablate, prune
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
+from .derive import ablate, init_from, prune
 from .errors import AdapterError, HubError
 from .heads.find import find_new_modules
 from .heads.new import TwoLayerHead, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
-from .placement.place import Place
 from .placement.places import find_places
-from .pretraining import init_from
+from .record import Place
 from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
-    from .adapterhub.converting import convert
+    from .adapterhub.convert import convert
     from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
-    from .placement.map import placement_map
-    from .prefix_cache import FrozenPrefix
+    from .placement.show import placement_map
+    from .prefix import FrozenPrefix
     from .serving.load import load
     from .serving.predictor import Predictor
     from .serving.task_bank import TaskBank
@@ -32,13 +31,13 @@ if TYPE_CHECKING:
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
 _LAZY = {
-    "FrozenPrefix": ".prefix_cache",
+    "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
     "export_onnx": ".export",
-    "convert": ".adapterhub.converting",
+    "convert": ".adapterhub.convert",
     "load": ".serving.load",
-    "placement_map": ".placement.map",
+    "placement_map": ".placement.show",
     "plan_push": ".hub.push",
     "push_to_hub": ".hub.push",
 }

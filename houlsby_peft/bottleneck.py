@@ -1,4 +1,4 @@
-"""The bottleneck module of Houlsby et al. 2019 (figure 2, right): start reading here."""
+"""The bottleneck module of Houlsby et al. 2019 (figure 2, right), and MAD-X's coupling: start reading here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-
-# Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard deviation.
-PAPER_INIT_STD = 1e-2
-
-# The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.
-KINDS = ("houlsby", "pfeiffer", "parallel")
+from .config import PAPER_INIT_STD, HoulsbyConfig
 
 
 class Bottleneck(nn.Module):
@@ -64,9 +59,23 @@ class Bottleneck(nn.Module):
         if init_weights:
             self.reset_parameters(init_std)
 
+    @classmethod
+    def from_config(cls, config: HoulsbyConfig, width: int, r: int) -> Bottleneck:
+        """Return a new bottleneck of a size r with the options of a configuration."""
+        return cls(
+            width,
+            r,
+            config.activation,
+            config.dropout,
+            config.init_std,
+            config.init_weights,
+            config.kind,
+            config.scaling,
+        )
+
     def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
         """Initialize the projections again from the truncated normal distribution, zero biases, scaling with 1."""
-        reset_projections(self.down_proj, self.up_proj, init_std)
+        _reset_projections(self.down_proj, self.up_proj, init_std)
         if isinstance(self.scaling, nn.Parameter):
             nn.init.ones_(self.scaling)
 
@@ -77,7 +86,7 @@ class Bottleneck(nn.Module):
             hidden: Hidden states.
             read: What the branch is computed from, of the same shape. None: the hidden states.
         """
-        branch = self.branch(to_weight(hidden if read is None else read, self.down_proj.weight))
+        branch = self.branch(_to_weight(hidden if read is None else read, self.down_proj.weight))
         return hidden + branch.to(hidden)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -86,29 +95,84 @@ class Bottleneck(nn.Module):
         return branch if isinstance(self.scaling, float) and self.scaling == 1 else branch * self.scaling
 
 
-def to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
+class InvertibleCoupling(nn.Module):
+    """An invertible module for the embeddings of a language (MAD-X, Pfeiffer et al. 2020; NICE, Dinh et al. 2015).
+
+    Of hidden states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this exactly, whatever
+    the networks F and G are. Both have two linear layers with an activation between them.
+
+    Args:
+        width: The size d of the hidden states; x1 has d // 2 channels, x2 the rest.
+        activation: A key of transformers' `ACT2FN`.
+        reduction_factor: By how much the layer inside F or G is narrower than its input.
+        init_std, init_weights: See `Bottleneck`.
+
+    Shape:
+        - Input: `(..., d)`, any floating dtype.
+        - Output: the shape and dtype of the input; F and G compute in the dtype of their weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        activation: str = "gelu",
+        reduction_factor: float = 2.0,
+        init_std: float = PAPER_INIT_STD,
+        init_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        self.sizes = (width // 2, width - width // 2)
+
+        def network(inputs: int, outputs: int) -> nn.Sequential:
+            inner = max(1, int(inputs // reduction_factor))
+            return nn.Sequential(nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs))
+
+        self.F = network(self.sizes[1], self.sizes[0])
+        self.G = network(*self.sizes)
+        if init_weights:
+            self.reset_parameters(init_std)
+
+    @classmethod
+    def from_config(cls, config: HoulsbyConfig, width: int) -> InvertibleCoupling:
+        """Return a new coupling with the options of a configuration."""
+        factor = config.invertible_reduction_factor
+        return cls(width, config.activation, factor, config.init_std, config.init_weights)
+
+    def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
+        """Initialize F and G again, as `Bottleneck` initializes its projections."""
+        for network in (self.F, self.G):
+            _reset_projections(network[0], network[2], init_std)  # type: ignore[arg-type]
+
+    def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
+        """Return the transformed hidden states or, with `inverse`, those that the transformed ones come from."""
+        # Not next(self.parameters()): the copies that DataParallel makes have none.
+        first, second = _to_weight(hidden, self.F[0].weight).split(self.sizes, dim=-1)
+        if inverse:
+            second = second - self.G(first)
+            first = first - self.F(second)
+        else:
+            first = first + self.F(second)
+            second = second + self.G(first)
+        return torch.cat((first, second), dim=-1).to(hidden)
+
+
+def _to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """Move hidden states to the device and the dtype of a weight.
 
     The weights may be float32 on a base in half precision. A shared module may serve layers on several devices;
     accelerate brings in weights that are on the meta device when the module is called.
     """
     if not isinstance(weight, torch.Tensor):
-        return (
-            hidden.float()
-        )  # a method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32
+        # A method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32.
+        return hidden.float()
     return hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
 
 
-def reset_projections(down: nn.Linear, up: nn.Linear, init_std: float) -> None:
-    """Initialize two projections as `Bottleneck` says."""
-    _truncated_normal_(down.weight, init_std or PAPER_INIT_STD)
-    _truncated_normal_(up.weight, init_std)
+def _reset_projections(down: nn.Linear, up: nn.Linear, init_std: float) -> None:
+    for weight, std in ((down.weight, init_std or PAPER_INIT_STD), (up.weight, init_std)):
+        if std == 0:
+            nn.init.zeros_(weight)
+        else:
+            nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
     nn.init.zeros_(down.bias)
     nn.init.zeros_(up.bias)
-
-
-def _truncated_normal_(weight: torch.Tensor, std: float) -> None:
-    if std == 0:
-        nn.init.zeros_(weight)
-    else:
-        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

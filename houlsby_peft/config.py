@@ -1,34 +1,91 @@
-"""`HoulsbyConfig`: every option of the method, and how a configuration is saved and loaded."""
+"""`HoulsbyConfig`: every option of the method with its rule, and how a configuration is saved and loaded."""
+
+# ruff: noqa: RUF009 (`_option` returns a field)
 
 from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import InitVar, asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import InitVar, dataclass, field, fields, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from peft import PeftConfig
 from peft.utils import CONFIG_NAME
+from transformers.activations import ACT2FN
 
-from .bottleneck import PAPER_INIT_STD
-from .checkpoints.downloads import describe_damage_in_cache, find_repo, refuse_missing_folder
-from .checkpoints.record import AdapterRecord, Source, numbered
-from .checkpoints.weights import DOWNLOAD_OPTIONS, find_weights, refuse_pickle, refuse_pickle_just_saved
-from .config_rules import HEADS_OF_PEFT, check_values
-from .errors import AdapterError, explain_hub_errors, shortened
+from .checkpoints.weights import check_weights_file, read_json
+from .errors import Rule
+from .record import AdapterRecord, numbered
 from .registration import houlsby_peft_type
 
 
-# The fields that decide which bottlenecks and norms an adapter has, and what they compute.
-SHAPE_FIELDS = (
-    "r", "activation", "share_layers", "train_layer_norm", "positions", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "rank_pattern", "kind", "scaling", "invertible",
-    "invertible_reduction_factor",
-)  # fmt: skip
+# The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.
+KINDS = ("houlsby", "pfeiffer", "parallel")
+POSITIONS = ("attention", "feed_forward", "cross_attention")
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+# Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard deviation.
+PAPER_INIT_STD = 1e-2
+# The names of heads that PEFT's model classes always add to `modules_to_save`, by task type.
+HEADS_OF_PEFT = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+# Options that neither decide which bottlenecks and norms an adapter has, nor what they compute.
+_WITHOUT_SHAPE = {"dropout", "init_std", "init_weights", "modules_to_save", "trainable_token_indices"} | {
+    "id2label", "problem_type", "two_layer_head"
+}  # fmt: skip
+
+
+def _option(default: Any, is_valid: Callable[[Any], bool], words: str, remedy: str) -> Any:
+    """Return a field with its rule. The default may be an empty dict."""
+    rule = {"rule": Rule(is_valid, words, remedy)}
+    return field(default_factory=dict, metadata=rule) if default == {} else field(default=default, metadata=rule)
+
+
+def _is_count(value: Any, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_one_of(*names: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, (str, type(None))) and value in names
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_pattern(value: Any) -> bool:
+    try:
+        return _is_name(value) and bool(re.compile(value))
+    except (re.error, OverflowError, RecursionError):
+        return False
+
+
+def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_item, value))
+
+
+def _are_names(value: Any) -> bool:
+    return value is None or _is_list(value, _is_name) or _is_pattern(value)
+
+
+def _are_labels(value: Any) -> bool:
+    numbers_from_0 = isinstance(value, dict) and bool(value) and set(value) == set(range(len(value)))
+    return value is None or (numbers_from_0 and all(isinstance(name, str) for name in value.values()))
 
 
 @dataclass
@@ -79,87 +136,185 @@ class HoulsbyConfig(PeftConfig):
             transformers. None: the base model's.
         two_layer_head: Whether the adapter's head has a hidden layer (Mohebbi and Rajaei 2020; see `TwoLayerHead`).
         recorded: The record from a saved `adapter_config.json`. Not for users to set.
-        base_fingerprint: The same, as earlier versions saved it.
 
     Attributes:
         record: What was recorded when the adapter was added to a model or read from its file: its places, head,
             labels and base model. `dataclasses.replace` and `HoulsbyConfig(**config.to_dict())` leave it behind.
+            If one configuration is given for several adapters, the later ones get copies with records of their own.
 
     Raises:
         ValueError: A field breaks its rule; the message names the rule, the value received and the remedy.
     """
 
-    r: int = 64
-    activation: str = "gelu"
-    dropout: float = 0.0
-    share_layers: int = 0
-    init_std: float = PAPER_INIT_STD
-    train_layer_norm: bool | Literal["all"] = True
-    init_weights: bool = True
+    r: int = _option(64, lambda r: _is_count(r, 1), "a whole number of at least 1", "The paper uses 8 to 256")
+    activation: str = _option(
+        "gelu", _is_one_of(*ACT2FN), "a key of transformers' ACT2FN", f"Choose one of {', '.join(sorted(ACT2FN))}"
+    )
+    dropout: float = _option(
+        0.0, lambda value: _is_number(value) and 0 <= value < 1, "a probability in [0, 1)", "The paper uses 0"
+    )
+    share_layers: int = _option(
+        0,
+        _is_count,
+        "a whole number of at least 0",
+        "0 shares nothing, 1 within a layer, k across k consecutive layers",
+    )
+    init_std: float = _option(
+        PAPER_INIT_STD,
+        lambda value: _is_number(value) and 0 <= value < 1e6,
+        "a number of at least 0 and below a million",
+        "The paper uses 0.01; 0 starts as the exact identity",
+    )
+    train_layer_norm: bool | Literal["all"] = _option(
+        True,
+        lambda value: _is_bool(value) or value == "all",
+        "True, False or 'all'",
+        "True trains the norms of the adapted layers",
+    )
+    init_weights: bool = _option(
+        True, _is_bool, "True or False", "True initializes as the paper does; no other ways are known"
+    )
     # Never None after initialization.
-    positions: Sequence[str] = None  # type: ignore[assignment]
-    target_modules: list[str] | str | None = None
-    exclude_modules: list[str] | str | None = None
-    layers_to_transform: list[int] | int | None = None
-    layers_pattern: list[str] | str | None = None
-    rank_pattern: dict[str, int] = field(default_factory=dict)
-    modules_to_save: list[str] | None = None
+    positions: Sequence[str] = _option(
+        None,
+        lambda names: bool(names) and all(name in POSITIONS for name in names),
+        f"one or more of {POSITIONS}",
+        "The paper uses ('attention', 'feed_forward')",
+    )
+    target_modules: list[str] | str | None = _option(
+        None,
+        lambda value: _are_names(value) and value != "all-linear",
+        "a non-empty list of name suffixes or a regular expression",
+        "An adapter follows a sub-layer, not each of its linear layers; None finds the places",
+    )
+    exclude_modules: list[str] | str | None = _option(
+        None,
+        lambda value: not value or _are_names(value),
+        "a list of name suffixes or a regular expression",
+        "None excludes nothing",
+    )
+    layers_to_transform: list[int] | int | None = _option(
+        None,
+        lambda value: value is None or _is_count(value) or _is_list(value, _is_count),
+        "None, a layer's index, or a non-empty list of indices, counted from 0",
+        "None adapts all layers",
+    )
+    layers_pattern: list[str] | str | None = _option(
+        None,
+        lambda value: not value or _is_pattern(value) or _is_list(value, _is_pattern),
+        "the name of a list of layers, or a list of such names, as regular expressions",
+        "None means any list",
+    )
+    rank_pattern: dict[str, int] = _option(
+        {},
+        lambda sizes: (
+            isinstance(sizes, dict) and all(map(_is_pattern, sizes)) and all(_is_count(r, 1) for r in sizes.values())
+        ),
+        "a dict from names or regular expressions to whole numbers of at least 1",
+        "For example {'attention.output.dropout': 8}",
+    )
+    modules_to_save: list[str] | None = _option(
+        None,
+        lambda value: value is None or value == [] or _is_list(value, _is_name),
+        "None or a list of module names",
+        "For example ['pooler']; None trains a newly initialized head",
+    )
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
-    kind: Literal["houlsby", "pfeiffer", "parallel"] = "houlsby"
-    scaling: float | Literal["learned", "channel"] = 1.0
-    invertible: Literal["nice"] | None = None
-    invertible_reduction_factor: float = 2.0
-    id2label: dict[int, str] | None = None
-    problem_type: str | None = None
-    two_layer_head: bool = False
+    kind: Literal["houlsby", "pfeiffer", "parallel"] = _option(
+        "houlsby", _is_one_of(*KINDS), f"one of {KINDS}", "The paper's adapters are 'houlsby'"
+    )
+    scaling: float | Literal["learned", "channel"] = _option(
+        1.0,
+        lambda value: value in ("learned", "channel") or (_is_number(value) and 0 < abs(value) < 1e6),
+        "a number other than 0 and below a million, 'learned' or 'channel'",
+        "The paper uses 1; 'learned' and 'channel' start at 1",
+    )
+    invertible: Literal["nice"] | None = _option(
+        None, _is_one_of("nice", None), "'nice' or None", "Give None to leave the embeddings as they are"
+    )
+    invertible_reduction_factor: float = _option(
+        2.0,
+        lambda value: _is_number(value) and 0.25 <= value < math.inf,
+        "a number of at least 0.25",
+        "Give 2, as in MAD-X",
+    )
+    id2label: dict[int, str] | None = _option(
+        None, _are_labels, "a dict from every number from 0 on to a name", "For example {0: 'negative', 1: 'positive'}"
+    )
+    problem_type: str | None = _option(
+        None, _is_one_of(*PROBLEM_TYPES, None), f"one of {PROBLEM_TYPES}", "None uses the base model's configuration"
+    )
+    two_layer_head: bool = _option(False, _is_bool, "True or False", "True gives the head a hidden layer")
     recorded: InitVar[dict[str, Any] | None] = None
-    base_fingerprint: InitVar[dict[str, Any] | None] = None
-    record: AdapterRecord | None = field(default=None, init=False, repr=False, compare=False)
     # Writes the card of the adapter in a folder. The package sets it, because cards need what builds on this module.
     write_card: ClassVar[Callable[[Path], None] | None] = None
 
-    def __post_init__(self, recorded: dict[str, Any] | None, base_fingerprint: dict[str, Any] | None) -> None:
+    def __post_init__(self, recorded: dict[str, Any] | None) -> None:
         super().__post_init__()
         self.peft_type = houlsby_peft_type()
-        # JSON has no tuples and only text as keys, and a single name is often written bare.
+        self.record: AdapterRecord | None = None
+        # The settings of a loaded adapter, as they were in its file.
+        self._loaded_settings: dict[str, Any] | None = None
+        # The names of the tensors in the file of a loaded adapter, if they are known.
+        self.names_in_file: frozenset[str] | None = None
+        self._is_used = False
+        # Whether the adapter has been added to a model, but not yet its saved weights.
+        self.awaits_weights = False
+        for option in fields(self):
+            if option.name in OPTIONS:
+                setattr(self, option.name, _plain(getattr(self, option.name), is_count=option.type == "int"))
         names: Any = self.positions
         if names is None:
             names = ("attention", "feed_forward") if self.kind == "houlsby" else ("feed_forward",)
-        self.positions = tuple(names) if isinstance(names, (list, tuple, set)) else (names,)
-        self.rank_pattern = {} if self.rank_pattern is None else copy.copy(self.rank_pattern)
-        for name in ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform"):
-            value = getattr(self, name)
-            if isinstance(value, (tuple, set, frozenset, range)):
-                setattr(self, name, list(value) if isinstance(value, tuple) else sorted(value, key=str))
-        if isinstance(self.modules_to_save, list):  # which PEFT extends with the names of heads
-            self.modules_to_save = list(self.modules_to_save)
+        names = names if isinstance(names, (list, tuple)) else [names]
+        unknown = [name for name in names if name not in POSITIONS]
+        self.positions = (*(name for name in POSITIONS if name in names), *unknown)
+        self.rank_pattern = {} if self.rank_pattern is None else self.rank_pattern
         if isinstance(self.id2label, dict):
             self.id2label = numbered(self.id2label)
-        check_values(self)
-        if recorded is not None or base_fingerprint is not None:
-            if not isinstance(recorded, (dict, type(None))):
-                raise ValueError(
-                    "HoulsbyConfig.recorded must be the record from an adapter's file; got "
-                    f"{shortened(repr(recorded))}. Leave it out."
-                )
-            self._mark_as_loaded(AdapterRecord.from_dict(recorded or {"base": base_fingerprint}))
+        self._check()
+        # PEFT extends an empty list in place.
+        self._has_no_head = self.modules_to_save == []
+        if recorded is not None:
+            self._load_record(AdapterRecord.from_dict(recorded))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        # Whatever loads an adapter sets this after it has read the configuration, and nothing else does.
-        if name == "inference_mode" and (record := getattr(self, "record", None)) and record.source:
-            record.source.is_being_loaded = True
-        # PEFT extends an empty list in place, which does not come here.
-        if name == "modules_to_save":
-            self._has_no_head = value == []
+    def _check(self) -> None:
+        for option in fields(self):
+            if (rule := option.metadata.get("rule")) is not None:
+                rule.check(f"HoulsbyConfig.{option.name}", getattr(self, option.name))
+        together = {
+            "target_modules": Rule(
+                lambda value: self.kind == "houlsby" or value is None,
+                "None for adapters that read the input of a sub-layer, which only the table of architectures gives "
+                f"(here kind={self.kind!r})",
+                "Select sub-layers with positions, layers_to_transform and exclude_modules",
+            ),
+            "rank_pattern": Rule(
+                lambda value: not (value and self.share_layers),
+                f"empty where bottlenecks are shared (here share_layers={self.share_layers})",
+                "Leave it out, or set share_layers=0",
+            ),
+            "layers_pattern": Rule(
+                lambda value: self.layers_to_transform is not None or not value,
+                "given together with layers_to_transform",
+                "Add layers_to_transform, or drop layers_pattern",
+            ),
+            "modules_to_save": Rule(
+                lambda value: value != [] or self.task_type not in HEADS_OF_PEFT,
+                f"not empty if task_type is one whose head PEFT always trains (here {self.task_type})",
+                "Leave task_type out to train no head",
+            ),
+        }
+        for name, rule in together.items():
+            rule.check(f"HoulsbyConfig.{name}", getattr(self, name))
 
     def leave_out_heads_of_peft(self) -> None:
         """Take back the heads that PEFT's class for a task adds to `modules_to_save`, from an adapter without a head.
 
-        That is one whose user gave an empty list, or one whose record has places and no heads. The class adds them to
+        That is one whose user gave an empty list, or a loaded one whose record has no heads. The class adds them to
         the configuration of every adapter of the model, whatever that adapter is for.
         """
-        is_headless = self.is_loaded and self.record and self.record.places is not None and not self.record.heads
+        is_headless = self.is_loaded and self.record is not None and not self.record.heads
         if self.modules_to_save and (self._has_no_head or is_headless):
             empty: list[str] | None = [] if self._has_no_head else None
             names = set().union(*HEADS_OF_PEFT.values())
@@ -171,79 +326,49 @@ class HoulsbyConfig(PeftConfig):
     ) -> HoulsbyConfig:
         """Load the configuration of a saved adapter.
 
-        The weights are not downloaded before the adapter is added to a model.
-
         Args:
             pretrained_model_name_or_path: The adapter's folder, or its repository on the Hub.
             subfolder: A folder inside of it.
             kwargs: Further arguments of PEFT's method, such as `revision`, `token` and `cache_dir`.
 
         Raises:
-            AdapterError: The folder does not exist, the file is not valid JSON, or a value breaks its rule.
-            ValueError: The folder holds no configuration, or its weights are in a pickled file only.
-            HubError: The repository does not exist, is private, or can neither be reached nor is in the cache.
+            ValueError: There is no configuration, one of its values breaks its rule, or the folder's weights are in a
+                pickled file only.
+            SafetensorError: The folder's weights are cut off or damaged.
         """
-        path = Path(pretrained_model_name_or_path, subfolder or "")
-        if path.is_dir():
-            refuse_pickle(path)
-        else:
-            refuse_missing_folder(str(pretrained_model_name_or_path))
-        try:
-            with nullcontext() if path.is_dir() else explain_hub_errors(str(pretrained_model_name_or_path)):
-                config = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-        except AdapterError:
-            raise
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # also those of JSON
-            options = {name: kwargs[name] for name in ("revision", "cache_dir") if name in kwargs}
-            damage = describe_damage_in_cache(str(pretrained_model_name_or_path), CONFIG_NAME, **options)
-            reason = str(error)
-            if "HoulsbyConfig." not in reason:  # not from our rules, which have a remedy
-                given = shortened(reason).rstrip(".")
-                reason = f"{type(error).__name__}: {given}. Save or download the adapter again."
-            raise AdapterError(f"{path / CONFIG_NAME} cannot be used: {reason}{damage}") from error
-        if isinstance(config, cls):  # PEFT returns another class for the file of another method
-            place: dict[str, Any] = {key: kwargs[key] for key in DOWNLOAD_OPTIONS if kwargs.get(key) is not None}
-            find = partial(find_weights, pretrained_model_name_or_path, subfolder, place)
-            config._mark_as_loaded(config.record or AdapterRecord(), find, kwargs.get("token"))
-        return config  # type: ignore[no-any-return]
+        names = check_weights_file(Path(pretrained_model_name_or_path, subfolder or ""))
+        config: HoulsbyConfig = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
+        config.names_in_file = names
+        return config
+
+    @classmethod
+    def from_json_file(cls, path_json_file: str, **kwargs: Any) -> dict[str, Any]:
+        """Read the file, whatever the locale and whoever has written it."""
+        return read_json(Path(path_json_file))
 
     def save_pretrained(self, save_directory: str, **kwargs: Any) -> None:
-        """Save the configuration, with the adapter's record, and the card beside the weights that PEFT has saved.
-
-        The file names the task, and the base model's repository in place of its folder, if that is known.
-
-        Raises:
-            ValueError: The weights were pickled (`safe_serialization=False`) and could not be loaded again.
-        """
-        folder = Path(save_directory)
-        # PEFT gives this argument. transformers does not; it writes the weights after the configuration, and no card.
-        has_weights = "auto_mapping_dict" in kwargs
-        if has_weights:
-            refuse_pickle_just_saved(folder)
-        else:
-            refuse_pickle(folder)
-        super().save_pretrained(save_directory, **kwargs)
-        fields = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
-        if repo := find_repo(fields["base_model_name_or_path"] or ""):
-            fields["base_model_name_or_path"], fields["revision"] = repo[0], repo[1] or fields["revision"]
+        """Save the configuration with the adapter's record and, beside the weights that PEFT has saved, the card."""
+        saved = self.to_dict()
+        if kwargs.get("auto_mapping_dict") is not None:
+            saved["auto_mapping"] = kwargs["auto_mapping_dict"]
         if self.record is not None:
-            fields["task_type"] = fields["task_type"] or self.record.task_type
-            fields["recorded"] = self.record.to_dict()
-        (folder / CONFIG_NAME).write_text(json.dumps(fields, indent=2, sort_keys=True), encoding="utf-8")
-        if has_weights and (write_card := type(self).write_card) is not None:
+            saved["task_type"] = saved["task_type"] or self.record.task_type
+            saved["recorded"] = self.record.to_dict()
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(saved, indent=2, sort_keys=True, ensure_ascii=False)
+        (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
+        # PEFT gives this argument. transformers does not; it writes the weights after the configuration, and no card.
+        if "auto_mapping_dict" in kwargs and (write_card := type(self).write_card) is not None:
             write_card(folder)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the user's settings; the record of one adapter is not part of them."""
-        fields = asdict(self)
-        del fields["record"]
-        return fields
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the configuration is that of a saved adapter, unchanged since it was read from the file."""
-        source = None if self.record is None else self.record.source
-        return source is not None and source.settings == self._shape_settings()
+        """Whether the configuration is that of a saved or derived adapter, whose recorded places are used.
+
+        A loaded configuration whose options have been changed is that of a new adapter.
+        """
+        return self._loaded_settings is not None and self._loaded_settings == self._settings()
 
     @property
     def labels(self) -> dict[int, str] | None:
@@ -268,17 +393,42 @@ class HoulsbyConfig(PeftConfig):
             changes: Fields that differ.
         """
         config = replace(self, **changes)
-        config._mark_as_loaded(replace(record, places=places or record.places))
+        config._load_record(replace(record, places=places or record.places))
         return config
 
-    def _mark_as_loaded(
-        self,
-        record: AdapterRecord,
-        find_weights: Callable[[bool | str | None], Path | None] | None = None,
-        token: bool | str | None = None,
-    ) -> None:
-        record.source = Source(self._shape_settings(), find_weights, token=token)
-        self.record = record
+    def for_adapter(self) -> HoulsbyConfig:
+        """Return this configuration for an adapter that is added, or a copy if it already is another adapter's."""
+        config = self
+        if self._is_used:
+            config = copy.copy(self)
+            config.modules_to_save = copy.copy(self.modules_to_save)
+            config.record = self.record if self.is_loaded else None
+        config._is_used, config.awaits_weights = True, config.is_loaded
+        return config
 
-    def _shape_settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SHAPE_FIELDS}
+    def _load_record(self, record: AdapterRecord) -> None:
+        self.record, self._loaded_settings = record, self._settings()
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SHAPE_OPTIONS}
+
+
+# The options that PEFT's own configurations do not have, and those that decide what bottlenecks and norms compute.
+OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {option.name for option in fields(PeftConfig)}
+SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
+
+
+def _plain(value: Any, is_count: bool = False) -> Any:
+    """Return a value as JSON holds it, with NumPy's numbers as Python's, and sets in an order."""
+    if isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        value = float(value)
+        return int(value) if is_count and value.is_integer() else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple, range)) else value

@@ -6,12 +6,12 @@ import copy
 import inspect
 import logging
 import os
+import shutil
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from .errors import AdapterError, shortened
 from .layer import HoulsbyTunerLayer
 from .serving.base_model import label_arguments
 from .serving.load import load
-from .serving.predictor import Predictor, cut_arguments
+from .serving.predictor import Predictor
+from .serving.readers import cut_arguments
 
 
 # The names that optimum and the Hub use.
@@ -57,37 +58,36 @@ def export_onnx(
         folder: The folder to write. Existing files of these names are replaced, once the check has passed.
         int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit integers.
         tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is accepted, on
-            random inputs of several shapes, with padding. It does not apply to the quantized model.
+            random inputs of several shapes, with padding. It does not apply to the quantized model, which you compare
+            on texts of your own.
 
     Returns:
         Each file of a model, and the largest difference that was found.
 
     Raises:
-        AdapterError: A package is missing, the adapter's task or base model cannot be exported, or the outputs differ
-            by more than `tolerance`. Nothing is written then.
+        AdapterError: The adapter's task or base model cannot be exported, or the outputs differ by more than
+            `tolerance`. Nothing is written then.
+        ImportError: A package of the extra `export` is missing.
+        OSError: The folder cannot be written to, which is found before anything else is done, or the disk is full.
     """
-    if missing := [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]:
-        raise AdapterError(
-            f"The export needs the packages onnx, onnxscript and onnxruntime; {', '.join(missing)} is not installed. "
-            "Install them with pip install onnx onnxscript onnxruntime."
-        )
-    predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
-    _check_can_be_exported(predictor)
-    model = _copy_with_one_adapter(predictor)
-    tokenizer = copy.deepcopy(predictor.tokenizer)
-    known = _parameters(model)
-    tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
-    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
-    lengths = cut_arguments(tokenizer, model, predictor.config)
-    tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
-    samples = _make_samples(model, tokenizer)
-    with torch.inference_mode(), _explain_errors(model):
-        expected = [_outputs(model, sample) for sample in samples]
-
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_module(package)  # before the base model is loaded
     folder = Path(folder)
-    with TemporaryDirectory(dir=_existing_parent(folder)) as scratch:
-        written = Path(scratch) / MODEL_FILE
-        with _explain_errors(model), _quiet():
+    with _scratch_folder(folder) as scratch:
+        predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
+        _check_can_be_exported(predictor)
+        model = _copy_with_one_adapter(predictor)
+        tokenizer = copy.deepcopy(predictor.tokenizer)
+        known = inspect.signature(model.forward).parameters
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
+        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
+        lengths = cut_arguments(tokenizer, model, predictor.config)
+        tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
+        samples = _make_samples(model, tokenizer)
+        with torch.inference_mode():
+            expected = [dict(model(**sample)) for sample in samples]
+        written = scratch / MODEL_FILE
+        with _quiet():
             _write_model(model, samples[2], list(expected[0]), written)
         differences = {MODEL_FILE: _largest_difference(written, samples, expected)}
         if not differences[MODEL_FILE] <= tolerance:
@@ -101,47 +101,54 @@ def export_onnx(
             differences[INT8_FILE] = _largest_difference(written.with_name(INT8_FILE), samples, expected)
         model.config.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in Path(scratch).iterdir():
+        for path in scratch.iterdir():
             path.replace(folder / path.name)
     return {folder / name: difference for name, difference in differences.items()}
 
 
-def _check_can_be_exported(predictor: Predictor) -> None:
-    """Refuse what has no equivalent in an ONNX file of one forward pass.
+@contextmanager
+def _scratch_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder and one inside it for what is being written, and remove both unless the folder has files then.
 
-    Raises:
-        AdapterError: The task needs other inputs than texts or more than one forward pass, or the weights are
-            quantized or elsewhere.
+    An export that is killed leaves the inner one, which the next export into the same folder replaces.
     """
-    if predictor.task.pipeline not in _TASKS:
-        raise AdapterError(
-            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}; this adapter's task is "
-            f"{predictor.task.pipeline}. Serve it with houlsby_peft.load."
-        )
+    is_new = not folder.exists()
+    scratch = folder / ".unfinished"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if is_new and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _check_can_be_exported(predictor: Predictor) -> None:
+    """Refuse what has no equivalent in an ONNX file of one forward pass."""
     inputs = predictor.tokenizer.model_input_names
-    if other := sorted(set(inputs) & set(_parameters(predictor.base_model)) - set(_INPUTS)):
+    known = inspect.signature(predictor.base_model.forward).parameters
+    other = sorted(set(inputs) & set(known) - set(_INPUTS))
+    # torch.ao's quantized modules have weights that are no parameters.
+    quantized = [
+        name for name, each in predictor.model.named_modules() if type(each).__module__.startswith("torch.ao.nn")
+    ]
+    quantized += [
+        name
+        for name, weight in predictor.model.named_parameters()
+        if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor
+    ]
+    reasons = {
+        f"its task is {predictor.task.pipeline}": predictor.task.pipeline not in _TASKS,
+        f"its base model also reads {', '.join(other)}": other,
+        f"{', '.join(quantized[:1])} is quantized or offloaded": quantized,
+    }
+    if found := [reason for reason, is_there in reasons.items() if is_there]:
         raise AdapterError(
-            f"The export is for models that read {', '.join(_INPUTS)}; {type(predictor.base_model).__name__} also "
-            f"reads {', '.join(other)}. Serve it with houlsby_peft.load."
+            f"The export is for {', '.join(_TASKS[:-1])} and {_TASKS[-1]}, with models that read {', '.join(_INPUTS)} "
+            f"and are in memory, not quantized; of this adapter, {' and '.join(found)}. Serve it with "
+            "houlsby_peft.load, or load the base model without device_map and quantization."
         )
-    for name, module in predictor.model.named_modules():
-        if type(module).__module__.startswith("torch.ao.nn"):  # whose weights are no parameters
-            raise AdapterError(_not_plain(name, "quantized"))
-    for name, weight in predictor.model.named_parameters():
-        if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor:
-            raise AdapterError(_not_plain(name, "offloaded" if weight.is_meta else "quantized"))
-
-
-def _not_plain(name: str, state: str) -> str:
-    return (
-        f"A model must be in memory and not quantized to be exported; {name} is {state}. Load the base model without "
-        "device_map and quantization."
-    )
-
-
-def _parameters(model: PreTrainedModel) -> Collection[str]:
-    return inspect.signature(model.forward).parameters
 
 
 def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
@@ -165,8 +172,9 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     config.update(label_arguments(predictor.config))
     config.dtype = torch.float32
     config.architectures = [type(base).__name__]
-    if getattr(config, "use_cache", False):  # of decoders, whose keys and values would be outputs
-        config.use_cache = False
+    for option in ("use_cache", "output_attentions", "output_hidden_states"):  # whose tuples would be outputs
+        if getattr(config, option, False):
+            setattr(config, option, False)
     record = predictor.config.record
     if record is not None and record.null_threshold is not None:
         config.null_threshold = record.null_threshold
@@ -196,24 +204,23 @@ def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
     return samples
 
 
-def _outputs(model: PreTrainedModel, sample: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    outputs = dict(model(**sample))
-    if other := [name for name, value in outputs.items() if not isinstance(value, torch.Tensor)]:
-        raise TypeError(f"its {', '.join(other)} must be tensors")
-    return outputs
-
-
 def _write_model(model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
-    program = torch.onnx.export(
-        model,
-        kwargs=dict(sample),
-        input_names=list(sample),
-        output_names=outputs,
-        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
+    try:
+        program: Any = torch.onnx.export(
+            model,
+            kwargs=dict(sample),
+            input_names=list(sample),
+            output_names=outputs,
+            dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
+            dynamo=True,
+            verbose=False,
+        )
+    except Exception as error:  # the exporter raises whatever a model's code leads it to, over many lines
+        raise AdapterError(
+            f"A model must be one that PyTorch's ONNX exporter accepts; PyTorch {torch.__version__} failed for "
+            f"{type(model).__name__} with {shortened(f'{type(error).__name__}: {error}').rstrip('.')}. Serve the "
+            "adapter with houlsby_peft.load, or try another version of PyTorch."
+        ) from error
     size = sum(weight.nbytes for weight in model.parameters())
     program.save(path, external_data=size > _LARGEST_FILE)
 
@@ -248,28 +255,6 @@ def _largest_difference(
                 difference = difference[sample["attention_mask"].bool()]
             largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))
     return largest
-
-
-@contextmanager
-def _explain_errors(model: PreTrainedModel) -> Iterator[None]:
-    """Explain errors of a model that random tokens do not suit, or that PyTorch cannot export.
-
-    Raises:
-        AdapterError: The block raised an error.
-    """
-    try:
-        yield
-    except Exception as error:  # the exporter raises whatever a model's code leads it to
-        reason = shortened(f"{type(error).__name__}: {error}").rstrip(".")
-        raise AdapterError(
-            f"A model must be one that PyTorch's ONNX exporter accepts; PyTorch {torch.__version__} failed for "
-            f"{type(model).__name__} with {reason}. Serve the adapter with houlsby_peft.load, or try another version "
-            "of PyTorch."
-        ) from error
-
-
-def _existing_parent(folder: Path) -> Path:
-    return next(parent for parent in folder.absolute().parents if parent.is_dir())
 
 
 @contextmanager

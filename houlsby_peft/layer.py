@@ -12,39 +12,24 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
-from .bottleneck import Bottleneck
+from .errors import AdapterError
 from .offloading import copy_of, device_of, dtype_of
-from .skip import Read, SkipConnection
 
+
+# PEFT's name for rows of a mixed batch that use the base model alone.
+BASE = "__base__"
 
 NO_MERGE = (
     "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the adapter "
     "loaded (it adds a few percent to the base model's time), or call unload() to restore the base model."
 )
 
-# The names under which modules keep the sizes of their input and output.
-_SIZE_ATTRIBUTES = [
-    ("in_features", "out_features"),
-    ("in_channels", "out_channels"),
-    ("num_embeddings", "embedding_dim"),
-    ("nx", "nf"),
-    ("embed_dim", "embed_dim"),
-]
-
 
 class Batch(Protocol):
     """A batch whose rows have different adapters, as layers and heads use it; `batching.MixedBatch` is one."""
 
-    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
-        """Apply to each row its adapter's bottleneck."""
-        ...
-
-    def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
-        """Apply to each row its adapter's norm."""
-        ...
-
-    def run_heads(self, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Apply to each row its adapter's head."""
+    def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a layer or head computes: each row by its own adapter, as its `run_adapter` does."""
         ...
 
 
@@ -61,6 +46,24 @@ def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module, base in _walk("", model, set()) if module is not base)
 
 
+def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+    base = base_module(module)
+    if base in seen:
+        return
+    seen.add(base)
+    if name:
+        yield name, module, base
+    for child_name, child in base.named_children():
+        yield from _walk(f"{name}.{child_name}" if name else child_name, child, seen)
+
+
+def base_module(module: nn.Module) -> nn.Module:
+    """Return the module of the base model inside all wrappers that adapters have put around it."""
+    base: nn.Module = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
+    # An invertible module is around PEFT's wrapper of an embedding with trained tokens.
+    return base_module(base.original_module) if isinstance(base, AuxiliaryTrainingWrapper) else base
+
+
 def layers_around(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the tuner layers around a module of the base model, from the outermost on, also those of other methods."""
     while isinstance(module, BaseTunerLayer):
@@ -73,37 +76,20 @@ def is_inside(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
-def base_module(module: nn.Module) -> nn.Module:
-    """Return the module of the base model inside all wrappers that adapters have put around it."""
-    base: nn.Module = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
-    # An invertible module is around PEFT's wrapper of an embedding with trained tokens.
-    return base_module(base.original_module) if isinstance(base, AuxiliaryTrainingWrapper) else base
-
-
-def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module]]:
-    base = base_module(module)
-    if base in seen:
-        return
-    seen.add(base)
-    if name:
-        yield name, module, base
-    for child_name, child in base.named_children():
-        yield from _walk(f"{name}.{child_name}" if name else child_name, child, seen)
-
-
 class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     """Base class of the tuner layers: wrap a module, call it, and never touch its weights.
 
-    Public attributes that a tuner layer lacks, such as a norm's `eps`, are read from the wrapped module.
+    Public attributes that a tuner layer lacks, such as a norm's `eps` or a linear layer's `in_features`, are those of
+    the wrapped module.
 
     Args:
         base_layer: The wrapped module of the base model.
         reference: The module whose device and dtype the adapters share. Default: the wrapped module.
         batches: The mixed batches that the model is running, by thread, shared by all layers of a model.
-
-    Attributes:
-        in_features, out_features: Sizes of the wrapped module, as in every PEFT layer; None if it has none.
     """
+
+    # PEFT's `disable_input_dtype_casting` sets it. The bottlenecks cast what they read in any case.
+    cast_input_dtype_enabled = True
 
     def __init__(
         self,
@@ -113,17 +99,13 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     ) -> None:
         super().__init__()
         self.base_layer = base_layer
-        wrapped = self.get_base_layer()
         # In a tuple, so that the module is not registered a second time.
-        self.reference = (wrapped if reference is None else reference,)
+        self.reference = (self.get_base_layer() if reference is None else reference,)
         self.batches = {} if batches is None else batches
-        self.in_features, self.out_features = self._sizes(wrapped)
         # The heads to enable and disable with this layer, in a plain list because they are registered elsewhere.
         self.heads: list[AuxiliaryTrainingWrapper] = []
         # Names the base model's classes after those of the active adapters.
         self.name_classes: Callable[[list[str]], None] | None = None
-        # The layers that a forward pass may leave out although it calls this one; see `_reach_optional`.
-        self.optional: list[HoulsbyTunerLayer] = []
         # The layers with bottlenecks that may read what enters this one; see `SkipConnection`.
         self.readers: list[HoulsbyLayer] = []
         self._disable_adapters = False
@@ -150,8 +132,10 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             self.name_classes(self.active_adapters)
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Enable or disable the adapters of this layer, and the trained heads that belong to it."""
+        """Enable or disable the adapters of this layer, the trained heads that belong to it, and their classes."""
         super().enable_adapters(enabled)
+        if self.name_classes is not None:
+            self.name_classes(self.active_adapters if enabled else [])
         for head in self.heads:
             head.enable_adapters(enabled)
 
@@ -165,30 +149,12 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
 
     def _tell_readers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give what enters this module to the layers whose bottlenecks may read it."""
+        if not self.readers:
+            return
         hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
         for layer in self.readers:
             if layer.skip is not None and not layer.disable_adapters:
                 layer.skip.enter(hidden)
-
-    def _reach_optional(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Give the active adapters' weights in optional layers a gradient of zero, to which theirs is added.
-
-        A decoder without encoder states never calls its cross-attention. The weights there would train without a
-        gradient, for which DistributedDataParallel waits in vain.
-        """
-        if not self.optional or not torch.is_grad_enabled():
-            return hidden
-        weights = [
-            weight
-            for layer in self.optional
-            for container in (getattr(layer, name) for name in layer.adapter_layer_names)
-            for name in self.active_adapters
-            if name in container
-            for weight in container[name].parameters()
-            # DeepSpeed does not wait for gradients of the weights that it has sharded.
-            if weight.requires_grad and not hasattr(weight, "ds_id")
-        ]
-        return _WithZeroGradients.apply(hidden, *weights) if weights else hidden
 
     def cast_to_base(self, adapter_name: str) -> None:
         """Cast an adapter's weights to the dtype of the base model."""
@@ -203,13 +169,64 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             if adapter_name in added and not any(weight.is_meta for weight in added[adapter_name].parameters()):
                 added[adapter_name].to(device or device_of(self.reference[0]))
 
-    @staticmethod
-    def _sizes(module: nn.Module) -> tuple[int | None, int | None]:
-        for names in _SIZE_ATTRIBUTES:
-            if all(hasattr(module, name) for name in names):
-                return getattr(module, names[0]), getattr(module, names[1])
-        weight = getattr(module, "weight", None)
-        return (weight.shape[-1],) * 2 if isinstance(weight, torch.Tensor) and weight.dim() else (None, None)
+
+class SkipConnection:
+    """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's output h.
+
+    The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A post-LN model normalizes
+    this sum, a pre-LN model does not.
+
+    Args:
+        parent: The module that has the norm of h + x; None in a pre-LN model.
+        norm: The norm's name there.
+    """
+
+    def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
+        self._parent = parent
+        self._norm = norm
+        # By thread, because several threads may run the model at a time.
+        self._inputs: dict[int, torch.Tensor] = {}
+
+    def enter(self, residual: torch.Tensor) -> None:
+        """Keep x for the sub-layer that this thread runs next."""
+        self._inputs[_thread()] = residual
+
+    def leave(self) -> torch.Tensor | None:
+        """Return x at the end of the sub-layer, and release it."""
+        return self._inputs.pop(_thread(), None)
+
+    def read(self, kind: str, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Return what a bottleneck of a kind other than "houlsby" reads.
+
+        - "houlsby" (Houlsby et al. 2019): h.
+        - "pfeiffer" (Pfeiffer et al. 2021): LN(h + x) in a post-LN model, h + x in a pre-LN model.
+        - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a pre-LN model.
+
+        Args:
+            kind: The kind of the bottleneck, one of `KINDS`.
+            hidden: h, with the branches of the adapters below.
+            residual: x, if it has entered.
+        """
+        if residual is None:
+            raise AdapterError(
+                f"An adapter of kind {kind!r} reads the input of a sub-layer, so the whole sub-layer must run; only "
+                "its end was called. Call the model as a whole."
+            )
+        if kind == "parallel":
+            return residual
+        total = hidden + residual
+        if self._parent is None:
+            return total
+        # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's copies of a layer, on
+        # other devices, read through the norm of the original.
+        norm = getattr(self._parent, self._norm)
+        normalized: torch.Tensor = norm(total.to(None if norm.weight.is_meta else norm.weight.device))
+        return normalized.to(total.device)
+
+
+def _thread() -> int:
+    # While a graph is captured, there is one thread, whose number cannot be part of the graph.
+    return 0 if torch.compiler.is_compiling() else get_ident()
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
@@ -232,6 +249,8 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 
     adapter_layer_names = ("houlsby_adapter",)
     other_param_names = ("houlsby_owner",)
+    # How many of the active adapters are applied, from the first on.
+    most_applied: int | None = None
 
     def __init__(
         self,
@@ -260,35 +279,27 @@ class HoulsbyLayer(HoulsbyTunerLayer):
             del self.houlsby_adapter[adapter_name]
         self.houlsby_owner[adapter_name] = owner
 
-    def bottleneck(self, adapter_name: str) -> Bottleneck | None:
+    def bottleneck(self, adapter_name: str) -> Any:
         """Return the bottleneck that an adapter applies here, owned or shared; None if it has none here."""
         owner = self.houlsby_owner.get(adapter_name, self)
-        return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None  # type: ignore[return-value]
+        return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None
 
-    def run_bottleneck(self, adapter_name: str, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
-        """Apply the bottleneck that an adapter has here, if it has one.
-
-        Args:
-            adapter_name: The adapter.
-            hidden: Hidden states of the shape `(..., width)`.
-            read: Returns what bottlenecks of a kind read. None: all of them read the hidden states.
-        """
-        bottleneck: Any = self.bottleneck(adapter_name)
-        if bottleneck is not None and read is not None:
-            hidden = bottleneck(hidden, read(bottleneck.kind, hidden))
-        elif bottleneck is not None:
-            hidden = bottleneck(hidden)
-        return hidden
-
-    @property
-    def applied_adapters(self) -> list[str]:
-        """The adapters that an ordinary forward pass applies here, in their order."""
-        names: list[str] = self.active_adapters
-        return names
+    def run_adapter(
+        self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the bottleneck that an adapter has here, if it has one, to h, given x if it has entered."""
+        bottleneck = self.bottleneck(adapter_name)
+        if bottleneck is None:
+            return hidden
+        result: torch.Tensor
+        if self.skip is None or bottleneck.kind == "houlsby":
+            result = bottleneck(hidden)
+        else:
+            result = bottleneck(hidden, self.skip.read(bottleneck.kind, hidden, residual))
+        return result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.readers:
-            self._tell_readers(args, kwargs)
+        self._tell_readers(args, kwargs)
         result = self.base_layer(*args, **kwargs)
         if self.disable_adapters:
             return result
@@ -299,18 +310,44 @@ class HoulsbyLayer(HoulsbyTunerLayer):
     def _adapt(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.channel_dim != -1:
             hidden = hidden.movedim(self.channel_dim, -1)
-        read = None if self.skip is None else self.skip.leave()
+        residual = None if self.skip is None else self.skip.leave()
         batch = self.mixed_batch
         if batch is not None:
-            hidden = batch.adapt(self, hidden, read)
+            hidden = batch.run(self, (hidden, residual), {})
         else:
-            for name in self.applied_adapters:
-                hidden = self.run_bottleneck(name, hidden, read)
-            hidden = self._reach_optional(hidden)
+            for name in self.active_adapters[: self.most_applied]:
+                hidden = self.run_adapter(name, hidden, residual)
         return hidden if self.channel_dim == -1 else hidden.movedim(-1, self.channel_dim)
 
     def _get_available_adapters(self) -> set[str]:
         return {*self.houlsby_adapter, *self.houlsby_owner}
+
+
+class HoulsbyEmbedding(HoulsbyLayer):
+    """The end of the embeddings, followed by the coupling of the first active adapter (MAD-X).
+
+    Couplings do not compose: of several active adapters, only the first one's is used, if it has one.
+    """
+
+    most_applied = 1
+    is_inverse = False
+
+    def run_adapter(
+        self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Apply the coupling of an adapter, or its inverse, if it has one."""
+        coupling = self.bottleneck(adapter_name)
+        result: torch.Tensor = hidden if coupling is None else coupling(hidden, inverse=self.is_inverse)
+        return result
+
+
+class HoulsbyOutputEmbedding(HoulsbyEmbedding):
+    """The output embedding of a language model head, preceded by the inverse of the coupling after the embeddings."""
+
+    is_inverse = True
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.base_layer(hidden if self.disable_adapters else self._adapt(hidden), *args, **kwargs)
 
 
 class HoulsbyLayerNorm(HoulsbyTunerLayer):
@@ -330,60 +367,31 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         """Give an adapter a copy of the base model's norm."""
         self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
 
-    def norm(self, adapter_name: str) -> nn.Module | None:
-        """Return the norm that an adapter trains here; None if it trains none here."""
-        return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else None
+    def norm(self, adapter_name: str) -> nn.Module:
+        """Return the norm that an adapter uses here: its trained copy or, if it has none, the base model's norm."""
+        return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else self.base_layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.readers:
-            self._tell_readers(args, kwargs)
+        self._tell_readers(args, kwargs)
         if self.disable_adapters:
             return self.base_layer(*args, **kwargs)
         batch = self.mixed_batch
         if batch is not None:
-            return batch.normalize(self, *args, **kwargs)
-        result = self.apply_norm(next(self._active_norms(), self.base_layer), *args, **kwargs)
-        if isinstance(result, tuple):
-            return (self._reach_optional(result[0]), *result[1:])
-        return self._reach_optional(result)
+            return batch.run(self, args, kwargs)
+        name = next((name for name in reversed(self.active_adapters) if name in self.houlsby_norm), BASE)
+        return self.run_adapter(name, *args, **kwargs)
 
-    def apply_norm(self, norm: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Apply a norm whose dtype (float32) may differ from that of the norm that it replaces.
+    def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Apply the norm that an adapter uses here; the result has the dtype of the hidden states.
 
-        Args:
-            norm: The norm.
-            args, kwargs: What the model calls its norm with; besides the hidden states, I-BERT gives a scaling factor.
-
-        Returns:
-            What the norm returns, in the dtype of the hidden states.
+        The norm may be in float32 on a base model in half precision. I-BERT's also gets a scaling factor.
         """
-        dtype = norm.weight.dtype
-        if dtype == self.base_layer.weight.dtype:
+        norm = self.norm(adapter_name)
+        if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
         hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        own_args, own_kwargs = cast((args, kwargs), dtype)  # type: ignore[arg-type]
+        own_args, own_kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
         return cast(norm(*own_args, **own_kwargs), hidden.dtype)
-
-    def _active_norms(self) -> Iterator[nn.Module]:
-        return (self.houlsby_norm[name] for name in reversed(self.active_adapters) if name in self.houlsby_norm)
-
-
-class _WithZeroGradients(torch.autograd.Function):
-    """The identity of its first input; in the backward pass, the gradients of the others are zero."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(hidden: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-        return hidden.view_as(hidden)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        ctx.weights = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return (gradient, *map(torch.zeros_like, ctx.weights))
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,32 +14,24 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights  # type: ignore[import-untyped]
 from peft import PeftModel
-from peft.tuners.tuners_utils import BaseTuner, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from accelerate import init_empty_weights  # type: ignore[import-untyped]
-
-from .averaging import average, check_alike, check_average, find_joined_options, join
-from .batching import MixedBatch, find_rows, forget_batches, hook_other_wrappers, run_mixed_batch
-from .checkpoints.fingerprint import report_other_base
-from .checkpoints.weights import check_tensors
+from .batching import MixedBatch, RowFinder, hook_other_wrappers, prepare_pass, run_mixed_batch
+from .checkpoints.fingerprint import compare_fingerprints, report_other_base
+from .checkpoints.weights import FILE_PREFIX, check_tensors, first_of
 from .config import HoulsbyConfig
-from .heads.find import find_last_heads
+from .errors import AdapterError
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
 from .heads.wrapper import HoulsbyHead, add_heads, train_heads
-from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
-from .offloading import check_at_hand
-from .placement.checks import check_is_base, check_name, log_other_methods
-from .placement.place import Place
+from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection, base_module
+from .offloading import check_at_hand, check_base_is_loaded
 from .placement.places import is_norm
 from .placement.plan import Plan
+from .record import Place
 from .registration import PREFIX
-from .skip import SkipConnection
-
-
-# The attribute of a base model that undoes the addition of an adapter whose weights are yet to be checked.
-_RESTORE = "houlsby_restore"
 
 
 class HoulsbyModel(BaseTuner):
@@ -58,16 +51,20 @@ class HoulsbyModel(BaseTuner):
 
     prefix = PREFIX
     tuner_layer_cls = HoulsbyTunerLayer
-    _has_run_batches = False
-    _may_map_names = True
 
     def __init__(
         self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
     ) -> None:
-        # A `PeftModel` gives a dict. Otherwise transformers may load the weights, without calling this class again.
-        self._may_map_names = isinstance(peft_config, dict)
-        with _restore_configs(getattr(model, "peft_config", {})):
-            super().__init__(model, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
+        # As when a notebook's cell with `get_peft_model` runs again, of which PEFT warns.
+        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        before = dict(getattr(base, "peft_config", {}))
+        try:
+            super().__init__(base, peft_config, adapter_name, **kwargs)  # type: ignore[arg-type]
+        except Exception:
+            if before:  # PEFT has entered the new one
+                base.peft_config.clear()
+                base.peft_config.update(before)
+            raise
 
     def inject_adapter(
         self,
@@ -79,45 +76,37 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         """Add an adapter to the model. PEFT calls this when an adapter is created, added or loaded.
 
-        Everything is found and checked before the model or the configuration is changed; if PEFT fails nevertheless,
-        the changes are undone. The places come from the configuration and, for a saved adapter, from its record, not
-        from `state_dict`, in which a shared bottleneck appears only at its owner.
+        What can be refused is found out before the model is changed; if PEFT fails afterwards, the adapter is removed.
+        The places come from the configuration and, for a saved adapter, from its record, not from `state_dict`, in
+        which a shared bottleneck appears only at its owner.
 
         Raises:
-            ValueError: There is nothing to adapt, the name is taken, or the weights to be loaded do not fit.
+            ValueError: There is nothing to adapt, or the name is taken.
         """
-        config: HoulsbyConfig = self.peft_config[adapter_name]  # type: ignore[assignment]
-        check_is_base(model)
+        config = self._own_adapters[adapter_name].for_adapter()
+        self.peft_config[adapter_name] = config
         config.leave_out_heads_of_peft()
-        plan = Plan(model, config)
-        # Where transformers loads the weights, nothing casts the adapter to float32.
-        is_cast = autocast_adapter_dtype and self._may_map_names
-        names_fit = plan.check_weights(state_dict, is_cast, self._may_map_names)
-        check_name(model, adapter_name)
-        log_other_methods(model, plan.places)
-
+        plan = self._plan = Plan(model, config)
+        plan.check_name(adapter_name)
         record = plan.new_record()
-        if config.is_loaded and (loaded := config.record):
-            if differences := plan.base_differences():
+        if config.is_loaded:
+            check_base_is_loaded(model)
+            if config.names_in_file is not None:
+                _check_heads(plan.heads, model, config.names_in_file)
+            if differences := compare_fingerprints(record.base, plan.base):
                 report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
-            two_layer_head = config.two_layer_head or loaded.two_layer_head
-            record = replace(
-                loaded,
-                places=record.places,
-                heads=record.heads,
-                two_layer_head=two_layer_head,
-                task_type=record.task_type,
-            )
-        self._plan = plan
         self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
-        forget_batches(model)
+        self._row_finder = RowFinder(model, self._batches)
+        self._trained_before = {name for name, weight in model.named_parameters() if weight.requires_grad}
         active = [adapter_name] if adapter_name in self.active_adapters else []
-        restore = _remember_model(model, adapter_name)
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
-            task_heads = find_last_heads(model, plan.bottlenecks)
-            add_heads(model, plan.heads, task_heads, adapter_name, active, self._batches)
+            add_heads(model, plan.heads, adapter_name, active, self._batches)
+            # PEFT would match the patterns of sizes, only to warn of some. Those of a file may take forever.
+            self.peft_config[adapter_name] = without = copy.copy(config)
+            without.rank_pattern = {}
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
+            self.peft_config[adapter_name] = config
             # As PEFT does for its part: to activate the adapters in a layer also says which of its weights train.
             training = [(weight, weight.requires_grad) for weight in model.parameters()] if plan.ends else []
             # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
@@ -130,23 +119,26 @@ class HoulsbyModel(BaseTuner):
             for weight, requires_grad in training:
                 weight.requires_grad_(requires_grad)
         except Exception:
-            restore()
+            self._remove(adapter_name)
             raise
         found = [name for name in plan.heads if not name.endswith(tuple(config.modules_to_save or ()))]
         train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
         hook_other_wrappers(model, self._batches)
-        for key, others in plan.optional.items():
-            layer = model.get_submodule(key)
-            layer.optional += [other for other in map(model.get_submodule, others) if other not in layer.optional]  # type: ignore[operator]
-        # Kept with the model as well, because several adapters may have been added with one configuration.
-        # One dict for good: whoever takes adapters out of the model and puts them in again holds on to it.
-        records = model.__dict__.setdefault("houlsby_records", {})
-        records[adapter_name] = config.record = record
-        _connect_heads(model)
-        name_classes(getattr(model, "config", None), records, self.active_adapters)
-        if not names_fit:
-            # They are checked only after PEFT has mapped them.
-            model.__dict__[_RESTORE] = (adapter_name, restore)
+        config.record = record
+        # The first tuner layer switches the heads and the names of the classes, of which transformers knows nothing:
+        # it disables heads, but enables only the tuner layers.
+        for layer in islice(_tuner_layers(model), 1):
+            layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+            layer.name_classes = partial(name_classes, getattr(model, "config", None), self.peft_config)
+            layer.name_classes(self.active_adapters)
+
+    def _remove(self, adapter_name: str) -> None:
+        """Remove an adapter that could not be added or loaded, and with the only one all that adapters have added."""
+        self.delete_adapter(adapter_name)
+        if not self.peft_config:
+            self.unload()
+            for name, weight in self.model.named_parameters():
+                weight.requires_grad_(name in self._trained_before)
 
     def _prepare_adapter_config(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, model_config: dict[str, Any]
@@ -156,11 +148,9 @@ class HoulsbyModel(BaseTuner):
     def _check_target_module_exists(  # type: ignore[override]
         self, peft_config: HoulsbyConfig, key: str
     ) -> Any:
-        if self._plan.config is not peft_config:
+        if self._plan.config.record is not peft_config.record:  # of another adapter
             self._plan = Plan(self.model, peft_config)
-        found = check_target_module_exists(self._plan.names, key)
-        # PEFT's matcher takes the ends of names, and the final `norm` must not match a router's `norm`.
-        return key in self._plan.places if found else found
+        return self._plan.match(key)
 
     def _create_and_replace(  # type: ignore[override]
         self,
@@ -247,7 +237,6 @@ class HoulsbyModel(BaseTuner):
 
     def delete_adapter(self, adapter_name: str) -> None:
         """Delete an adapter. If it was the only active one, another adapter becomes active, the same in all layers."""
-        forget_batches(self.model)
         others = sorted(set(self._own_adapters) - {adapter_name})
         if self.active_adapters == [adapter_name] and others:
             warnings.warn(
@@ -256,11 +245,10 @@ class HoulsbyModel(BaseTuner):
             )
             self.set_adapter(others[0])
         super().delete_adapter(adapter_name)
-        self.model.houlsby_records.pop(adapter_name, None)
 
     def unload(self) -> nn.Module:
         """Remove all adapters, and the names that the base model's classes have from one. Return the base model."""
-        name_classes(getattr(self.model, "config", None), {}, [])
+        name_classes(getattr(self.model, "config", None), self.peft_config, [])
         return super().unload()
 
     def add_weighted_adapter(
@@ -271,58 +259,40 @@ class HoulsbyModel(BaseTuner):
         - "linear": its weights are a linear combination of the others' weights: of bottlenecks, norms and heads. It is
           not the combination of the adapters' outputs, which are not linear in their weights.
         - "cat": its bottlenecks are the others' side by side, whose sizes add up. For the same input, each bottleneck
-          adds exactly the weighted sum of what the others add. Norms and heads are averaged, so they are approximate.
-          The model's output differs as well, because each later layer reads changed hidden states.
+          adds exactly the weighted sum of what the others add. Norms and heads are weighted means, so they are
+          approximate. The model's output differs as well, because each later layer reads changed hidden states.
 
-        Combining heads of different tasks makes little sense.
+        What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken from them with
+        their weights. An adapter that does not train a norm counts with the base model's norm. If the adapters share
+        their bottlenecks in different ways, the new one shares none. Combining heads of different tasks makes little
+        sense.
 
         Args:
-            adapters: Names of adapters with the same shapes; with "cat", with bottlenecks of any size and sharing.
+            adapters: Names of adapters with the same options and shapes; with "cat", with bottlenecks of any size.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
             combination_type: "linear" or "cat".
 
         Raises:
-            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ, their
-                combination is not finite, or the type of combination is unknown.
+            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ in more
+                than their places, their combination is not finite, or the type of combination is unknown.
         """
-        if combination_type not in ("linear", "cat"):
-            raise ValueError(f"combination_type must be 'linear' or 'cat'; got {combination_type!r}.")
-        if adapter_name in self.peft_config:
-            raise ValueError(
-                f"The name of a new adapter must be unused; there already is an adapter {adapter_name!r}."
-            )
-        if len(adapters) != len(weights):
-            raise ValueError(f"Each adapter must have one weight; got {len(adapters)} and {len(weights)} of them.")
-        changes: dict[str, Any] = {}
-        if combination_type == "cat":
-            changes = find_joined_options(self.model, self._own_adapters, adapters, weights)
-        else:
-            check_alike(self.model, self._own_adapters, adapters)
-            check_average(self.model, adapters, weights)
-        with _restore_configs(self.peft_config):
-            first, record = self._own_adapters[adapters[0]], self.model.houlsby_records[adapters[0]]
-            self.peft_config[adapter_name] = first.derived(record, **changes)
-            self.inject_adapter(self.model, adapter_name)
-        if combination_type == "cat":
-            join(self.model, self._own_adapters[adapters[0]], adapters, weights, adapter_name)
-        else:
-            average(self.model, adapters, weights, adapter_name)
+        from .derive import combine  # which stands above this module
+
+        combine(self, adapters, weights, adapter_name, combination_type)
 
     @classmethod
     def _get_adapter_state_dict(  # type: ignore[override]
         cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, *args: Any, **kwargs: Any
     ) -> dict[str, torch.Tensor]:
-        """Return the weights to save, and give the configuration, which PEFT saves next, this adapter's record."""
+        """Return the weights to save, and record the base model's labels, which may have been renamed."""
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
         check_at_hand(weights)
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
-        record = getattr(base, "houlsby_records", {}).get(adapter_name, config.record)
-        if record is not None and record.has_labels_of_base:
-            vars(record).update(label_facts(config, base))
-        config.record = record
+        if (record := config.record) is not None and record.has_labels_of_base:
+            base = model.get_base_model() if isinstance(model, PeftModel) else model
+            config.record = replace(record, **label_facts(config, base))
         return weights
 
     @classmethod
@@ -337,28 +307,38 @@ class HoulsbyModel(BaseTuner):
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
         cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, state_dict: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be loaded."""
-        found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
-        base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        added, restore = base.__dict__.pop(_RESTORE, (None, None))
+        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be loaded.
+
+        A loaded adapter whose weights are refused is removed from the model.
+        """
         own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
+        known = {cls._remove_adapter_name_from_key(key, adapter_name).removeprefix(FILE_PREFIX) for key in expected}
+        encoder = getattr(model.get_base_model() if isinstance(model, PeftModel) else model, "base_model_prefix", "")
+
+        def name_here(key: str) -> str:
+            """Return a name in the file, which may be that of another class with the same encoder, as it is here."""
+            name = key.removeprefix(FILE_PREFIX)
+            others = (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}")
+            return key.removesuffix(name) + next((other for other in others if other in known), name)
+
+        state_dict = {name_here(key): value for key, value in state_dict.items()}
+        found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
         in_model = {re.sub(rf"(\.base_layer)+(?=\.{PREFIX})", "", key): key for key in expected}
         found = {in_model.get(key, key): value for key, value in found.items()}
-        source = config.record.source.weights if config.record and config.record.source else None
         try:
-            check_tensors(expected, found, str(source or "what is loaded"))
+            check_tensors(expected, found, f"adapter {adapter_name!r}")
         except ValueError:
-            if restore is not None and added == adapter_name:
-                restore()
-                base.peft_config.pop(adapter_name, None)
+            if config.awaits_weights and isinstance(model, PeftModel):
+                model.base_model._remove(adapter_name)  # type: ignore[operator]
             raise
+        config.awaits_weights = False
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the base model. Most of PEFT's model classes name their inputs only here, not to the context below."""
         if self._batches:
-            find_rows(self.model, self._batches, args, kwargs)
+            prepare_pass(self._row_finder, args, kwargs)
         with self._use_labels(kwargs):
             return super().forward(*args, **kwargs)
 
@@ -367,16 +347,11 @@ class HoulsbyModel(BaseTuner):
         """Run mixed batches. PEFT enters this context around every forward pass and generation."""
         names = kwargs.pop("adapter_names", None)
         if names is None:
-            # Training may write weights in ways that leave no trace.
-            if self._has_run_batches and self.training:
-                self._has_run_batches = False
-                forget_batches(self.model)
             with self._use_labels(kwargs):
                 yield
             return
-        self._has_run_batches = True
         with (
-            run_mixed_batch(self.model, names, self._own_adapters, self._batches, args, kwargs),
+            run_mixed_batch(self._row_finder, names, self._own_adapters, args, kwargs),
             self._use_labels(kwargs),
         ):
             yield
@@ -390,80 +365,30 @@ class HoulsbyModel(BaseTuner):
         """
         name = None
         if kwargs.get("labels") is not None:
-            records = self.model.houlsby_records
             batch = self._batches.get(get_ident()) if self._batches else None
             if isinstance(batch, MixedBatch):
-                name = find_adapter_of_rows(self.model, self._own_adapters, records, batch.names, kwargs["labels"])
+                name = find_adapter_of_rows(self.model, self.peft_config, batch.names, kwargs["labels"])
             else:
-                name = find_adapter_with_head(records, self.active_adapters)
+                name = find_adapter_with_head(self.peft_config, self.active_adapters)
+        config = self._own_adapters.get(name) if name else None
+        heads = config.record.heads if config and config.record else []
         # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.
-        if name is None or any(self.model.get_submodule(key).disable_adapters for key in records[name].heads):
+        is_of_base = any(self.model.get_submodule(key).disable_adapters for key in heads)
+        with use_labels(self.model, None if is_of_base else config) if "labels" in kwargs else nullcontext():
             yield
-            return
-        with use_labels(self.model, self._own_adapters[name], records[name]):
-            yield
+
+
+def _check_heads(heads: Mapping[str, nn.Module | None], model: nn.Module, names: frozenset[str]) -> None:
+    """Refuse a file without the weights of a head, where PEFT would fail after it has changed the model."""
+    for head, own in heads.items():
+        inside = base_module(model.get_submodule(head)) if own is None else own
+        # The names before that of the head may be mapped while the file is loaded.
+        ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
+        if missing := [end[1:] for end in ends if not any(name.endswith(end) for name in names)]:
+            raise AdapterError(
+                f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
+            )
 
 
 def _tuner_layers(model: nn.Module) -> Iterator[HoulsbyTunerLayer]:
     return (module for module in model.modules() if isinstance(module, HoulsbyTunerLayer))
-
-
-@contextmanager
-def _restore_configs(configs: dict[str, Any]) -> Iterator[None]:
-    """Restore a model's configurations if an adapter cannot be added: an entry would count as an adapter."""
-    before = dict(configs)
-    try:
-        yield
-    except Exception:
-        configs.clear()
-        configs.update(before)
-        raise
-
-
-def _connect_heads(model: nn.Module) -> None:
-    """Let the first tuner layer switch the heads and the names of the classes, of which transformers knows nothing.
-
-    It disables heads, but enables only the tuner layers.
-    """
-    for layer in islice(_tuner_layers(model), 1):
-        layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-        layer.name_classes = partial(name_classes, getattr(model, "config", None), vars(model)["houlsby_records"])
-
-
-def _remember_model(model: nn.Module, adapter_name: str) -> Callable[[], None]:
-    """Return a function that restores a model's modules, what trains and the names, if an adapter cannot be added."""
-    config = getattr(model, "config", None)
-    names = {key: getattr(config, key) for key in ("id2label", "label2id") if hasattr(config, key)}
-    training = [(weight, weight.requires_grad) for weight in model.parameters()]
-    modules = {key: module for key, module in model.named_modules() if key}
-    containers = [
-        getattr(module, name)
-        for module in modules.values()
-        if isinstance(module, (HoulsbyTunerLayer, HoulsbyHead))
-        for name in (*module.adapter_layer_names, *module.other_param_names)
-    ]
-    is_new = not any(adapter_name in container for container in containers)
-    layers = {module: (list(module.readers), getattr(module, "skip", None)) for module in _tuner_layers(model)}
-
-    def restore() -> None:
-        for key, module in modules.items():
-            parent, _, name = key.rpartition(".")
-            owner = modules[parent] if parent else model
-            if getattr(owner, name, None) is not module:
-                setattr(owner, name, module)
-        for container in containers:
-            if is_new and adapter_name in container:
-                del container[adapter_name]
-        for layer, (readers, skip) in layers.items():
-            layer.readers = readers
-            if isinstance(layer, HoulsbyLayer):
-                layer.skip = skip
-        for weight, requires_grad in training:
-            weight.requires_grad_(requires_grad)
-        if is_new:
-            model.__dict__.get("houlsby_records", {}).pop(adapter_name, None)
-        for key, value in names.items():
-            setattr(config, key, value)
-        _connect_heads(model)
-
-    return restore

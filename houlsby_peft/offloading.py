@@ -62,9 +62,6 @@ def check_base_is_loaded(model: nn.Module) -> None:
 
     PEFT takes such a base model apart and offloads the adapter's weights to disk as well, under names that fit only
     methods with one tensor per adapter and module.
-
-    Raises:
-        ValueError: PEFT has taken the base model apart.
     """
     on_disk = "disk" in getattr(model, "hf_device_map", {}).values()
     if on_disk and not any(hasattr(module, "_hf_hook") for module in model.modules()):
@@ -76,11 +73,7 @@ def check_base_is_loaded(model: nn.Module) -> None:
 
 
 def check_at_hand(weights: Mapping[str, Any]) -> None:
-    """Refuse to save, copy or replace weights of which this process does not hold the whole.
-
-    Raises:
-        ValueError: A tensor is on the meta device, quantized, empty as under ZeRO-3, or a `DTensor` of FSDP2.
-    """
+    """Refuse to save, copy or replace weights of which this process does not hold the whole."""
     for name, weight in weights.items():
         if not isinstance(weight, torch.Tensor) or weight.is_meta:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 NAME = "houlsby"
 PREFIX = "houlsby_"
+
+
+class _Prefix(str):
+    """The prefix of the method's weights, which no adapter's name is in.
+
+    PEFT looks for an adapter's name in the prefix to warn that loading may initialize it again: of "b" or "h", say.
+    Here, names are removed from and put into keys as whole parts.
+    """
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        return False
 
 
 def houlsby_peft_type() -> PeftType:
@@ -55,13 +68,11 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
             f"A PEFT method named '{NAME}' must come from one package only; '{registered.__module__}' has registered "
             f"{registered.__name__} already. Use that one, or do not import houlsby_peft in the same process."
         )
-    _read_as_own_class_does(config_cls)
     if registered is None:
         register_peft_method(name=NAME, config_cls=config_cls, model_cls=model_cls, prefix=PREFIX)
-        return
     PEFT_TYPE_TO_CONFIG_MAPPING[peft_type] = config_cls
     PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
-    PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = PREFIX
+    PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = _Prefix(PREFIX)
 
 
 def replace_template(write_card: Callable[[Path], None]) -> None:
@@ -85,22 +96,3 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
 
     vars(create_or_update_model_card)["houlsby_original"] = original
     setattr(PeftModel, "create_or_update_model_card", create_or_update_model_card)  # noqa: B010
-
-
-def _read_as_own_class_does(config_cls: type[PeftConfig]) -> None:
-    """Let `PeftConfig.from_pretrained` read this method's files as the method's own class does.
-
-    transformers reads the configuration of an adapter so, and loads the weights itself. With PEFT's version, the
-    configuration would not know the adapter's file, which is checked before an adapter is added.
-    """
-    current = PeftConfig.from_pretrained.__func__  # type: ignore[attr-defined]
-    original = getattr(current, "houlsby_original", current)
-
-    @wraps(original)
-    def from_pretrained(cls: type[PeftConfig], *args: Any, **kwargs: Any) -> PeftConfig:
-        config: PeftConfig = original(cls, *args, **kwargs)
-        is_ours = cls is PeftConfig and isinstance(config, config_cls)
-        return config_cls.from_pretrained(*args, **kwargs) if is_ours else config
-
-    vars(from_pretrained)["houlsby_original"] = original
-    setattr(PeftConfig, "from_pretrained", classmethod(from_pretrained))  # noqa: B010

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from ..checkpoints.weights import first_of
 from ..errors import AdapterError, shortened
 from ..heads.find import find_head
 from ..heads.tasks import Task, task_of_class
-from .reading import HEAD_FILES, Part
+from .format import Part
 
 
 # The class of transformers for each type of head, by the end of its name.
@@ -29,7 +28,6 @@ _CLASSES = {
     "question_answering": "ForQuestionAnswering",
     "multiple_choice": "ForMultipleChoice",
 }
-_LANGUAGE_MODELS = ("causal_lm", "masked_lm", "seq2seq_lm")
 # More would be no classes, and take memory before the weights are compared with it.
 _MOST_OUTPUTS = 100_000
 NO_HEAD = "Convert the adapter without its head: with_head=False, or --no-head"
@@ -84,7 +82,6 @@ _GPT = (
     Row(_TEXT, 1, None, False, ("score",)),
     Row(_TEXT, 2, "tanh", False, ("score.dense", "score.out_proj"), is_added=True),
 )
-_HALVES = ("pre_classifier.dense", "classifier.out_proj")
 ROWS: dict[str, tuple[Row, ...]] = {
     "albert": (*_of_tokens(), Row(_TEXT, 1, None, True, ("classifier",))),
     "bart": (_ENCODER_DECODER, *_of_tokens()),
@@ -93,7 +90,6 @@ ROWS: dict[str, tuple[Row, ...]] = {
     "deberta-v2": _DEBERTA,
     "distilbert": (
         *(Row(suffix, 2, "relu", False, ("pre_classifier", "classifier")) for suffix in (_TEXT, _CHOICE)),
-        *(Row(suffix, 2, "tanh", False, _HALVES, is_added=True) for suffix in (_TEXT, _CHOICE)),
         *_of_tokens(),
     ),
     "electra": (_DENSE._replace(activation="gelu"), *_of_tokens()),
@@ -117,15 +113,13 @@ class Head:
 
     Args:
         task: What it predicts.
-        outputs: Its number of outputs.
         id2label: The names of the classes; None where a head has no classes.
         problem_type: As in transformers' configurations.
-        row: For a flexible head, the row of the table that computes the same.
+        row: For a flexible head, the row of the table that computes the same; None for a static head.
         part: Its files.
     """
 
     task: Task
-    outputs: int
     id2label: dict[int, str] | None
     problem_type: str | None
     row: Row | None
@@ -138,47 +132,30 @@ def find_target(part: Part, model_type: str) -> Head:
     Raises:
         AdapterError: There is none, or the files do not fit one another.
     """
-    path = part.file.with_name(HEAD_FILES[0])
     config = part.fields.get("config")
     if config is None:
-        return _find_static(path, part)
-    if not isinstance(config, dict):
-        raise AdapterError(f"{path}: config must be a mapping; got {shortened(repr(config))}. {NO_HEAD}.")
-    head_type, layers, activation = (config.get(name) for name in ("head_type", "layers", "activation_function"))
-    if isinstance(head_type, str) and head_type in _LANGUAGE_MODELS:
-        raise AdapterError(
-            f"{path}: a head that is a language model ({head_type}) holds a copy of the vocabulary's embeddings and "
-            f"cannot be converted; the base model's own head predicts instead. {NO_HEAD}."
-        )
-    suffix = _CLASSES.get(head_type) if isinstance(head_type, str) else None
-    if suffix is None:
-        raise AdapterError(
-            f"{path}: head_type must be one of {', '.join(_CLASSES)}; got {shortened(repr(head_type))}. {NO_HEAD}."
-        )
-    use_pooler = bool(config.get("use_pooler"))
-    between = activation if layers != 1 else None
-    row = next(
-        (row for row in ROWS.get(model_type, ()) if row[:4] == (suffix, layers, between, use_pooler)),
-        None,
-    )
-    if row is None:
-        reads = "the pooler" if use_pooler else "the hidden states"
-        raise AdapterError(
-            f"{path}: the head has {shortened(repr(layers))} layers with the activation {shortened(repr(activation))} "
-            f"on {reads}, and no class of transformers for {model_type} has such a head. {NO_HEAD}."
-        )
-    outputs = (
-        1
-        if suffix == _CHOICE
-        else _count(path, config, part, _flexible_key(part, row.layers, row.layers - 1, bool(activation)))
-    )
-    has_classes = suffix.endswith("Classification")
-    problem = "multi_label_classification" if head_type == "multilabel_classification" else None
+        kind = str(part.fields.get("model_class"))
+        suffix = next((each for each in _CLASSES.values() if kind.endswith(each)), None)
+    else:
+        kind = config["head_type"]
+        suffix = _CLASSES.get(kind)
+    if suffix is None or (task := task_of_class(suffix)) is None:
+        raise AdapterError(f"A head must be for one of {', '.join(_CLASSES)}; got {shortened(kind)}. {NO_HEAD}.")
+    row: Row | None = None
+    if config is None:
+        labels = part.fields.get("label2id")
+        outputs = min(part.fields.get("num_labels", len(labels or (0, 1))), _MOST_OUTPUTS)
+    else:
+        labels = config.get("label2id")
+        row = _find_row(config, suffix, model_type)
+        outputs = part.tensors[_flexible_key(part, row, row.layers - 1, "weight")].shape[0]
+    is_multilabel = kind == "multilabel_classification"
+    problem_type = "multi_label_classification" if is_multilabel else "regression" if outputs == 1 else None
+    has_classes = task.has_labels
     return Head(
-        task=_task(suffix),
-        outputs=outputs,
-        id2label=_labels(path, config.get("label2id"), outputs) if has_classes else None,
-        problem_type="regression" if has_classes and outputs == 1 and problem is None else problem,
+        task=task,
+        id2label=_labels(labels, outputs) if has_classes else None,
+        problem_type=problem_type if has_classes else None,
         row=row,
         part=part,
     )
@@ -187,137 +164,131 @@ def find_target(part: Part, model_type: str) -> Head:
 def head_modules(head: Head, model: nn.Module) -> list[str]:
     """Return the names of the modules that make up a head: those of which an adapter has a copy."""
     if head.row is None:
-        return find_head(model, ())
+        return find_head(model)
     names = (name.format(base=getattr(model, "base_model_prefix", "")) for name in head.row.modules)
     ends = (".dense", ".out_proj")
     return list(dict.fromkeys(name.removesuffix(ends[0]).removesuffix(ends[1]) for name in names))
 
 
-def head_keys(head: Head, model: nn.Module, names: Mapping[str, torch.Tensor]) -> dict[str, str | None]:
-    """Return the library's keys of a head's weights, by their own names.
+def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a head's weights by their names in transformers.
 
     Args:
         head: The head.
         model: A model of its class.
-        names: The names and shapes of the weights that the model's head has.
-
-    Returns:
-        A key for each name; None for the bias of the last layer if it has none, which counts as zero.
+        expected: The weights that the model's head has, on the meta device.
 
     Raises:
-        AdapterError: The weights do not fit.
+        AdapterError: The head has further weights.
     """
+    weights, used = {}, set()
     if head.row is None:
-        keys: dict[str, str | None] = {name: name for name in names}
+        weights = {name: head.part.tensors[name] for name in expected if name in head.part.tensors}
+        used = set(weights)
     else:
-        config = head.part.fields["config"]
-        has_activation, last = bool(config.get("activation_function")), head.row.layers - 1
-        keys = {}
         for number, module in enumerate(head.row.modules):
-            has_no_bias = number == last and config.get("bias") is False
             own = module.format(base=getattr(model, "base_model_prefix", ""))
             for kind in ("weight", "bias"):
-                key = _flexible_key(head.part, head.row.layers, number, has_activation, kind)
-                if f"{own}.{kind}" in names:
-                    keys[f"{own}.{kind}"] = None if kind == "bias" and has_no_bias else key
-    missing = [key for key in keys.values() if key is not None and key not in head.part.tensors]
-    unknown = [key for key in head.part.tensors if key not in keys.values()]
-    if missing or unknown:
-        problems = [f"it lacks {first_of(missing)}"] if missing else []
-        problems += [f"it has {first_of(unknown)}"] if unknown else []
+                name, key = f"{own}.{kind}", _flexible_key(head.part, head.row, number, kind)
+                if name in expected and key in head.part.tensors:
+                    weights[name] = head.part.tensors[key]
+                    used.add(key)
+        # A last layer without a bias has one of zeros here.
+        if head.part.fields["config"].get("bias") is False and f"{own}.bias" in expected:
+            weights.setdefault(f"{own}.bias", torch.zeros(expected[f"{own}.bias"].shape))
+    if unknown := sorted(head.part.tensors.keys() - used):
         raise AdapterError(
-            f"{head.part.file} must hold the weights of the head of a {type(model).__name__}: "
-            f"{' and '.join(problems)}. {NO_HEAD}."
+            f"{head.part.file.name} must hold the weights of the head of a {type(model).__name__}; it has "
+            f"{first_of(unknown)}. {NO_HEAD}."
         )
-    return keys
+    return weights
 
 
-def flexible_config(
-    row: Row, outputs: int, labels: Mapping[int, str] | None, problem_type: str | None, has_bias: bool
-) -> dict[str, Any]:
-    """Return the library's configuration of a flexible head; see `find_target` for the way back."""
-    kind = next(name for name, suffix in _CLASSES.items() if suffix == row.suffix)
+def describe_head(
+    suffix: str,
+    labels: Mapping[int, str] | None,
+    problem_type: str | None,
+    model: Any,
+    weights: Mapping[str, Any],
+    name: str,
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the library's configuration of a head and its weights by the library's keys; see `find_target`.
+
+    Args:
+        suffix: The end of the name of the head's class.
+        labels: The names of the classes.
+        problem_type: As in transformers' configurations.
+        model: The base model.
+        weights: The head's weights by their names in transformers.
+        name: The adapter's name in the library.
+
+    Raises:
+        AdapterError: The library has no such head.
+    """
+    for row in ROWS.get(model.config.model_type, ()):
+        modules = [module.format(base=model.base_model_prefix) for module in row.modules]
+        if row.suffix == suffix and {key.rpartition(".")[0] for key in weights} == set(modules):
+            break
+    else:
+        raise AdapterError(
+            f"The `adapters` library has no head that consists of {first_of(sorted(weights))} of a "
+            f"{type(model).__name__}. {NO_HEAD}."
+        )
+    kind = next(kind for kind, each in _CLASSES.items() if each == suffix)
     if problem_type == "multi_label_classification":
         kind = "multilabel_classification"
     config: dict[str, Any] = {
         "head_type": kind,
         "layers": row.layers,
         "activation_function": row.activation,
-        "label2id": {name: number for number, name in labels.items()} if labels else None,
+        "label2id": {label: number for number, label in labels.items()} if labels else None,
         "dropout_prob": None,
     }
-    config |= {"num_choices": 2} if kind == "multiple_choice" else {"num_labels": outputs}
-    if kind in ("classification", "multilabel_classification", "multiple_choice"):
+    config |= {"num_choices": 2} if suffix == _CHOICE else {"num_labels": len(weights[f"{modules[-1]}.weight"])}
+    if suffix in (_CHOICE, _TEXT):
         config["use_pooler"] = row.use_pooler
-    if kind in ("classification", "multilabel_classification"):
-        config["bias"] = has_bias
-    return config
+    if suffix == _TEXT:
+        config["bias"] = f"{modules[-1]}.bias" in weights
+    return config, {
+        f"heads.{name}.{_flexible_index(row, number)}.{part}": weights[key]
+        for number, module in enumerate(modules)
+        for part in ("weight", "bias")
+        if (key := f"{module}.{part}") in weights
+    }
 
 
-def flexible_index(layers: int, number: int, has_activation: bool) -> int:
-    """Return the index of a linear layer in a flexible head.
-
-    A dropout comes before each linear layer, and an activation may come after each but the last.
-    """
-    return 1 + number * (3 if has_activation else 2)
-
-
-def _flexible_key(part: Part, layers: int, number: int, has_activation: bool, kind: str = "weight") -> str:
-    return f"heads.{part.fields.get('name')}.{flexible_index(layers, number, has_activation)}.{kind}"
-
-
-def _find_static(path: Path, part: Part) -> Head:
-    model_class = part.fields.get("model_class")
-    task = task_of_class(model_class) if isinstance(model_class, str) else None
-    if task is None or task.class_suffix not in _CLASSES.values():
-        raise AdapterError(
-            f"{path}: the head of a {shortened(repr(model_class))} cannot be converted: only heads for "
-            f"classification, tagging, question answering and multiple choice can. {NO_HEAD}."
-        )
-    labels = part.fields.get("label2id")
-    outputs = part.fields.get("num_labels", len(labels) if isinstance(labels, dict) else 2)
-    if not isinstance(outputs, int) or isinstance(outputs, bool) or not 1 <= outputs <= _MOST_OUTPUTS:
-        raise AdapterError(
-            f"{path}: num_labels must be the head's number of outputs; got {shortened(repr(outputs))}. {NO_HEAD}."
-        )
-    has_classes = task.has_labels
-    return Head(
-        task=task,
-        outputs=outputs,
-        id2label=_labels(path, labels, outputs) if has_classes else None,
-        problem_type="regression" if has_classes and outputs == 1 else None,
-        row=None,
-        part=part,
+def _find_row(config: Mapping[str, Any], suffix: str, model_type: str) -> Row:
+    layers, activation, use_pooler = (
+        config.get("layers"),
+        config.get("activation_function"),
+        bool(config.get("use_pooler")),
     )
-
-
-def _count(path: Path, config: Mapping[str, Any], part: Part, key: str) -> int:
-    weight = part.tensors.get(key)
-    if weight is None or weight.dim() != 2:
-        raise AdapterError(f"{part.file} must hold the matrix {key!r} of the head. {NO_HEAD}.")
-    outputs, given = weight.shape[0], config.get("num_labels")
-    if given is not None and given != outputs:
+    wanted = (suffix, layers, activation if layers != 1 else None, use_pooler)
+    row = next((row for row in ROWS.get(model_type, ()) if row[:4] == wanted), None)
+    if row is None:
         raise AdapterError(
-            f"{path}: num_labels must be the head's number of outputs, {outputs}; got {shortened(repr(given))}. "
-            f"{NO_HEAD}."
+            f"The head has {shortened(repr(layers))} layers with the activation {shortened(repr(activation))} on "
+            f"{'the pooler' if use_pooler else 'the hidden states'}, and no class of transformers for {model_type} "
+            f"has such a head. {NO_HEAD}."
         )
-    return outputs
+    return row
 
 
-def _labels(path: Path, label2id: Any, outputs: int) -> dict[int, str]:
+def _flexible_index(row: Row, number: int) -> int:
+    """Return the index of a linear layer in a flexible head: a dropout precedes each, activations are between them."""
+    return 1 + number * (3 if row.activation is not None else 2)
+
+
+def _flexible_key(part: Part, row: Row, number: int, kind: str) -> str:
+    return f"heads.{part.fields.get('name')}.{_flexible_index(row, number)}.{kind}"
+
+
+def _labels(label2id: Any, outputs: int) -> dict[int, str]:
     if label2id is None:
         return {number: f"LABEL_{number}" for number in range(outputs)}
-    is_mapping = isinstance(label2id, dict) and all(type(number) is int for number in label2id.values())
-    labels = {number: name for name, number in label2id.items()} if is_mapping else {}
+    labels = {number: name for name, number in label2id.items()}
     if set(labels) != set(range(outputs)):
         raise AdapterError(
-            f"{path}: label2id must give each of the {outputs} outputs a name; got {shortened(repr(label2id))}. "
-            f"{NO_HEAD}."
+            f"label2id must give each of the {outputs} outputs a name; got {shortened(repr(label2id))}. {NO_HEAD}."
         )
     return dict(sorted(labels.items()))
-
-
-def _task(suffix: str) -> Task:
-    task = task_of_class(suffix)
-    assert task is not None
-    return task

@@ -1,15 +1,7 @@
 """Rows of different adapters in one batch."""
 
-from .batch import BASE, MixedBatch
-from .forward import find_rows, fix_weights, forget_batches, hook_other_wrappers, run_mixed_batch
+from .batch import MixedBatch, hook_other_wrappers, prepare_pass, run_mixed_batch
+from .rows import RowFinder
 
 
-__all__ = [
-    "BASE",
-    "MixedBatch",
-    "find_rows",
-    "fix_weights",
-    "forget_batches",
-    "hook_other_wrappers",
-    "run_mixed_batch",
-]
+__all__ = ["MixedBatch", "RowFinder", "hook_other_wrappers", "prepare_pass", "run_mixed_batch"]

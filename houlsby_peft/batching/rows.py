@@ -10,10 +10,9 @@ different adapters in this layer are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from threading import get_ident
 from typing import Any
@@ -25,59 +24,41 @@ from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
 from ..heads.wrapper import HoulsbyHead
-from ..layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
-from ..skip import Read
+from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
-_REMEDY = "Run the rows of each adapter separately, or use adapters that leave this part out (exclude_modules)."
 # The state of a generation, which a run on other rows would change.
 _STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a module keeps rows in the first dimension of the hidden states that reach it.
-
-    Args:
-        name: The module's full name.
-        dims: The numbers of dimensions; several if a module is called in several ways.
-        is_one_per_row: Whether each row has one index there; otherwise several in succession.
-        problem: If the rows are unknown, the reason.
-    """
+    """How a module keeps rows in the first dimension of the hidden states that reach it."""
 
     name: str
+    # Several if the module is called in several ways.
     dims: frozenset[int] = frozenset()
+    # Otherwise each row has several indices in succession.
     is_one_per_row: bool = False
+    # Why the rows are unknown, if they are.
     problem: str = ""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one forward pass or generation.
-
-    Args:
-        number: The number of rows.
-        repeats: How often a generation repeats each row, for beams or several returned sequences.
-        lengths: The sizes of the inputs' second dimension, such as the number of tokens.
-        layouts: The layout of each module that adapters have changed.
-    """
+    """The rows of one forward pass or generation."""
 
     number: int
+    # How often a generation repeats each row, for beams or several returned sequences.
     repeats: int
+    # The sizes of the inputs' second dimension, such as the number of tokens.
     lengths: frozenset[int]
+    # Of each module that adapters have changed.
     layouts: Mapping[nn.Module, Layout]
 
-    def key(self, dims: int) -> object:
-        """Return what the result of `times` depends on, beside the module and the shape."""
-        return id(self.layouts), self.repeats, self.lengths if dims == 2 else None
-
     def times(self, module: nn.Module, hidden: torch.Tensor) -> int:
-        """Return how many successive indices of the first dimension belong to each row.
-
-        Raises:
-            AdapterError: The rows are unknown.
-        """
+        """Return how many successive indices of the first dimension belong to each row."""
         layout = self.layouts[module]
         size, problem = hidden.shape[0], layout.problem
         if problem:
@@ -96,28 +77,41 @@ class Rows:
         if problem:
             raise AdapterError(
                 "In a mixed batch, it must be known which hidden states belong to which row; got the shape "
-                f"{tuple(hidden.shape)} at {layout.name} for {self.number} rows, but {problem}. {_REMEDY}"
+                f"{tuple(hidden.shape)} at {layout.name} for {self.number} rows, but {problem}. Run the rows of each "
+                "adapter separately, or use adapters that leave this part out (exclude_modules)."
             )
         return size // self.number
 
 
-class FoundLayouts:
-    """The layouts of a model's layers, by the kind of inputs they were found with."""
+class RowFinder:
+    """Finds the rows of a model's batches. What it has found for a kind of inputs is kept.
 
-    def __init__(self) -> None:
+    Args:
+        model: The base model with adapters. After modules of it are replaced, it needs a new finder.
+        batches: The mixed batches that the model is running, by thread.
+    """
+
+    def __init__(self, model: nn.Module, batches: dict[int, Batch]) -> None:
+        self.model = model
+        self.batches = batches
         self._found: dict[object, dict[nn.Module, Layout]] = {}
 
-    def rows(
-        self, model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Rows:
-        """Return the rows of a forward pass or generation, after running rows alone if its inputs are of a new kind.
+    @contextmanager
+    def run(self, batch: Batch) -> Iterator[None]:
+        """Within this context, let the layers compute a batch in this thread."""
+        thread = get_ident()
+        before = self.batches.get(thread)
+        self.batches[thread] = batch
+        try:
+            yield
+        finally:
+            if before is None:
+                del self.batches[thread]
+            else:
+                self.batches[thread] = before
 
-        Args:
-            model: The base model with adapters, in evaluation mode.
-            batches: The mixed batches that the model is running, by thread.
-            number: The number of rows, at least two.
-            args, kwargs: What the model or its `generate` is called with.
-        """
+    def find(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rows:
+        """Return the rows of a forward pass or generation; if its inputs are of a new kind, run rows alone first."""
         tensors = {
             name: value for name, value in chain(enumerate(args), kwargs.items()) if isinstance(value, torch.Tensor)
         }
@@ -127,9 +121,48 @@ class FoundLayouts:
             for name, value in tensors.items()
         )
         if kind not in self._found:
-            self._found[kind] = _find_layouts(model, batches, number, args, kwargs)
+            self._found[kind] = self._find_layouts(number, args, kwargs)
         lengths = frozenset(value.shape[1] for value in tensors.values() if value.dim() > 1)
-        return Rows(number, _count_repeats(model, kwargs), lengths, self._found[kind])
+        # How often `generate` repeats each row.
+        config = kwargs.get("generation_config") or getattr(self.model, "generation_config", None)
+        options = (kwargs.get(name) or getattr(config, name, None) for name in ("num_beams", "num_return_sequences"))
+        repeats = max((int(option) for option in options if option), default=1)
+        return Rows(number, repeats, lengths, self._found[kind])
+
+    def _find_layouts(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[nn.Module, Layout]:
+        """Return the layout of each module that adapters have changed."""
+        parameters = inspect.signature(self.model.forward).parameters
+        names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        # What `generate` takes for itself, such as num_beams, is left out.
+        inputs = {
+            name: value
+            for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
+            if name not in _STATE and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
+        }
+        tries = [inputs]
+        if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:
+            # `generate` chooses the first token itself.
+            device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
+            tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
+        problems = []
+        for each in tries:
+            trials = _Trials(self, number, args[len(names) :], each)
+            try:
+                return trials.compare()
+            except Exception as error:
+                line = (str(error).splitlines() or [""])[0][:200]
+                problems.append(f"the model does not run on two rows alone ({type(error).__name__}: {line})")
+        return {module: Layout(name, problem=problems[0]) for module, name in trials.changed.items()}
+
+
+def run_adapter(layer: Any, adapter_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a tuner layer, a head or a wrapper of PEFT's as one adapter does, or as the base model does for `BASE`."""
+    if isinstance(layer, (HoulsbyTunerLayer, HoulsbyHead)):
+        return layer.run_adapter(adapter_name, *args, **kwargs)
+    if adapter_name in layer._get_available_adapters():
+        return layer._forward_wrapped_mixed_batch(args[0], adapter_name, *args[1:], **kwargs)
+    return layer.original_module(*args, **kwargs)
 
 
 def select_rows(value: Any, index: torch.Tensor, rows: int) -> Any:
@@ -152,25 +185,19 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class _Call:
-    """What has reached a module in one call.
-
-    Args:
-        shape: Its shape.
-        means: Means over all dimensions but the last, if each row has an equal share of the first one.
-        several: The hidden states themselves, if there are several for each row in succession; others are too large.
-    """
+    """What has reached a module in one call."""
 
     shape: torch.Size
+    # Over all dimensions but the last, if each row has an equal share of the first one.
     means: torch.Tensor | None
+    # The hidden states themselves, if there are several for each row in succession; others are too large.
     several: torch.Tensor | None
 
 
 class Trial:
     """A run of the base model on a few rows, which records what reaches the modules that adapters have changed.
 
-    Args:
-        rows: The number of rows.
-        disturbed: The layers that return something else, to see where it arrives.
+    The disturbed layers return something else, to see where it arrives.
     """
 
     def __init__(self, rows: int, disturbed: Collection[nn.Module] = ()) -> None:
@@ -181,93 +208,29 @@ class Trial:
         # By list of layers: what enters it, and the modules that were reached before.
         self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
 
-    def adapt(self, layer: HoulsbyLayer, hidden: torch.Tensor, read: Read | None = None) -> torch.Tensor:
-        self.record(layer, hidden)
-        return hidden.roll(1, -1) if layer in self.disturbed else hidden
-
-    def normalize(self, layer: HoulsbyLayerNorm, *args: Any, **kwargs: Any) -> Any:
+    def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Record what reaches a layer, and return what the base model computes there."""
         hidden = first_tensor((*args, *kwargs.values()))
         if hidden is not None:
-            self.record(layer, hidden)
-        result = layer.base_layer(*args, **kwargs)
+            several = hidden if hidden.shape[0] > self.rows else None
+            is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
+            means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
+            self.calls.setdefault(layer, []).append(_Call(hidden.shape, means, several))
+        result = run_adapter(layer, BASE, args, kwargs)
         if layer not in self.disturbed:
             return result
         return (result[0].roll(1, -1), *result[1:]) if isinstance(result, tuple) else result.roll(1, -1)
 
-    def run_heads(self, wrapper: HoulsbyHead, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs = first_tensor((*args, *kwargs.values()))
-        if inputs is not None:
-            self.record(wrapper, inputs)
-        return wrapper.original_module(*args, **kwargs)
 
-    def record(self, module: nn.Module, hidden: torch.Tensor) -> None:
-        """Record what reaches a module."""
-        several = hidden if hidden.shape[0] > self.rows else None
-        is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
-        means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
-        self.calls.setdefault(module, []).append(_Call(hidden.shape, means, several))
+class _Trials:
+    """Runs of the base model on one and two rows of a batch, whose inputs are all arguments that have a name."""
 
-    def enter(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record what enters a list of layers."""
-        hidden = first_tensor((*args, *kwargs.values()))
-        if hidden is not None:
-            self.entries.setdefault(name, (hidden, set(self.calls)))
-
-
-def _find_layouts(
-    model: nn.Module, batches: dict[int, Batch], number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[nn.Module, Layout]:
-    """Return the layout of each module that adapters have changed."""
-    parameters = inspect.signature(model.forward).parameters
-    names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    # What `generate` takes for itself, such as num_beams, is left out.
-    inputs = {
-        name: value
-        for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
-        if name not in _STATE and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
-    }
-    tries = [inputs]
-    if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:
-        # `generate` chooses the first token itself.
-        device = next((value.device for value in inputs.values() if isinstance(value, torch.Tensor)), None)
-        tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
-    problems = []
-    for each in tries:
-        search = _LayoutSearch(model, batches, number, args[len(names) :], each)
-        try:
-            return search.search()
-        except Exception as error:
-            line = (str(error).splitlines() or [""])[0][:200]
-            problems.append(f"the model does not run on two rows alone ({type(error).__name__}: {line})")
-    return {module: Layout(name, problem=problems[0]) for module, name in search.changed.items()}
-
-
-class _LayoutSearch:
-    """Runs of the base model on one and two rows of a batch.
-
-    Args:
-        model: The base model with adapters.
-        batches: The mixed batches that the model is running, by thread.
-        number: The number of rows.
-        args: Arguments without names.
-        inputs: All other arguments.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batches: dict[int, Batch],
-        number: int,
-        args: tuple[Any, ...],
-        inputs: dict[str, Any],
-    ) -> None:
-        self.model = model
-        self.batches = batches
+    def __init__(self, finder: RowFinder, number: int, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        self.finder = finder
         self.number = number
         self.args = args
         self.inputs = inputs
-        modules = dict(model.named_modules())
+        modules = dict(finder.model.named_modules())
         self.lists = {name: module for name, module in modules.items() if isinstance(module, nn.ModuleList)}
         # The modules that adapters have changed.
         self.changed: dict[nn.Module, str] = {
@@ -276,7 +239,7 @@ class _LayoutSearch:
             if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
         }
 
-    def search(self) -> dict[nn.Module, Layout]:
+    def compare(self) -> dict[nn.Module, Layout]:
         """Return the layout of each module that adapters have changed."""
         others = _find_others(self.inputs)
         text = {name: value for name, value in self.inputs.items() if name not in others}
@@ -331,33 +294,25 @@ class _LayoutSearch:
     def _run(self, inputs: dict[str, Any], rows: list[int], disturbed: set[nn.Module] | None = None) -> Trial:
         """Run some rows through the base model. If `disturbed` is given, record what enters the lists of layers."""
         trial = Trial(len(rows), disturbed or ())
-        thread, index = get_ident(), torch.tensor(rows)
-        args, kwargs = select_rows((self.args, inputs), index, self.number)
-        before = self.batches.get(thread)
-        self.batches[thread] = trial
-        with ExitStack() as stack, torch.no_grad():
+        args, kwargs = select_rows((self.args, inputs), torch.tensor(rows), self.number)
+        with ExitStack() as stack, torch.no_grad(), self.finder.run(trial):
             if disturbed is not None:
-                for name in self.lists.keys() & {self._stack(module) for module in self.changed}:
+                for name in {self._stack(module) for module in self.changed} & self.lists.keys():
+
+                    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
+                        hidden = first_tensor((*args, *kwargs.values()))
+                        if hidden is not None:
+                            trial.entries.setdefault(name, (hidden, set(trial.calls)))
+
                     for layer in self.lists[name]:
-                        hook = partial(_enter, trial, name)
-                        stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            try:
-                self.model(*args, **kwargs)
-            finally:
-                if before is None:
-                    del self.batches[thread]
-                else:
-                    self.batches[thread] = before
+                        stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            self.finder.model(*args, **kwargs)
         return trial
 
     def _stack(self, module: nn.Module) -> str:
         """Return the name of the outermost list of layers that a module is in, or its own name."""
         name = self.changed[module]
         return min((outer for outer in self.lists if is_inside(name, outer)), key=len, default=name)
-
-
-def _enter(trial: Trial, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    trial.enter(name, args, kwargs)
 
 
 def _find_others(inputs: dict[str, Any]) -> set[str]:
@@ -377,7 +332,8 @@ def _find_others(inputs: dict[str, Any]) -> set[str]:
 def _compare(name: str, one: list[_Call], two: list[_Call]) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
     if [(2 * call.shape[0], *call.shape[1:]) for call in one] != [tuple(call.shape) for call in two]:
-        return Layout(name, problem=f"one row alone has {_show(one)} there, and two rows have {_show(two)}")
+        shown = [", ".join(str(tuple(call.shape)) for call in calls) or "none" for calls in (one, two)]
+        return Layout(name, problem=f"one row alone has {shown[0]} there, and two rows have {shown[1]}")
     dims = frozenset(len(call.shape) for call in two)
     is_one_per_row = all(call.shape[0] == 1 for call in one)
     if len(dims) != 1 and not is_one_per_row:
@@ -404,14 +360,3 @@ def _is_in_succession(alone: torch.Tensor | None, both: torch.Tensor | None) -> 
     first, alone = both[: len(alone)].flatten(0, -2).float(), alone.flatten(0, -2).float()
     # Compared to how different the parts of the row are.
     return bool((first - alone).norm() <= 0.2 * (alone - alone.mean(0)).norm() + 1e-4 * alone.norm())
-
-
-def _show(calls: list[_Call]) -> str:
-    return ", ".join(str(tuple(call.shape)) for call in calls) or "none"
-
-
-def _count_repeats(model: nn.Module, kwargs: dict[str, Any]) -> int:
-    """Return how often `generate` repeats each row."""
-    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
-    options = (kwargs.get(name) or getattr(config, name, None) for name in ("num_beams", "num_return_sequences"))
-    return max((int(option) for option in options if option), default=1)

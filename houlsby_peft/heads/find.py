@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
-from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import base_module, base_modules, is_inside
+from ..layer import is_inside
 
 
 logger = logging.getLogger(__name__)
@@ -26,42 +25,37 @@ _CLASSES_WITH_NEW_HEADS = re.compile(
 )
 
 
-def find_trained_modules(model: nn.Module, config: HoulsbyConfig, adapted: Collection[str]) -> list[str]:
+def find_trained_modules(
+    model: nn.Module, head: Iterable[str], config: HoulsbyConfig, adapted: Collection[str]
+) -> list[str]:
     """Return the full names of the modules that an adapter trains and saves as a whole.
 
     These are the modules that `config.modules_to_save` matches by PEFT's rule (the end of a module's name) and, unless
-    it is an empty list, those that the base checkpoint lacks. For a saved adapter they are the recorded ones.
-
-    Args:
-        model: The base model.
-        config: The adapter's configuration.
-        adapted: Names of the modules that get a bottleneck.
+    it is an empty list, those that the base checkpoint lacks. For a saved adapter they are the recorded ones: one
+    without a head, such as that of a language, leaves the head of the model to other adapters.
     """
     if config.modules_to_save == []:
         return []
     suffixes = tuple(config.modules_to_save or ())
-    names: Collection[str] = ()
-    record = config.record if config.is_loaded else None
-    # Without recorded places, a file of an earlier version, which recorded no heads. With them, an adapter without a
-    # head, such as that of a language, leaves the head of the model to other adapters.
-    if record is not None and (record.heads or record.places is not None):
-        names = record.heads
+    if config.is_loaded and config.record:
+        names = config.record.heads
     else:
-        heads = find_head(model, adapted)
-        if heads and (weights := [name for name, _ in model.named_parameters(recurse=False)]):
+        head = [name for name in head if not any(is_inside(key, name) for key in adapted)]
+        if head and (weights := [name for name, _ in model.named_parameters(recurse=False)]):
             warnings.warn(
                 f"Only modules can be trained and saved beside an adapter; {', '.join(weights)} of "
                 f"{type(model).__name__} keeps its initial values. For speech models, leave "
                 "use_weighted_layer_sum=False.",
                 stacklevel=1,
             )
-        new = [] if config.is_loaded else find_new(model, heads, adapted)
+        # Without a head, a module beside the layers may not contribute to the output.
+        new = find_new_in_encoder(model, adapted) if head else []
         if unexpected := [name for name in new if not (suffixes and name.endswith(suffixes))]:
             logger.warning(
                 "The base checkpoint has no weights for %s, which will be trained and saved with the adapter.",
                 ", ".join(unexpected),
             )
-        names = [*heads, *new]
+        names = [*head, *new]
     found: list[str] = []
     inside: tuple[str, ...] = ()
     for key, module in model.named_modules(remove_duplicate=False):
@@ -80,22 +74,22 @@ def find_new_modules(model: nn.Module) -> list[str]:
 
     Every method of fine-tuning has to train them.
     """
-    heads = find_head(model, ())
-    return heads + find_new(model, heads, ())
+    head = find_head(model)
+    return head + (find_new_in_encoder(model) if head else [])
 
 
-def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
+def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
     """Return the names of the task head's modules, which the base checkpoint lacks.
 
     They are the children of a model for classification, question answering, multiple choice, segmentation or speech
-    recognition that have parameters of their own and contain no adapted module: BERT's `classifier`, DistilBERT's
+    recognition that have parameters of their own and contain no layers: BERT's `classifier`, DistilBERT's
     `pre_classifier` and `classifier`, BART's `classification_head`. Other models have no such head. The new
     cross-attention in a model joined from a pretrained encoder and a pretrained decoder cannot be recognized: train it
     with `modules_to_save=["crossattention"]`.
 
     Args:
         model: The base model.
-        adapted: Names of the modules that get a bottleneck, which distinguish the encoder from the head.
+        adapted: Names of modules in its layers, which distinguish the encoder from the head.
     """
     if not _CLASSES_WITH_NEW_HEADS.search(type(model).__name__):
         return []
@@ -103,102 +97,37 @@ def find_head(model: nn.Module, adapted: Iterable[str]) -> list[str]:
     encoders = {key.partition(".")[0] for key in adapted} | {getattr(model, "base_model_prefix", "")} & children.keys()
     # T5 for question answering keeps its embeddings beside the encoder and the decoder that use them.
     pretrained = {id(weight) for name in encoders for weight in model.get_submodule(name).parameters()}
-    # A list is not called itself, so its elements are the modules to wrap.
-    parts = {
-        **{name: child for name, child in children.items() if not isinstance(child, nn.ModuleList)},
-        **{
-            f"{name}.{index}": element
-            for name, child in children.items()
-            if isinstance(child, nn.ModuleList) and name not in encoders
-            for index, element in enumerate(child)
-        },
-    }
-    return [
-        name
-        for name, child in parts.items()
-        if name not in encoders
-        and (own := {id(weight) for weight in child.parameters()})
-        and own.isdisjoint(pretrained)
-    ]
+    parts: dict[str, nn.Module] = {}
+    for name, child in children.items():
+        if name not in encoders:
+            # A list is not called itself, so its elements are the modules to wrap.
+            is_list = isinstance(child, nn.ModuleList)
+            parts |= {f"{name}.{index}": each for index, each in child.named_children()} if is_list else {name: child}
+    weights = {name: {id(weight) for weight in part.parameters()} for name, part in parts.items()}
+    return [name for name, own in weights.items() if own and own.isdisjoint(pretrained)]
 
 
-def find_last_heads(model: nn.Module, adapted: Iterable[str]) -> list[str]:
-    """Return the names of those modules of the task head whose outputs the model returns as they are.
-
-    Other models go on computing with the outputs: MaskFormer multiplies them by the pixels' embeddings, and XLNet for
-    questions by the hidden states.
-
-    Args:
-        model: The base model.
-        adapted: Names of the modules that get a bottleneck.
-    """
-    heads = find_head(model, adapted)
-    is_classifier = type(model).__name__.endswith("Classification")
-    return heads if is_classifier or heads in (["classifier"], ["qa_outputs"], ["lm_head"]) else []
-
-
-def find_new(model: nn.Module, heads: Sequence[str], adapted: Iterable[str]) -> list[str]:
+def find_new_in_encoder(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
     """Return the full names of the encoder's modules beside its layers that the checkpoint lacks.
 
     They must be trained and saved like a head: frozen, they would stay random, and be different when the adapter is
     loaded. transformers marks the weights that it has loaded. Without such marks, as in a model that was made from its
     configuration, no module counts as new.
-
-    Args:
-        model: The base model.
-        heads: Names of its heads. Without a head, a module beside the layers may not contribute to the output.
-        adapted: Names of the modules that get a bottleneck.
     """
-    return list(_find_new_in_encoder(model, list(adapted))) if heads else []
-
-
-def find_not_loaded(model: nn.Module, adapted: Iterable[str]) -> list[str]:
-    """Return the names of the modules beside a model's layers that are another one each time that it is loaded.
-
-    These are those of `find_new`, also in a model without a head, and new modules outside of the encoder, such as the
-    head of a language model that its checkpoint lacks.
-
-    Args:
-        model: The base model.
-        adapted: Names of the modules that get a bottleneck.
-    """
-    return [*_find_new_in_encoder(model, list(adapted)), *(name for name, _ in _find_new_outside(model))]
-
-
-def find_left_random(model: nn.Module, trained: Collection[str]) -> list[str]:
-    """Return the names of the outermost new modules outside the encoder that an adapter does not train.
-
-    Output embeddings are left out: they are also new where the vocabulary has been resized, and PEFT saves those.
-
-    Args:
-        model: The base model.
-        trained: Names of the modules that the adapter trains as a whole.
-    """
-    output = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
-    found: list[str] = []
-    for name, module in _find_new_outside(model):
-        is_known = any(is_inside(name, other) for other in (*found, *trained))
-        if not is_known and (output is None or module is not base_module(output)):
-            found.append(name)
-    return found
-
-
-def _find_new_in_encoder(model: nn.Module, adapted: Collection[str]) -> Iterator[str]:
     encoder = getattr(model, "base_model", None)
     if not isinstance(encoder, nn.Module) or not any(map(_is_loaded, model.parameters())):
-        return
+        return []
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is encoder)
-    for name, child in encoder.named_children():
-        if _is_new(child) and not any(is_inside(key, prefix + name) for key in adapted):
-            yield prefix + name
+    new = [prefix + name for name, child in encoder.named_children() if _is_new(child)]
+    return [name for name in new if not any(is_inside(key, name) for key in adapted)]
 
 
-def _find_new_outside(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    outer = f"{getattr(model, 'base_model_prefix', '')}."
-    if outer[:-1] in dict(model.named_children()) and any(map(_is_loaded, model.parameters())):
-        for name, module in base_modules(model):
-            if not f"{name}.".startswith(outer) and _is_new(module):
-                yield name, module
+def find_new_outside(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of the modules outside of a task model's encoder that the checkpoint lacks."""
+    encoder = getattr(model, "base_model_prefix", "")
+    if encoder not in modules or not any(map(_is_loaded, model.parameters())):
+        return []
+    return [name for name, module in modules.items() if not is_inside(name, encoder) and _is_new(module)]
 
 
 def _is_loaded(weight: torch.Tensor) -> bool:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft.utils import CONFIG_NAME
 
-from ..checkpoints.record import AdapterRecord
-from ..config import HoulsbyConfig
-from ..config_rules import HEADS_OF_PEFT
+from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
-from ..layer import base_modules, is_inside
+from ..layer import is_inside
 
 
 if TYPE_CHECKING:
@@ -71,39 +67,25 @@ def task_of_class(name: str) -> Task | None:
     return next((task for task in TASKS if name.endswith(task.class_suffix)), None)
 
 
-def task_of_config(config: HoulsbyConfig, folder: Path | None = None) -> Task:
-    """Return the task of a saved adapter, from its task type or from the class of the model that it was trained in.
-
-    Args:
-        config: Its configuration.
-        folder: Its folder, for the error.
-
-    Raises:
-        AdapterError: No known task can be derived from it.
-    """
-    mapping = config.auto_mapping if isinstance(config.auto_mapping, dict) else {}
-    class_name = str(mapping.get("base_model_class"))
+def task_of_config(config: HoulsbyConfig) -> Task:
+    """Return the task of a saved adapter, from its task type or from the class of the model that it was trained in."""
+    class_name = str((config.auto_mapping or {}).get("base_model_class"))
     by_type = next((task for task in TASKS if config.task_type and task.task_type == config.task_type), None)
     found = by_type or task_of_class(class_name)
     if found is None:
-        where = "" if folder is None else f"{folder / CONFIG_NAME}: "
         raise AdapterError(
-            f"{where}An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
+            "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
             f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
             "yourself and give it as base_model."
         )
     return found
 
 
-def find_task_type(model: nn.Module, heads: Collection[str]) -> str | None:
+def find_task_type(model: nn.Module, heads: Collection[str], names: Iterable[str]) -> str | None:
     """Return PEFT's name for the task of a model's head, or None if PEFT has none under which it loads the adapter.
 
     For some task types, PEFT expects that an adapter has trained the head, and it passes texts to the model by name.
     Where that does not fit, an adapter is loaded without a task type.
-
-    Args:
-        model: The base model.
-        heads: Full names of the modules that the adapter trains as a whole.
     """
     task = task_of_class(type(model).__name__)
     if task is None or task.task_type is None or getattr(model, "main_input_name", None) != "input_ids":
@@ -119,7 +101,7 @@ def find_task_type(model: nn.Module, heads: Collection[str]) -> str | None:
     if task.task_type == "QUESTION_ANS" and has_token_types:
         return None
     expected = HEADS_OF_PEFT.get(task.task_type, ())
-    found = [key for key, _ in base_modules(model) if key.endswith(expected)] if expected else []
+    found = [key for key in names if key.endswith(expected)] if expected else []
     is_trained = bool(heads) and all(any(is_inside(key, head) for head in heads) for key in found)
     return task.task_type if is_trained or not expected else None
 
@@ -134,48 +116,45 @@ def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
     known = getattr(model, "config", None)
     if task is None or not task.has_labels or known is None:
         return {}
-    of_model = _default_names(known.id2label) if isinstance(known.id2label, AdapterLabels) else known.id2label
-    labels = config.id2label or {int(number): str(name) for number, name in of_model.items()}
+    labels = config.id2label or {int(number): str(name) for number, name in labels_of_base(known).items()}
     of_base = None if config.id2label else getattr(known, "problem_type", None)
     regression = "regression" if len(labels) == 1 else None
     return {
-        "id2label": labels,
+        "id2label": None if config.id2label else labels,
         "problem_type": config.problem_type or of_base or regression,
         "has_labels_of_base": config.id2label is None,
     }
 
 
 class AdapterLabels(dict[int, str]):
-    """Names of classes that a base model has from its active adapter, not its own ones."""
+    """Names of classes that a base model's configuration has from the active adapter, beside its own ones."""
+
+    def __init__(self, labels: Mapping[int, str], of_base: Mapping[int, str]) -> None:
+        super().__init__(labels)
+        self.of_base = of_base
+
+    def __reduce__(self) -> Any:
+        return AdapterLabels, (dict(self), self.of_base)
 
 
-def find_adapter_with_head(records: Mapping[str, AdapterRecord], active: Sequence[str]) -> str | None:
+def labels_of_base(config: Any) -> Mapping[int, str]:
+    """Return a base model's own labels from its configuration; empty if it has none."""
+    known = getattr(config, "id2label", None) or {}
+    return known.of_base if isinstance(known, AdapterLabels) else known
+
+
+def find_adapter_with_head(configs: Mapping[str, Any], active: Sequence[str]) -> str | None:
     """Return the adapter whose head predicts: of several active ones, the last that has a head."""
-    return next((name for name in reversed(active) if name in records and records[name].heads), None)
+    for name in reversed(active):
+        config = configs.get(name)
+        if isinstance(config, HoulsbyConfig) and config.record is not None and config.record.heads:
+            return name
+    return None
 
 
-def find_adapter_of_rows(
-    model: Any,
-    configs: Mapping[str, HoulsbyConfig],
-    records: Mapping[str, AdapterRecord],
-    names: Sequence[str],
-    given: Any,
-) -> str | None:
-    """Return the adapter whose loss is that of all rows of a mixed batch; None if it is the base model's.
-
-    Args:
-        model: The base model.
-        configs: The configurations of its adapters.
-        records: The records of its adapters.
-        names: The adapter of each row.
-        given: The labels of the rows.
-
-    Raises:
-        ValueError: The losses differ, because the numbers of labels or the problem types do.
-    """
-    own = {
-        name: _own_labels(configs[name], records[name]) for name in names if find_adapter_with_head(records, [name])
-    }
+def find_adapter_of_rows(model: Any, configs: Mapping[str, Any], names: Sequence[str], given: Any) -> str | None:
+    """Return the adapter whose loss is that of all rows of a mixed batch; None if it is the base model's."""
+    own = {name: _own_labels(configs[name]) for name in names if find_adapter_with_head(configs, [name])}
     inferred = "multi_label_classification" if torch.is_floating_point(given) else "single_label_classification"
     losses: dict[str, tuple[Any, str]] = {}
     for name in names:
@@ -195,48 +174,44 @@ def find_adapter_of_rows(
     return next((name for name, facts in own.items() if any(facts)), None)
 
 
-def name_classes(config: Any, records: Mapping[str, AdapterRecord], active: Sequence[str]) -> None:
-    """Name the classes of a base model after those of the active adapter, unless it has names of its own.
+def name_classes(config: Any, configs: Mapping[str, Any], active: Sequence[str]) -> None:
+    """Name the classes of a base model after those of the active adapter, because pipelines look for names there.
 
-    PEFT and transformers predict the names in the base model's configuration. LABEL_0 and so on are no names.
-
-    Args:
-        config: The base model's configuration.
-        records: The records of its adapters.
-        active: The active adapters.
+    Names that the base model's checkpoint gives stay if the adapter has as many classes. LABEL_0 and so on are no
+    names.
     """
-    known = getattr(config, "id2label", None) or {}
-    default = _default_names(known)
-    if not isinstance(known, AdapterLabels) and known != default:
+    of_base = labels_of_base(config)
+    name = find_adapter_with_head(configs, active)
+    own = configs[name].labels if name is not None else None
+    has_names = of_base != {number: f"LABEL_{number}" for number in of_base}
+    if not own or own == of_base or (has_names and len(own) == len(of_base)):
+        own = None
+    if not of_base or (own is None and not isinstance(config.id2label, AdapterLabels)):
         return
-    name = find_adapter_with_head(records, active)
-    labels = (records[name].id2label if name is not None else None) or default
-    named = AdapterLabels(labels) if labels != default and labels.keys() == known.keys() else default
-    if named != known:
-        config.id2label, config.label2id = named, {label: number for number, label in named.items()}
+    config.id2label = of_base if own is None else AdapterLabels(own, of_base)
+    config.label2id = {label: number for number, label in config.id2label.items()}
 
 
 @contextmanager
-def use_labels(model: Any, config: HoulsbyConfig, record: AdapterRecord) -> Iterator[None]:
-    """Within this context, let a base model compute the loss for an adapter's own labels and problem type.
+def use_labels(model: Any, config: HoulsbyConfig | None) -> Iterator[None]:
+    """Within this context, let a base model compute the loss for an adapter's labels, or for its own ones.
 
-    The models of transformers take both from themselves and from their configuration, to which they write the problem
-    type that they infer. They get a copy, so that it is not taken for another adapter's.
-
-    Args:
-        model: The base model.
-        config: The adapter's configuration.
-        record: The adapter's record.
+    The models of transformers take labels and problem type from themselves and from their configuration, to which they
+    write the problem type that they infer. They get a copy, so that it is not taken for another adapter's.
     """
-    labels, problem_type = _own_labels(config, record)
-    if not labels and not problem_type:
+    known = getattr(model, "config", None)
+    labels, problem_type = _own_labels(config) if config is not None else (None, None)
+    is_own = bool(labels or problem_type)
+    if not is_own and not isinstance(getattr(known, "id2label", None), AdapterLabels):
         yield
         return
     before = {name: value for name, value in vars(model).items() if name in ("config", "num_labels")}
-    model.config = copy.copy(model.config)
-    model.config.problem_type = problem_type
+    model.config = copy.copy(known)
+    # The names of the classes may be those of another adapter, which is active.
+    model.config.id2label = labels or dict(labels_of_base(known))
+    if is_own:
+        model.config.problem_type = problem_type
     if labels:
-        model.config.id2label = labels
         model.num_labels = len(labels)
     try:
         yield
@@ -244,10 +219,7 @@ def use_labels(model: Any, config: HoulsbyConfig, record: AdapterRecord) -> Iter
         vars(model).update(before)
 
 
-def _own_labels(config: HoulsbyConfig, record: AdapterRecord) -> tuple[dict[int, str] | None, str | None]:
+def _own_labels(config: HoulsbyConfig) -> tuple[dict[int, str] | None, str | None]:
     """Return the labels and the problem type that an adapter does not have from the base model; None if it has."""
-    return (None, config.problem_type) if record.has_labels_of_base else (record.id2label, record.problem_type)
-
-
-def _default_names(labels: Mapping[int, str]) -> dict[int, str]:
-    return {number: f"LABEL_{number}" for number in labels}
+    is_of_base = config.record is not None and config.record.has_labels_of_base
+    return (None, config.problem_type) if is_of_base else (config.labels, config.kind_of_problem)

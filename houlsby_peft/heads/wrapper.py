@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from threading import get_ident
 from typing import Any
 
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..layer import Batch, cast
+from ..layer import BASE, Batch, cast
 from ..offloading import adapter_dtype, copy_of, device_of, dtype_of
 
 
@@ -18,14 +18,12 @@ class HoulsbyHead(ModulesToSaveWrapper):
 
     It differs from PEFT's `ModulesToSaveWrapper` in five ways. Heads of several layers work in a mixed batch. Of
     several active adapters, the last one's head is used instead of raising an error. An adapter's head may have
-    another number of outputs than the base model's, and another dtype: like the rest of the adapter, it is float32 on
-    a base model in half precision. `unload` restores the base model's head.
+    another number of outputs than the base model's. Like the rest of the adapter, its weights are float32 on a base
+    model in half precision; what it returns has the base model's dtype. `unload` restores the base model's head.
     """
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
     batches: Mapping[int, Batch] = {}
-    # Whether the base model has nothing after it that wants its own dtype.
-    is_task_head = False
 
     def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
         if adapter_name not in self.modules_to_save and tied_module is None:
@@ -36,25 +34,19 @@ class HoulsbyHead(ModulesToSaveWrapper):
         batch = self.batches.get(get_ident()) if self.batches else None
         if batch is None or self.disable_adapters:
             return super().forward(*args, **kwargs)
-        return batch.run_heads(self, args, kwargs)
+        return batch.run(self, args, kwargs)
 
-    def run(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Apply the head that an adapter uses, in the dtype of this head's weights.
-
-        Returns:
-            What the head returns; what the base model goes on with, such as a pooler's output, in the base's dtype.
-        """
+    def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Apply the head that an adapter uses, in the dtype of its weights; the result has the base model's dtype."""
         head = self.head(adapter_name)
         own, of_base = dtype_of(head), dtype_of(self.original_module)
-        if own is not None:
-            args, kwargs = cast((args, kwargs), own)
-        result = head(*args, **kwargs)
-        return result if self.is_task_head or own == of_base or of_base is None else cast(result, of_base)
+        if own is None or of_base is None or own == of_base:
+            return head(*args, **kwargs)
+        own_args, own_kwargs = cast((args, kwargs), own)
+        return cast(head(*own_args, **own_kwargs), of_base)
 
     def _forward_wrapped(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.active_adapters:
-            return self._forward_wrapped_passthrough(*args, **kwargs)
-        return self.run(self.active_adapters[0], *args, **kwargs)
+        return self.run_adapter(next(iter(self.active_adapters), BASE), *args, **kwargs)
 
     def head(self, adapter_name: str) -> nn.Module:
         """Return the head that an adapter uses: its own copy or, without one, the base model's."""
@@ -90,21 +82,11 @@ class HoulsbyHead(ModulesToSaveWrapper):
 def add_heads(
     model: nn.Module,
     heads: Mapping[str, nn.Module | None],
-    task_heads: Collection[str],
     adapter_name: str,
     active_adapters: list[str],
     batches: Mapping[int, Batch],
 ) -> None:
-    """Give an adapter its heads; modules that are not wrapped yet are wrapped.
-
-    Args:
-        model: The base model, changed in place.
-        heads: The full names of its heads, each with the adapter's own module or None for a copy of the base model's.
-        task_heads: The names of those that end the model.
-        adapter_name: The adapter that trains them.
-        active_adapters: The active adapters.
-        batches: The mixed batches that the model is running, by thread.
-    """
+    """Give an adapter its heads: by full name its own module, or None for a copy of the base model's."""
     for name, own in heads.items():
         wrapper = model.get_submodule(name)
         if isinstance(wrapper, AuxiliaryTrainingWrapper):
@@ -115,21 +97,14 @@ def add_heads(
             wrapper.set_adapter(active_adapters)
             setattr(model.get_submodule(parent), child_name, wrapper)
         if isinstance(wrapper, HoulsbyHead):
-            wrapper.batches, wrapper.is_task_head = batches, name in task_heads
+            wrapper.batches = batches
             if own is not None:
                 # PEFT sets what trains for the active adapter's head, and leaves those of other adapters as they are.
                 wrapper.modules_to_save[adapter_name] = own.requires_grad_(adapter_name in active_adapters)
 
 
 def train_heads(model: nn.Module, names: Iterable[str], adapter_name: str, is_trained: bool) -> None:
-    """Let the heads of an adapter train, or freeze them.
-
-    Args:
-        model: The base model.
-        names: The full names of its heads that `modules_to_save` does not name; PEFT takes care of the others.
-        adapter_name: The adapter.
-        is_trained: Whether they train.
-    """
+    """Let the heads of an adapter train, or freeze them. PEFT takes care of those that `modules_to_save` names."""
     for name in names:
         wrapper = model.get_submodule(name)
         assert isinstance(wrapper, ModulesToSaveWrapper)

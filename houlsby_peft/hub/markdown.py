@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+from ..errors import shortened
+
 
 # Underscores inside of a word are not markup. Many renderers turn bare addresses into links.
 _SPECIAL = re.compile(r"[\\`*\[\]<~$&@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
@@ -16,47 +18,29 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\
 
 
 class Markdown(str):
-    """A text that is Markdown already, so it is not escaped.
-
-    Args:
-        text: The Markdown.
-        plain: The same as plain text. Default: `text`.
-    """
-
-    plain: str
-
-    def __new__(cls, text: str, plain: str | None = None) -> Markdown:
-        self = super().__new__(cls, text)
-        self.plain = text if plain is None else plain
-        return self
+    """A text that is Markdown already, so it is not escaped."""
 
 
 def one_line(value: object) -> str:
-    """Return a value as plain text on one line, which changes nothing in a terminal."""
-    text = value.plain if isinstance(value, Markdown) else str(value)
-    return _UNPRINTABLE.sub("\ufffd", " ".join(text.split()))
+    """Return a value as plain text on one line, which is not too long and changes nothing in a terminal."""
+    return _UNPRINTABLE.sub("\ufffd", shortened(str(value)))
 
 
 def escape(value: object) -> Markdown:
     """Write a value as plain text on one line; `Markdown` stays as it is."""
-    if isinstance(value, Markdown):
-        return value
-    return Markdown(_SPECIAL.sub(r"\\\g<0>", one_line(value)), one_line(value))
+    return value if isinstance(value, Markdown) else Markdown(_SPECIAL.sub(r"\\\g<0>", one_line(value)))
 
 
 def cell(value: object) -> Markdown:
-    """Write a value into a cell of a table."""
-    return Markdown(str(escape(value)).replace("|", "\\|"), one_line(value))
+    return Markdown(escape(value).replace("|", "\\|"))
 
 
 def code(value: object) -> Markdown:
-    """Write a value as code within a line."""
-    return Markdown("`" + one_line(value).replace("`", "'") + "`", one_line(value))
+    return Markdown("`" + one_line(value).replace("`", "'") + "`")
 
 
 def link(text: object, address: str) -> Markdown:
-    """Write a link, whose text is plain."""
-    return Markdown(f"[{escape(text)}]({quote(address, safe='/:', errors='replace')})", one_line(text))
+    return Markdown(f"[{escape(text)}]({quote(address, safe='/:', errors='replace')})")
 
 
 def block(text: str, language: str) -> Markdown:

@@ -13,16 +13,13 @@ import math
 import os
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 
-from ..config import HoulsbyConfig
-from ..errors import AdapterError, shortened
-from .markdown import Markdown, code, link
+from .markdown import Markdown, code
 
 
 TrainingRun = Mapping[str, Any]
@@ -47,37 +44,39 @@ _LONGEST_LOG = 30
 def read_runs(results: Results | None) -> list[TrainingRun]:
     """Return the runs of one or several seeds, from files or mappings, without the keys whose value is None.
 
-    Raises:
-        AdapterError: A file is missing or does not hold a JSON object, or a value is of another kind than the recipes
-            write.
+    The recipes write these files; a value of another kind than theirs raises whatever error it leads to.
     """
     if results is None:
         return []
     items = [results] if isinstance(results, (str, os.PathLike, Mapping)) else results
-    runs = {}
-    for number, item in enumerate(items):
-        source = str(item) if isinstance(item, (str, os.PathLike)) else f"run {number} of results"
-        run = item if isinstance(item, Mapping) else _read_json(Path(item))
-        runs[number] = _drop_none(run)
-        _check_kinds(runs[number], source)
-    return list(runs.values())
+    return [
+        _drop_none(item if isinstance(item, Mapping) else json.loads(Path(item).read_text(encoding="utf-8")))
+        for item in items
+    ]
 
 
 def find_results(folder: Path) -> Path | None:
     """Return the `results.json` of the recipe's run that has saved the adapter in a folder; None if there is none.
 
-    A run writes it into the adapter's folder or the one above. It counts only if it lists the size and the checksum of
-    these very weights, so that no adapter gets the scores of another one.
+    A run writes it into the adapter's folder or the one above. It counts only if it states the CRC-32 of these very
+    weights, so that no adapter gets the scores of another one.
     """
     weights = folder.resolve() / SAFETENSORS_WEIGHTS_NAME
     for path in (weights.with_name(RESULTS_FILE), weights.parent.with_name(RESULTS_FILE)):
         try:
-            listed = json.loads(path.read_text(encoding="utf-8"))["files"][weights.relative_to(path.parent).as_posix()]
-            if listed == {"bytes": weights.stat().st_size, "crc32": zlib.crc32(weights.read_bytes())}:
-                return path
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            continue  # not there, or of something else
+            run = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there, or something else
+            continue
+        if isinstance(run, dict) and run.get("adapter_crc32") == zlib.crc32(weights.read_bytes()):
+            return path
     return None
+
+
+def find_figures(folder: Path) -> list[Path]:
+    """Return the PNG files in an adapter's folder, and in that of the run that has saved it."""
+    results = find_results(folder)
+    folders = {path.resolve(): path for path in (folder, results.parent if results else folder)}
+    return [path for inner in folders.values() for path in sorted(inner.glob("*.png"))]
 
 
 def select_method(runs: Iterable[TrainingRun], method: str) -> list[TrainingRun]:
@@ -146,32 +145,9 @@ def log_table(run: TrainingRun) -> Rows:
     return table if shown else []
 
 
-def data_rows(run: TrainingRun) -> Rows:
-    """Describe the data that a run was trained and evaluated on, as pairs of a name and a text."""
-    dataset = run.get("dataset", {})
-    repo_id = dataset.get("id")
-    name = str(dataset.get("name", repo_id or ""))
-    return drop_empty(
-        [
-            ("name", link(name, f"https://huggingface.co/datasets/{repo_id}") if repo_id else name),
-            *((key, str(dataset.get(key, ""))) for key in ("config", "split", "revision", "language")),
-            *((f"{split} examples", f"{count:,}") for split, count in dataset.get("rows", {}).items()),
-        ]
-    )
-
-
 def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
-    """Return the hyperparameters that differ from their defaults (name, value, default) and the others (name, value).
-
-    The default is the one that the run records, or else that of transformers or of `HoulsbyConfig`.
-    """
-    arguments = run.get("arguments", {})
-    if not arguments:
-        return [], []
-    from transformers import TrainingArguments  # takes half a second to import, and only cards of runs need it
-
-    defaults = {item.name: item.default for cls in (TrainingArguments, HoulsbyConfig) for item in fields(cls)}
-    defaults |= run.get("defaults", {})
+    """Return the hyperparameters that differ from their defaults (name, value, default), and the others."""
+    arguments, defaults = run.get("arguments", {}), run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if name in arguments]
     changed = [name for name in known if arguments[name] != defaults.get(name)]
 
@@ -182,27 +158,6 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
         [(code(name), text(arguments[name]), text(defaults.get(name, ""))) for name in changed],
         [(code(name), text(arguments[name])) for name in known if name not in changed],
     )
-
-
-def environment_rows(run: TrainingRun) -> Rows:
-    """Describe hardware, processes, time, emissions and versions of a run, as pairs of a name and a text."""
-    seconds, emissions, strategy = run.get("seconds"), run.get("emissions"), run.get("strategy", {})
-    processes = f"{strategy.get('type', '')} on {strategy.get('processes')} processes"
-    return drop_empty(
-        [
-            ("hardware", str(run.get("hardware", ""))),
-            ("processes", processes if strategy.get("processes", 1) > 1 else ""),
-            ("precision", strategy.get("mixed_precision", "no").replace("no", "")),
-            ("time", "" if seconds is None else _format_duration(seconds)),
-            ("emissions", "" if emissions is None else f"{1000 * emissions:.2f} g CO₂ (CodeCarbon)"),
-            ("versions", ", ".join(f"{name} {version}" for name, version in run.get("versions", {}).items())),
-        ]
-    )
-
-
-def drop_empty(rows: Rows) -> Rows:
-    """Return the pairs of a name and a text whose text is not empty."""
-    return [row for row in rows if row[1]]
 
 
 def format_mean(values: Sequence[float]) -> str:
@@ -217,12 +172,7 @@ def format_mean(values: Sequence[float]) -> str:
 
 
 def format_number(value: Any, like: float | None = None) -> str:
-    """Format a score with three decimals up to 1 and one decimal above; what is not a number is "".
-
-    Args:
-        value: The score.
-        like: Use the decimals of this number instead.
-    """
+    """Format a score with three decimals up to 1 (or if `like` is) and one above; what is not a number is ""."""
     if not _is_number(value):
         return ""
     return f"{value:.3f}" if abs(value if like is None else like) <= 1 else f"{value:.1f}"
@@ -244,82 +194,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(map(_is_number, value.values()))
-
-
-def _are_mappings(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_mapping, value))
-
-
-# The keys of a run whose kind matters: the check, and the rule.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "dataset": (_is_mapping, "an object"),
-    "dataset.id": (_is_text, "text"),
-    "dataset.name": (_is_text, "text"),
-    "dataset.rows": (_are_numbers, "an object of numbers"),
-    "epochs": (
-        lambda value: _are_mappings(value) and all(_is_number(row.get("epoch", 0)) for row in value),
-        "a list of objects, each with a number as epoch",
-    ),
-    "best_epoch": (_is_number, "a number"),
-    "chosen_by": (_is_text, "text"),
-    "test": (_is_mapping, "an object"),
-    "references": (
-        lambda value: _are_mappings(value) and all(_is_mapping(item.get("scores", {})) for item in value),
-        "a list of objects, each with an object as scores",
-    ),
-    "total_parameters": (lambda value: _is_number(value) and value > 0, "a positive number"),
-    "seconds": (_is_number, "a number"),
-    "emissions": (_is_number, "a number"),
-    "strategy": (_is_mapping, "an object"),
-    "strategy.processes": (_is_number, "a number"),
-    "strategy.mixed_precision": (_is_text, "text"),
-    "versions": (_is_mapping, "an object"),
-    "arguments": (_is_mapping, "an object"),
-    "defaults": (_is_mapping, "an object"),
-    "command": (_is_text, "text"),
-}
-
-
-def _check_kinds(run: TrainingRun, source: str) -> None:
-    for name, (is_valid, rule) in _KINDS.items():
-        outer, _, inner = name.rpartition(".")
-        fields = run.get(outer, {}) if outer else run
-        if inner in fields and not is_valid(fields[inner]):
-            raise AdapterError(
-                f"{source}: {name} must be {rule}, as the recipes write it; got {shortened(repr(fields[inner]))}. "
-                "Correct it, or leave it out."
-            )
-
-
-def _format_duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{format_number(float(seconds))} s"
-
-
 def _drop_none(value: Any) -> Any:
     """Remove None at any depth, so that every key has a value."""
     if isinstance(value, Mapping):
         return {key: _drop_none(item) for key, item in value.items() if item is not None}
     return [_drop_none(item) for item in value if item is not None] if isinstance(value, list) else value
-
-
-def _read_json(path: Path) -> TrainingRun:
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AdapterError(
-            f"{path} must be a results.json that a recipe has written: {shortened(str(error))}. Check the path."
-        ) from error
-    if not isinstance(run, dict):
-        raise AdapterError(f"{path} must hold one JSON object, got {type(run).__name__}.")
-    return run

@@ -1,6 +1,6 @@
 """The command `python -m houlsby_peft.placement`; see `placement_map`."""
 
-from .map import main
+from .show import main
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..layer import is_inside
-from .architectures import SubLayer
-from .place import fold_indices
+from ..record import fold_indices
+from .table import SubLayer
 
 
 logger = logging.getLogger(__name__)
@@ -62,16 +62,9 @@ def infer_layers(
     positions: Collection[str],
     is_included: Callable[[str], bool] = lambda name: True,
 ) -> tuple[dict[tuple[str, int], dict[str, SubLayer]], dict[str, Unknown]]:
-    """Return the sub-layers of every layer in a module tree, and the lists of layers that cannot be inferred.
+    """Return the sub-layers of every layer by position, and why lists with attention cannot be inferred.
 
-    Args:
-        modules: The modules by name, in the model's order.
-        positions: Which of "attention", "feed_forward" and "cross_attention" to look for.
-        is_included: Whether the module of a name may get an adapter. A layer without any such module is left out.
-
-    Returns:
-        The sub-layers by position, for each name of a list of layers and index in it; and for each list of layers that
-        has attention but cannot be inferred, the reason.
+    A layer without any module that is included is left out.
     """
     attentions = find_attentions(modules)
     around = {outer for name in attentions for outer in _outer_names(name)}
@@ -171,12 +164,7 @@ class _Layer:
     def sub_layers(self, positions: Collection[str], feed_forwards: Collection[str] = ()) -> dict[str, SubLayer]:
         """Return the end of the sub-layer at each position; positions that the layer does not have are left out.
 
-        Args:
-            positions: The positions to look for.
-            feed_forwards: For a layer without attention, the parts of it that may be its feed-forward.
-
-        Raises:
-            _NotInferred: A position has no candidate or several candidates; the message names them.
+        In a layer without attention, only the parts `feed_forwards` may be its feed-forward.
         """
         if self.torch_ends is not None:
             return {at: SubLayer(end, "linear2") for at, end in self.torch_ends.items() if at in positions}
@@ -271,7 +259,7 @@ class _Layer:
 
     def _explain(self, position: str, ends: list[str]) -> _NotInferred:
         count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
-        example = [found[0] for other in ("attention", "feed_forward") if (found := self._ends(other))]
+        example = [found[-1] for other in ("attention", "feed_forward") if (found := self._ends(other))]
         return _NotInferred(f"for the {position} of {self.key} {count}", example)
 
 

@@ -1,42 +1,41 @@
-"""`Plan`: what a configuration means in one model, found and checked before the model is changed."""
+"""`Plan`: what a configuration means in one model, found before the model is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
+from peft import NoMatchingPeftModuleError
+from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from peft.utils.other import get_pattern_key
 from torch import nn
-from transformers import PreTrainedModel
 
-from ..bottleneck import Bottleneck
-from ..checkpoints.fingerprint import compare_fingerprints, fingerprint
-from ..checkpoints.record import AdapterRecord
-from ..checkpoints.weights import FILE_PREFIX, check_file, check_tensors, missing_message
-from ..config import HoulsbyConfig
-from ..heads.find import find_head, find_left_random, find_not_loaded, find_trained_modules
+from ..bottleneck import Bottleneck, InvertibleCoupling
+from ..checkpoints.fingerprint import fingerprint
+from ..checkpoints.weights import FILE_PREFIX, first_of
+from ..config import HEADS_OF_PEFT, HoulsbyConfig
+from ..heads.find import find_new_in_encoder, find_new_outside, find_trained_modules
 from ..heads.new import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
-from ..invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
-from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, base_module, base_modules
-from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
-from .checks import (
-    check_apart,
-    check_has_one_name,
-    check_is_called,
-    check_kind,
-    check_names_match,
-    check_size,
-    check_tokens,
+from ..layer import (
+    HoulsbyEmbedding,
+    HoulsbyLayer,
+    HoulsbyLayerNorm,
+    HoulsbyOutputEmbedding,
+    HoulsbyTunerLayer,
+    is_inside,
+    wrapped_modules,
 )
+from ..offloading import adapter_dtype, device_of, dtype_of
+from ..record import AdapterRecord, Place, fold_places
 from .inference import log_once
-from .place import Place, fold_places
-from .places import find_places, is_included, may_be_left_out, output_width
+from .places import find_places, is_included, output_width, recorded_places
+from .view import View
 
 
 # Convolutions have their channels before this many spatial dimensions.
@@ -44,65 +43,55 @@ _SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv
 
 
 class Plan:
-    """What a configuration means in one model: places, owners of the bottlenecks, heads, and the tensors of its file.
+    """What a configuration means in one model: places, owners of the bottlenecks, and heads.
 
     Making a plan changes neither the model nor the configuration.
 
-    Args:
-        model: The base model, with or without other adapters.
-        config: The configuration.
-
     Attributes:
+        view: The view of the model.
         places: All places by module name, in the model's order.
         bottlenecks: Those that get a bottleneck.
-        ends: Those of the invertible module and its inverse: the end of the embeddings and the output embedding.
+        ends: Those of the invertible module and its inverse: the end of the embeddings, then the output embedding.
+        widths: The width of the output at each bottleneck and end.
+        sizes: The size of each bottleneck.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
             registered only at its owner, the first place that uses it. The end of the embeddings owns the invertible
             module.
-        tokens: The embedding modules of which tokens are trained, with the shapes of the trained embeddings.
-
-    Raises:
-        ValueError: There is nothing to adapt, a module would never be called or be adapted under one of its names
-            only, a head cannot be made, or a token to train does not exist or could not be loaded again.
     """
 
-    def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
+    def __init__(self, model: nn.Module | View, config: HoulsbyConfig) -> None:
+        self.view = View.of(model)
         self.config = config
-        check_names_match(model, config)
-        self.places = find_places(model, config)
-        modules = dict(base_modules(model))
-        self._references = {place.projection: modules[place.projection] for place in self.places.values()}
+        self.places = find_places(self.view, config)
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
         # The owner comes first: in XLM-R, the output embedding precedes the encoder.
         ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
         self.ends = {place.key: place for place in ends}
         if not self.bottlenecks:
             fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
-            given = {name: value for name in fields if (value := getattr(config, name))}
-            raise ValueError(
-                f"An adapter needs a bottleneck somewhere; {type(model).__name__} has no place for one with "
-                f"{', '.join(f'{name}={value!r}' for name, value in given.items())}. Leave out or change one of them."
+            given = [f"{name}={value!r}" for name in fields if (value := getattr(config, name))]
+            raise NoMatchingPeftModuleError(
+                f"An adapter needs a bottleneck somewhere; {type(self.view.model).__name__} has no place for one with "
+                f"{', '.join(given)}. Leave out or change one of them."
             )
         self.widths = {
             key: output_width(key, self.reference(place)) for key, place in {**self.bottlenecks, **self.ends}.items()
         }
-        for key, place in self.bottlenecks.items():
-            check_size(key, self._size(place), self.widths[key])
+        self.sizes = {key: self._size(place) for key, place in self.bottlenecks.items()}
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
         self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
         for key, place in self.places.items():
-            check_is_called(model, key)
-            check_kind(model.get_submodule(key), place, _class_of(place), config)
-        check_has_one_name(model, self.places)
-        self._model = model
-        self.tokens = _find_tokens(model, config)
-        check_tokens(model, self.tokens, self.ends)
-        # What PEFT's matcher reads: the places by their full names, so that it reports exclusions as usual.
-        self.names = SimpleNamespace(
-            target_modules=[key for key in self.places if key not in self.ends],
-            exclude_modules=config.exclude_modules,
-            modules_to_save=None,
-        )
+            _check_is_called(self.view.model, key)
+            _check_is_alike(self.view.model.get_submodule(key), place)
+        _check_has_one_name(self.view.model, self.places)
+        # PEFT would save the tokens under a name that no other model has.
+        if config.trainable_token_indices and any(isinstance(self.reference(end), nn.Embedding) for end in ends):
+            raise ValueError(
+                "An invertible module cannot follow an embedding whose tokens are trained; got "
+                f"trainable_token_indices and invertible={config.invertible!r} at {ends[0].key!r}. Give one of them."
+            )
+        if not config.is_loaded:
+            self._log_unmatched()
 
     @cached_property
     def base(self) -> dict[str, Any]:
@@ -111,34 +100,50 @@ class Plan:
         For a new adapter, it lacks the task head, and what the checkpoint lacks, such as an unused pooler: these are
         other ones each time that the model is loaded.
         """
-        ends = list(self.bottlenecks.values())
-        references = [self.reference(place) for place in ends[:1] + ends[-1:]]
-        modules = list(base_modules(self._model))
+        model, modules = self.view.model, self.view.modules
         without: list[str] = []
         if not self.config.is_loaded:
             suffixes = tuple(self.config.modules_to_save or ())
-            without += [name for name, _ in modules if suffixes and name.endswith(suffixes)]
-            without += find_head(self._model, self.bottlenecks)
-            without += find_not_loaded(self._model, self.bottlenecks)
-        return fingerprint(self._model, modules, references, without)
+            without += [name for name in modules if suffixes and name.endswith(suffixes)]
+            without += self.view.head
+            without += find_new_in_encoder(model, self.bottlenecks)
+            without += find_new_outside(model, modules)
+        return fingerprint(model, modules.items(), without)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
         """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
-        names = find_trained_modules(self._model, self.config, self.bottlenecks)
-        check_apart(self._model, names, [*self.places, *self.tokens])
+        names = find_trained_modules(self.view.model, self.view.head, self.config, self.bottlenecks)
+        self._check_apart(names)
         if not self.config.is_loaded and self.config.modules_to_save != []:
-            left = [name for name in find_left_random(self._model, names) if is_included(name, self.config)]
-            if left:
+            new = find_new_outside(self.view.model, self.view.modules)
+            # Output embeddings are also new where the vocabulary has been resized, and PEFT saves those.
+            known = [*names, *filter(None, [self.view.output_embedding])]
+            left = [name for name in new if not any(is_inside(name, other) for other in known)]
+            left = [name for name in left if is_included(name, self.config)]
+            if outermost := [name for name in left if name.rpartition(".")[0] not in left]:
                 log_once(
-                    f"The base checkpoint has no weights for {', '.join(left)} of {type(self._model).__name__}. They "
-                    "stay random, because the adapter neither trains nor saves them: name them in modules_to_save."
+                    f"The base checkpoint has no weights for {', '.join(outermost)} of "
+                    f"{type(self.view.model).__name__}. They stay random, because the adapter neither trains nor "
+                    "saves them: name them in modules_to_save."
                 )
-        return new_heads(self._model, self.config, names)
+        return new_heads(self.view.model, self.config, names)
 
     def reference(self, place: Place) -> nn.Module:
         """Return the module of the base model that determines width, device and dtype."""
-        return self._references[place.projection]
+        return self.view.modules[place.projection]
+
+    def match(self, key: str) -> Any:
+        """Return whether PEFT is to adapt a module, by its full name, and whether it is excluded, as PEFT tells it."""
+        is_target = key in self.places and key not in self.ends
+        # No pattern of a saved adapter is matched. PEFT only asks whether any module is excluded.
+        is_excluded = not is_target and (recorded_places(self.config) is not None or not is_included(key, self.config))
+        names = SimpleNamespace(
+            target_modules=[key] if is_target else [],
+            exclude_modules=[key] if self.config.exclude_modules and is_excluded else None,
+            modules_to_save=None,
+        )
+        return check_target_module_exists(names, key)
 
     def new_layer(self, target: nn.Module, place: Place, batches: dict[int, Any]) -> HoulsbyTunerLayer:
         """Return a tuner layer that wraps a module, without any adapter yet."""
@@ -163,102 +168,115 @@ class Plan:
         config, width = self.config, self.widths[place.key]
         bottleneck: Bottleneck | InvertibleCoupling
         if place.is_end:
-            bottleneck = InvertibleCoupling(
-                width, config.activation, config.invertible_reduction_factor, config.init_std, config.init_weights
-            )
+            bottleneck = InvertibleCoupling.from_config(config, width)
         else:
-            bottleneck = Bottleneck(
-                width,
-                self._size(place),
-                config.activation,
-                config.dropout,
-                config.init_std,
-                config.init_weights,
-                config.kind,
-                config.scaling,
-            )
+            bottleneck = Bottleneck.from_config(config, width, self.sizes[place.key])
         reference = self.reference(place)
         bottleneck.train(reference.training)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
-    def _size(self, place: Place) -> int:
-        pattern = self.config.rank_pattern
-        return pattern.get(get_pattern_key(list(pattern), place.key), self.config.r)
+    def check_name(self, adapter_name: str) -> None:
+        """Refuse an adapter's name that PEFT could not tell from other names in the model.
 
-    @cached_property
-    def optional(self) -> dict[str, list[str]]:
-        """The places that a forward pass may leave out, by one of the same layer that it cannot leave out."""
-        layers: dict[tuple[str, int | None], dict[bool, list[str]]] = {}
-        for key, place in {**self.bottlenecks, **self.places}.items():
-            if place.layer is not None:
-                is_optional = may_be_left_out(self._model, place)
-                layers.setdefault((place.stack, place.layer), {}).setdefault(is_optional, []).append(key)
-        return {each[False][0]: each[True] for each in layers.values() if len(each) == 2}
+        PEFT leaves out the weights whose names have such a part when it saves another adapter. Log which modules of
+        other methods the adapter wraps, whose names PEFT then saves with `base_layer`.
+        """
+        with torch.device("meta"):
+            places = [*self.bottlenecks.values()][:1] + [*self.ends.values()][:1]
+            first = [self.new_bottleneck(place) for place in places]
+        weights = [name for module in first for name in module.state_dict()]
+        weights += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
+        added = f"{FILE_PREFIX}.base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm"
+        if adapter_name in {part for key in (*self.view.modules, *weights, added) for part in key.split(".")}:
+            raise ValueError(
+                "The name of an adapter must not be part of the names of the model's modules, because PEFT then "
+                f"leaves out weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, "
+                f"such as {'task_' + adapter_name!r}."
+            )
+        others = {
+            name: module
+            for name, module in self.view.model.named_modules()
+            if isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+        }
+        for module in others.values():
+            if adapter_name in module._get_available_adapters():
+                raise ValueError(
+                    f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
+                    f"{type(module).__module__} in this model. Give another adapter_name."
+                )
+        wrapped = {name for place in self.places.values() for name in (place.key, place.entry)}
+        if both := [name for name in others if name in wrapped]:
+            log_once(
+                f"Adapters of another method are in modules that this adapter wraps ({first_of(both)}). From now on, "
+                "PEFT saves them under names that no other model has. Save them before, or add this adapter first."
+            )
 
     def new_record(self) -> AdapterRecord:
-        """Return the record of an adapter that is made, not loaded, by this plan."""
-        return AdapterRecord(
-            places=fold_places(self.places.values()),
-            heads=list(self.heads),
-            base=self.base,
-            two_layer_head=bool(self.heads) and needs_two_layer_head(self._model, self.config),
-            task_type=find_task_type(self._model, self.heads),
-            **label_facts(self.config, self._model),
-        )
+        """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it."""
+        sized = {
+            key: replace(place, r=self.sizes[key] if self.sizes[key] != self.config.r else None)
+            for key, place in self.bottlenecks.items()
+        }
+        facts: dict[str, Any] = {
+            "places": fold_places({**self.places, **sized}.values(), self.view.encoder),
+            "heads": list(self.heads),
+            "two_layer_head": bool(self.heads) and needs_two_layer_head(self.view.model, self.config),
+            "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
+        }
+        if recorded_places(self.config) is not None and self.config.record:
+            facts["two_layer_head"] = self.config.two_layer_head or self.config.record.two_layer_head
+            return replace(self.config.record, **facts)
+        return AdapterRecord(base=self.base, **facts, **label_facts(self.config, self.view.model))
 
-    def base_differences(self) -> list[str]:
-        """Return how the base model differs from the one that a saved adapter was trained on; empty if it does not."""
-        return compare_fingerprints(self.config.record.base if self.config.record else None, self.base)
+    def _size(self, place: Place) -> int:
+        """Return the size of a bottleneck, which is recorded of a saved adapter."""
+        pattern = self.config.rank_pattern
+        if recorded_places(self.config) is not None:
+            return place.r or self.config.r
+        return pattern.get(get_pattern_key(list(pattern), place.key), self.config.r)
 
-    def check_weights(
-        self,
-        state_dict: Mapping[str, torch.Tensor] | None = None,
-        autocast_adapter_dtype: bool = True,
-        may_map_names: bool = False,
-    ) -> bool:
-        """Check what will be loaded: the file that the configuration came with, and weights that are given.
+    def _log_unmatched(self) -> None:
+        """Log what a new adapter's configuration asks for in vain, a typing error; PEFT warns about `rank_pattern`."""
+        config, names = self.config, list(self.view.modules)
+        targets = config.target_modules if isinstance(config.target_modules, list) else []
+        saved = set(config.modules_to_save or ()).difference(*HEADS_OF_PEFT.values())
+        asked = config.layers_to_transform
+        layers = {place.layer for place in self.bottlenecks.values()}
+        unmatched: dict[str, list[Any]] = {
+            "target_modules": [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)],
+            "modules_to_save": sorted(end for end in saved if not any(key.endswith(end) for key in names)),
+            "layers_to_transform": [
+                layer for layer in ([asked] if isinstance(asked, int) else asked or ()) if layer not in layers
+            ],
+        }
+        for field, values in unmatched.items():
+            if values:
+                log_once(
+                    f"HoulsbyConfig.{field} names what {type(self.view.model).__name__} does not have or adapt: "
+                    f"{', '.join(map(repr, values))}."
+                )
 
-        Args:
-            state_dict: The given weights.
-            autocast_adapter_dtype: Whether the adapter will be in float32 on a base model in half precision.
-            may_map_names: Whether PEFT loads the weights, which may map names; otherwise transformers may load them.
+    def _check_apart(self, heads: Collection[str]) -> None:
+        """Refuse to train as a whole what holds a place of another adapter, or the other way round.
 
-        Returns:
-            Whether the names in the file fit; see `check_file`.
-
-        Raises:
-            ValueError: They do not fit this configuration and this model, or cannot be right.
+        A copy of the module would hold the other adapter's weights, and neither adapter could be saved.
         """
-        source = self.config.record.source if self.config.is_loaded and self.config.record else None
-        file = source.weights if source else None
-        if source is not None and file is not None and not file.is_file():
-            if self.config.inference_mode or source.is_being_loaded:
-                raise ValueError(missing_message(file.parent))
-            file = None
-        if file is None and state_dict is None:
-            return True
-        expected = {FILE_PREFIX + key: like for key, like in self.saved_tensors(autocast_adapter_dtype).items()}
-        names_fit = True
-        if file is not None:
-            check_base_is_loaded(self._model)
-            prefix = "" if may_map_names else getattr(self._model, "base_model_prefix", "")
-            names_fit = check_file(file, expected, may_map_names, prefix)
-        if state_dict is not None:
-            found = {FILE_PREFIX + key.removeprefix(FILE_PREFIX): value for key, value in state_dict.items()}
-            check_tensors(expected, found, "the given state_dict")
-        return names_fit
+        for key, wrapper in wrapped_modules(self.view.model):
+            if isinstance(wrapper, ModulesToSaveWrapper):
+                clash = next(((key, name) for name in self.places if is_inside(name, key)), None)
+            else:
+                clash = next(((name, key) for name in heads if is_inside(key, name)), None)
+            if clash:
+                raise ValueError(
+                    "A module that one adapter trains as a whole cannot hold what another adapter of the same model "
+                    f"adapts; {clash[0]!r} is trained as a whole, and {clash[1]!r} is adapted. Give both adapters the "
+                    "same modules_to_save, or add them to two models. unload() removes what deleted adapters leave."
+                )
 
     def saved_tensors(self, autocast_adapter_dtype: bool = True) -> dict[str, torch.Tensor]:
-        """Return the tensors in a file of this configuration, without PEFT's prefix, on the meta device.
-
-        Args:
-            autocast_adapter_dtype: See `check_weights`.
-
-        Returns:
-            Tensors by name, with the shapes and the dtypes that they have in the model.
-        """
+        """Return the tensors in a file of this configuration by name, without PEFT's prefix, on the meta device."""
         modules: dict[str, nn.Module] = {}
         dtypes: dict[str, torch.dtype] = {}
         for key, place in self.places.items():
@@ -270,15 +288,16 @@ class Plan:
                     modules[name] = self.new_bottleneck(place)
             dtypes[name] = adapter_dtype(dtype_of(reference) or torch.float32, autocast_adapter_dtype)
         for key, own in self.heads.items():
-            head = own or self._model.get_submodule(key)
+            head = own or self.view.model.get_submodule(key)
             modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
         tensors = {}
         for key, module in modules.items():
             for name, tensor in module.state_dict().items():
+                if not isinstance(tensor, torch.Tensor):  # of a module quantized by torch.ao
+                    continue
                 dtype = dtypes.get(key) or adapter_dtype(tensor.dtype, autocast_adapter_dtype)
                 tensors[f"{key}.{name}"] = torch.empty(tensor.shape, dtype=dtype, device="meta")
-        tokens = {f"{key}.token_adapter.trainable_tokens_delta": shape for key, shape in self.tokens.items()}
-        return tensors | {name: torch.empty(shape, device="meta") for name, shape in tokens.items()}
+        return tensors
 
 
 def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:
@@ -298,41 +317,50 @@ def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_l
     }
 
 
-def _find_tokens(model: nn.Module, config: HoulsbyConfig) -> dict[str, tuple[int, int]]:
-    """Return the names of the modules of which `config.trainable_token_indices` trains tokens, and the saved shapes.
-
-    Raises:
-        ValueError: A module or one of its tokens does not exist.
-    """
-    targets: Any = config.trainable_token_indices
-    if targets is None:
-        return {}
-    embedding = model.get_input_embeddings() if isinstance(model, PreTrainedModel) else None
-    modules: dict[str, Any] = {key: module for key, module in base_modules(model) if hasattr(module, "weight")}
-    inputs = [key for key in modules if embedding is not None and modules[key] is base_module(embedding)]
-    if not isinstance(targets, dict):
-        targets = {inputs[0] if inputs else "embed_tokens": targets}
-    found: dict[str, tuple[int, int]] = {}
-    for target, tokens in targets.items():
-        matches = [key for key in modules if key.endswith(target)]
-        sizes = {tuple(modules[key].weight.shape) for key in matches}
-        rows = min((size[0] for size in sizes if len(size) == 2 and size[0]), default=0)
-        are_tokens = isinstance(tokens, list) and bool(tokens) and all(type(token) is int for token in tokens)
-        if not are_tokens or len(set(tokens)) < len(tokens) or not 0 <= min(tokens) <= max(tokens) < rows:
-            raise ValueError(
-                "HoulsbyConfig.trainable_token_indices must be a list of different tokens of the model, or a dict "
-                f"from names of embedding modules to such lists; got {str(tokens)[:100]} for {target[:100]!r}, which "
-                f"{f'has tokens 0 to {rows - 1}' if rows else 'is not found in the model'}. "
-                f"{'Use the numbers that the tokenizer gives' if rows else 'print(model) shows the modules'}."
-            )
-        # PEFT refuses to train a module as a whole and its tokens. Of tied modules, it saves the input embeddings.
-        is_whole = target in (config.modules_to_save or ())
-        if len(matches) == 1 and not is_whole and (len(targets) == 1 or matches[0] in inputs):
-            found[matches[0]] = (len(tokens), modules[matches[0]].weight.shape[1])
-    return found
-
-
 def _class_of(place: Place) -> type[HoulsbyTunerLayer]:
     """Return the class of the tuner layer at a place."""
     ends = {"embeddings": HoulsbyEmbedding, "output_embedding": HoulsbyOutputEmbedding}
     return HoulsbyLayerNorm if place.is_norm else ends.get(place.position, HoulsbyLayer)
+
+
+def _check_is_called(model: nn.Module, key: str) -> None:
+    """Refuse a module inside a module of PyTorch that reads its children's weights instead of calling them."""
+    parts = key.split(".")
+    for depth in range(len(parts)):
+        parent = model.get_submodule(".".join(parts[:depth]))
+        if isinstance(parent, nn.MultiheadAttention):
+            raise ValueError(
+                f"An adapter must be on a module that is called; nn.MultiheadAttention never calls its part {key!r}. "
+                f"Name the attention itself in target_modules: {'.'.join(parts[:depth])!r}."
+            )
+        if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+            raise ValueError(
+                f"An adapter must be on a module that is called; in evaluation, nn.TransformerEncoderLayer has a fast "
+                f"path that does not call its part {key!r}. Switch it off in every process that uses the adapter: "
+                "torch.backends.mha.set_fastpath_enabled(False)."
+            )
+
+
+def _check_is_alike(module: nn.Module, place: Place) -> None:
+    """Refuse a module that another adapter uses in another way, such as a trained norm that is to get a bottleneck."""
+    if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
+        raise ValueError(
+            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
+            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
+        )
+
+
+def _check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
+    """Refuse a module that several parents hold, because a tuner layer would replace it in one of them only."""
+    wrapped = {model.get_submodule(key): key for key in places}
+    first: dict[nn.Module, tuple[nn.Module, str]] = {}
+    parents = {"": model}
+    for key, module in model.named_modules(remove_duplicate=False):
+        parents[key] = module
+        parent, _, name = key.rpartition(".")
+        if module in wrapped and first.setdefault(module, (parents[parent], name)) != (parents[parent], name):
+            raise ValueError(
+                f"A module that an adapter wraps must belong to one module of the model; {wrapped[module]!r} is also "
+                f"{key!r}, which would stay without the adapter. Leave it out with "
+                f"exclude_modules={[wrapped[module]]}, or name modules inside it in target_modules."
+            )

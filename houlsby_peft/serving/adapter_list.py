@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from peft.utils import CONFIG_NAME
 
 from ..errors import AdapterError, shortened
+from .held_adapters import TaskSource
 
 
-_FIELDS: dict[str, Any] = {"source": str, "revision": str, "threshold": (int, float)}
-
-
-@dataclass(frozen=True)
-class Listed:
-    """An adapter of a list.
-
-    Args:
-        source: Its folder, or its name on the Hub.
-        revision: A branch, tag or commit of its repository.
-        threshold: The least score of a class (see `TaskBank`).
-    """
-
-    source: str
-    revision: str | None = None
-    threshold: float | None = None
-
-
-def read_adapters(path: str | os.PathLike[str]) -> dict[str, Listed]:
-    """Return the adapters of a folder or of a list, by task.
+def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
+    """Return the adapters of a folder or of a list, by task: what `TaskBank.serve` takes.
 
     In a folder, each subfolder with an `adapter_config.json` is an adapter, and its name is the task. Names that begin
     with a dot are left out, so that an adapter can be copied under such a name and then renamed. A list is a mapping
@@ -45,63 +26,35 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, Listed]:
     path = Path(path).expanduser()
     if path.is_dir():
         folders = sorted(file.parent for file in path.glob(f"[!.]*/{CONFIG_NAME}"))
-        found = {folder.name: Listed(str(folder)) for folder in folders}
-    elif path.is_file():
-        found = _read_list(path)
+        found = {folder.name: TaskSource(str(folder)) for folder in folders}
     else:
-        raise AdapterError(
-            f"The adapters of a service must be in a folder of adapters, or in a JSON or YAML list; {path} is "
-            "neither. Check the path."
-        )
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+            found = {task: _read_entry(path.parent, task, entry) for task, entry in content.items()}
+        except FileNotFoundError:
+            raise AdapterError(
+                f"The adapters of a service must be in a folder, or in a JSON or YAML list; there is no {path}."
+            ) from None
+        except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
+            raise AdapterError(
+                f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with source and "
+                f"optionally revision and threshold. {shortened(str(error))}"
+            ) from error
     if not found:
-        is_adapter = (path / CONFIG_NAME).is_file()
-        remedy = (
-            "It is an adapter itself: copy it into a folder of adapters, under its task's name."
-            if is_adapter
-            else "Check the path."
-        )
+        remedy = "Check the path."
+        if (path / CONFIG_NAME).is_file():
+            remedy = "It is an adapter itself: copy it into a folder of adapters, under its task's name."
         raise AdapterError(f"A service needs at least one adapter; {path} has none. {remedy}")
     return found
 
 
-def check_threshold(threshold: object, task: str) -> None:
-    """Check the least score of a class.
-
-    Raises:
-        ValueError: It is neither None nor a number between 0 and 1.
-    """
-    is_number = isinstance(threshold, (int, float)) and not isinstance(threshold, bool)
-    if threshold is not None and not (is_number and 0 <= threshold <= 1):  # type: ignore[operator]
-        raise ValueError(f"A threshold must be between 0 and 1; got {shortened(repr(threshold))} for {task!r}.")
-
-
-def _read_list(path: Path) -> dict[str, Listed]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise AdapterError(f"{path} must be valid JSON or YAML; {shortened(str(error))}. Correct it there.") from error
-    if not isinstance(content, dict) or not all(isinstance(task, str) for task in content):
-        raise AdapterError(
-            f"{path} must map the names of tasks to adapters; got {shortened(repr(content))}. For example, "
-            "reviews: folders/reviews."
+def _read_entry(parent: Path, task: object, entry: object) -> TaskSource:
+    fields = {"source": entry} if isinstance(entry, str) else dict(entry)  # type: ignore[call-overload]
+    found = TaskSource(**fields)
+    is_number = isinstance(found.threshold, (int, float)) and 0 <= found.threshold <= 1
+    if not isinstance(task, str) or not isinstance(found.source, str) or not (found.threshold is None or is_number):
+        raise ValueError(
+            f"A task and its source must be texts, and a threshold between 0 and 1; got {entry!r} for {task!r}."
         )
-    return {task: _read_entry(path, task, entry) for task, entry in content.items()}
-
-
-def _read_entry(path: Path, task: str, entry: Any) -> Listed:
-    fields = {"source": entry} if isinstance(entry, str) else entry
-    if (
-        not isinstance(fields, dict)
-        or "source" not in fields
-        or any(name not in _FIELDS or not isinstance(value, _FIELDS[name]) for name, value in fields.items())
-    ):
-        raise AdapterError(
-            f"{path}: an adapter must be a folder, a name on the Hub, or a mapping with source and optionally "
-            f"revision and threshold; got {shortened(repr(entry))} for {task!r}. Correct it there."
-        )
-    try:
-        check_threshold(fields.get("threshold"), task)
-    except ValueError as error:
-        raise AdapterError(f"{path}: {error} Correct it there.") from error
-    folder = path.parent / Path(fields["source"]).expanduser()
-    return Listed(**{**fields, "source": str(folder) if folder.is_dir() else fields["source"]})
+    folder = parent / Path(found.source).expanduser()
+    return TaskSource(str(folder) if folder.is_dir() else found.source, found.revision, found.threshold)

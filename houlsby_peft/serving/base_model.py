@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
-from peft.utils import CONFIG_NAME
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.downloads import describe_damage_in_cache, find_packaged
-from ..checkpoints.untrusted import TOKENIZER_FILES, shortened
+from ..checkpoints.downloads import find_packaged
+from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
+from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors
+from ..errors import AdapterError, HubError, explain_hub_errors, shortened
 from ..heads.tasks import task_of_config
 from .process_state import set_environment, set_verbosity
 
@@ -29,60 +27,53 @@ from .process_state import set_environment, set_verbosity
 # The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and memory for each number
 # below its largest one.
 _MOST_TOKENS = 10_000_000
-# transformers' own messages advise to lift these rules.
-_RULES = {
-    "trust_remote_code": "it needs code from its repository, which is never run here",
-    "use_safetensors": "it has no safetensors file, and others are never read here; load it yourself, for base_model",
-}
 
 
 def load_base(
-    folder: Path,
-    config: HoulsbyConfig,
-    name: str | None = None,
-    token: str | None = None,
-    dtype: torch.dtype | None = None,
+    saved: SavedAdapter, name: str | None = None, token: str | None = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """Load the base model, with an untrained head for the adapter's classes.
+    """Load the base model, with an untrained head for the adapter's classes and the adapter's number of tokens.
 
     Args:
-        folder: The adapter's folder.
-        config: The adapter's configuration, which names the base model, its revision and the classes.
+        saved: The adapter, whose configuration names the base model, its revision and the classes.
         name: Name of the base model on the Hub, or its folder. Default: the recorded one.
         token: Access token for private repositories.
         dtype: Dtype of the weights. Default: as in the files.
 
     Raises:
-        AdapterError: The adapter names no base model or no task, or the base model's files are not usable.
+        AdapterError: The adapter names no base model or no task.
         HubError: The base model's repository does not exist, is private or cannot be reached.
     """
-    found, revision = name or _recorded_base(folder, config), None if name else config.revision
+    config = saved.config
+    found, revision = name or _recorded_base(saved), None if name else config.revision
     task = task_of_config(config)
-    auto_class = getattr(transformers, task.auto_class)
     # Answers have a start and an end, whatever the base model's configuration says.
     labels = {"num_labels": 2} if task.pipeline == "question-answering" else label_arguments(config)
     # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
     # server to convert pickled weights, which would get the user's token.
     with (
-        explain_errors("base model", found, revision),
+        explain_hub_errors(f"The base model {found}"),
         set_verbosity(logging.ERROR),
         set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
     ):
-        return auto_class.from_pretrained(  # type: ignore[no-any-return]
+        base: PreTrainedModel = getattr(transformers, task.auto_class).from_pretrained(
             find_packaged(found),
             revision=revision,
             token=token,
             dtype=dtype,
-            use_safetensors=True,
             trust_remote_code=False,
+            weights_only=True,
             ignore_mismatched_sizes=True,  # of another task's head, which the adapter's replaces
             **labels,
         )
+    tokens = saved_tokens(saved, base)
+    if tokens is not None and tokens != count_tokens(base):
+        base.resize_token_embeddings(tokens, mean_resizing=False)
+    return base
 
 
 def load_tokenizer(
-    folder: Path,
-    config: HoulsbyConfig,
+    saved: SavedAdapter,
     base_name: str | None,
     token: str | None = None,
     known: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
@@ -90,8 +81,7 @@ def load_tokenizer(
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded revision.
 
     Args:
-        folder: The adapter's folder.
-        config: The adapter's configuration.
+        saved: The adapter.
         base_name: Name or folder of the base model. Default: the recorded one.
         token: Access token for private repositories.
         known: Tokenizers that were loaded before. One of equal files is returned instead of loading another, and a
@@ -101,44 +91,43 @@ def load_tokenizer(
         AdapterError: The files are not usable.
         HubError: The base model's repository does not exist, is private or cannot be reached.
     """
-    own = (folder / TOKENIZER_FILES[0]).is_file()
-    source = str(folder) if own else base_name or _recorded_base(folder, config)
-    revision = config.revision if source == config.base_model_name_or_path else None
+    source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
+    revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
     known = {} if known is None else known
-    key = _tokenizer_key(source, revision)
+    # Tokenizers of equal files are the same, wherever the files are.
+    files = [path for path in (Path(source, name) for name in TOKENIZER_FILES) if path.is_file()]
+    key = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files) or (source, revision)
     if key in known:
         return known[key]
-    with explain_errors("tokenizer of", source, revision):
-        tokenizer = AutoTokenizer.from_pretrained(
-            find_packaged(source), revision=revision, token=token, trust_remote_code=False
-        )
-        longest = tokenizer.model_max_length
-        if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
-            raise AdapterError(
-                f"The tokenizer of {source} must have a number of at least 1 as model_max_length in "
-                f"{TOKENIZER_FILES[1]}; got {shortened(repr(longest))}. Correct it there."
+    try:
+        with explain_hub_errors(f"The tokenizer of {source}"):
+            tokenizer = AutoTokenizer.from_pretrained(
+                find_packaged(source), revision=revision, token=token, trust_remote_code=False
             )
         backend = getattr(tokenizer, "backend_tokenizer", None)  # the one that pads its vocabulary when it is saved
         if backend is not None and (largest := max(backend.get_vocab().values(), default=0)) >= _MOST_TOKENS:
-            raise AdapterError(
-                f"The numbers of tokens must be below {_MOST_TOKENS:,}; {TOKENIZER_FILES[0]} of {source} has "
-                f"{largest:,}. Use the tokenizer that the adapter was trained with."
-            )
+            raise AdapterError(f"The numbers of tokens must be below {_MOST_TOKENS:,}; {source} has {largest:,}.")
         with suppress(ValueError, TypeError):  # of tokenizers that need more than texts, such as boxes on a page
             tokenizer("a", "b")  # some malformed files are noticed only now
+    except (AdapterError, HubError):
+        raise
+    except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+        # A panic of tokenizers is not an `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise AdapterError(f"The tokenizer of {source} cannot be loaded: {shortened(str(error))}") from error
     return known.setdefault(key, tokenizer)
 
 
-def _tokenizer_key(source: str, revision: str | None) -> object:
-    """Return what tokenizers of equal files have in common, wherever the files are."""
-    files = [Path(source) / name for name in TOKENIZER_FILES]
-    try:
-        if not files[0].is_file():
-            return source, revision
-        contents = [file.read_bytes() if file.is_file() else None for file in files]
-    except (OSError, ValueError):  # not a path
-        return source, revision
-    return tuple(None if content is None else hashlib.sha256(content).digest() for content in contents)
+def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
+    """Return the number of tokens of the embeddings that an adapter was saved with; None if it has none of its own.
+
+    PEFT saves the embeddings of a base model whose vocabulary was resized.
+    """
+    embeddings = _embeddings(base)
+    name = next((name for name, module in base.named_modules() if module is embeddings), "")
+    shape = saved.shapes.get(f"{FILE_PREFIX}{name}.weight")
+    return shape[0] if shape else None
 
 
 def count_positions(model: nn.Module) -> int | None:
@@ -153,11 +142,14 @@ def count_positions(model: nn.Module) -> int | None:
 
 def count_tokens(base: PreTrainedModel) -> int | None:
     """Return the number of tokens that a base model knows; None if it has no table of them, as Canine."""
-    try:
-        embeddings = base.get_input_embeddings()
-    except NotImplementedError:
-        return None
+    embeddings = _embeddings(base)
     return len(embeddings.weight) if isinstance(embeddings, nn.Embedding) else None
+
+
+def _embeddings(base: PreTrainedModel) -> nn.Module | None:
+    with suppress(NotImplementedError):
+        return base.get_input_embeddings()
+    return None
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
@@ -168,47 +160,12 @@ def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
     return {"id2label": config.labels, "label2id": label2id, "problem_type": config.kind_of_problem}
 
 
-def _recorded_base(folder: Path, config: HoulsbyConfig) -> str:
-    """Return the recorded name. A folder is accepted only from an adapter that is in a folder, not from the Hub."""
-    name = config.base_model_name_or_path or ""
-    try:
-        validate_repo_id(name)
-    except HFValidationError as error:
-        is_downloaded = folder.parent.name == "snapshots"
-        try:
-            is_folder = Path(name).is_dir()
-        except (OSError, ValueError):  # too long, or with characters that paths cannot have
-            is_folder = False
-        if is_downloaded or not is_folder:
-            raise AdapterError(
-                f"{folder / CONFIG_NAME}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. "
-                "Give the base model, or its name or folder, as base_model."
-            ) from error
+def _recorded_base(saved: SavedAdapter) -> str:
+    """Return the recorded name. An adapter from the Hub may not name any folder of this machine."""
+    name = saved.config.base_model_name_or_path or ""
+    if not name or (saved.commit and (Path(name).is_absolute() or ".." in name)):
+        raise AdapterError(
+            f"{saved.name}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. Give the base "
+            "model, or its name or folder, as base_model."
+        )
     return name
-
-
-@contextmanager
-def explain_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
-    """Explain why a base model or a tokenizer cannot be loaded."""
-    what = f"The {kind} {source}"
-    try:
-        with explain_hub_errors(what):
-            yield
-    except HubError as error:
-        remedy = f" Correct base_model_name_or_path and revision in {CONFIG_NAME}, or give base_model."
-        raise HubError(f"{error}{remedy}") from error
-    except AdapterError:
-        raise
-    except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
-        if not is_from_libraries(error):
-            raise
-        reason = " ".join(str(error).split()) or type(error).__name__
-        if rule := next((rule for word, rule in _RULES.items() if word in reason), None):
-            raise AdapterError(f"{what} cannot be loaded: {rule}.") from error
-        damage = describe_damage_in_cache(source, "config.json", revision=revision)
-        raise AdapterError(f"{what} cannot be loaded: {shortened(reason)}.{damage or ' Save it again.'}") from error
-
-
-def is_from_libraries(error: BaseException) -> bool:
-    """Return whether an error may come from code below: a panic of tokenizers, for example, is not an `Exception`."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

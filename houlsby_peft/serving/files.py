@@ -10,9 +10,10 @@ from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-from ..errors import AdapterError, check_count
+from ..errors import AdapterError
 from ..tables import Row, TableReader, TableWriter, find_format
-from .predictor import Input, Predictor
+from .predictor import Predictor
+from .readers import Input
 
 
 _PART_ROWS = 2048
@@ -51,11 +52,8 @@ def predict_file(
         The number of rows without text.
 
     Raises:
-        AdapterError: A value in a text column is not text, or as for `Predictor.predict`.
+        ValueError: As for `Predictor.predict`.
     """
-    if top_k is not None:
-        check_count("top_k", top_k)
-    table.check_texts(columns)
     added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
     names = _rename(added, table.columns)
     if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
@@ -68,7 +66,7 @@ def predict_file(
         TableWriter(output, table, columns_of_file) if output else nullcontext() as writer,
         tqdm(total=table.count, unit=" rows", disable=None) as bar,
     ):
-        for rows, batch in table.parts(_PART_ROWS):
+        for rows in table.parts(_PART_ROWS):
             inputs = [_read_input(row, columns, needs_all) for row in rows]
             # Texts of like length stand together, so that little is padding.
             order = sorted((i for i, text in enumerate(inputs) if text), key=lambda i: sum(map(len, inputs[i] or ())))
@@ -77,11 +75,11 @@ def predict_file(
             for i, result in zip(order, results, strict=True):
                 found[i] = {names[name]: value for name, value in to_row(result).items()}
             empty += len(rows) - len(order)
+            whole = [row | more for row, more in zip(rows, found, strict=True)]
             if writer is None:
-                for row, more in zip(rows, found, strict=True):
-                    print(json.dumps(row | more, ensure_ascii=False, default=str))
+                print(*(json.dumps(row, ensure_ascii=False, default=str) for row in whole), sep="\n")
             else:
-                writer.write(rows, batch, found)
+                writer.write(whole)
             bar.update(len(rows))
     return empty
 

@@ -7,12 +7,12 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import torch
 from peft import PeftModel
@@ -20,14 +20,13 @@ from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingW
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..batching import fix_weights, forget_batches
-from ..checkpoints.untrusted import TOKENIZER_FILES, read_config
+from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..errors import AdapterError
 from ..heads.tasks import task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer, base_modules
-from .load import find_folder, load_beside
+from .load import load_saved
 from .predictor import Predictor
-from .readers import READERS, Reader
+from .readers import READERS, Reader, attempt
 
 
 _FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
@@ -35,35 +34,43 @@ _FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
 Files = tuple[tuple[str, int, int, int], ...]
 
 
-@dataclass(eq=False)
-class Entry:
-    """A task and where its adapter is. A changed task gets a new entry, so that running requests keep theirs.
+@dataclass(frozen=True)
+class TaskSource:
+    """Where the adapter of a task is.
 
     Args:
-        task: The task.
-        source: The folder of its adapter, or its name on the Hub.
-        revision: A branch, tag or commit of the repository. Default: the latest version.
-        threshold: The least score that a class needs (see `TaskBank`).
-        commit: The commit that was downloaded first, which is used for as long as the entry exists.
+        source: Its folder, its name on the Hub, or the opened adapter.
+        revision: A branch, tag or commit of its repository. Default: the latest version.
+        threshold: The least score of a class (see `TaskBank`).
     """
 
-    task: str
-    source: str | os.PathLike[str]
+    source: str | os.PathLike[str] | SavedAdapter
     revision: str | None = None
     threshold: float | None = None
-    commit: str | None = field(default=None, compare=False)
 
-    def find(self, token: str | None) -> Path:
-        """Return the adapter's folder; the files of one on the Hub are downloaded to the cache.
 
-        Raises:
-            AdapterError: There is no such folder, or no safetensors file in the repository.
-            HubError: The repository does not exist, is private or cannot be reached.
-        """
-        folder = find_folder(self.source, self.commit or self.revision, token)
-        if folder.parent.name == "snapshots":
-            self.commit = folder.name
-        return folder
+class Entry:
+    """A task with its adapter. A changed task gets a new entry, so that running requests keep theirs.
+
+    Attributes:
+        commit: The commit that was downloaded first, which is used for as long as the entry exists.
+        files: The files that the adapter was loaded from; None before.
+    """
+
+    def __init__(self, task: str, source: TaskSource) -> None:
+        self.task = task
+        self.source = source
+        self.commit: str | None = None
+        self.files: Files | None = None
+
+    def open(self, token: str | None) -> SavedAdapter:
+        """Open the adapter, as `SavedAdapter.open` does."""
+        source = self.source.source
+        if isinstance(source, SavedAdapter):
+            return source
+        saved = SavedAdapter.open(source, self.commit or self.source.revision, token)
+        self.commit = saved.commit
+        return saved
 
 
 @dataclass
@@ -71,17 +78,12 @@ class HeldAdapter:
     """An adapter in memory, which may be taken out of its model and put in again.
 
     Args:
-        reader: What reads its inputs and computes its results.
-        model: The model that it belongs to.
-        files: The files that it was loaded from.
+        reader: What encodes its inputs and decodes its outputs.
         parts: What it has in the model, each with the mapping by adapter name that holds it.
     """
 
     reader: Reader
-    model: PeftModel
-    files: Files
     parts: list[tuple[Any, Any]]
-    is_in_model: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -93,24 +95,22 @@ class HeldAdapter:
 
     def put_in(self) -> None:
         """Put it into the model, if it is not there."""
-        if not self.is_in_model:
+        if self.parts and self.reader.name not in self.reader.model.peft_config:
             for mapping, part in self.parts:
                 mapping[self.reader.name] = part
-            self.is_in_model = True
 
     def take_out(self) -> None:
         """Take it out of the model, if it is there."""
-        if self.is_in_model:
+        if self.parts and self.reader.name in self.reader.model.peft_config:
             for mapping, _ in self.parts:
                 del mapping[self.reader.name]
-            self.is_in_model = False
 
 
 class HeldAdapters:
     """Adapters in memory, the least recently used one first. One thread at a time may use it.
 
     There is one model per kind of head, because the classes of transformers have one head each. Their base models
-    share the weights that are equal.
+    share the weights that are equal. An adapter is dropped after its entry is gone.
 
     Args:
         max_bytes: Memory that the adapters' weights may take, in bytes.
@@ -129,9 +129,11 @@ class HeldAdapters:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.token = token
+        # Whether the last `get` dropped adapters for lack of room.
+        self.is_full = False
         self._base_model = base_model
         self._options: dict[str, Any] = {"token": token, "device": device, "dtype": dtype}
-        self._held: OrderedDict[Entry, HeldAdapter] = OrderedDict()
+        self._held: OrderedDict[ref[Entry], HeldAdapter] = OrderedDict()
         self._loaded = 0
         # Bytes that were loaded and dropped since freed memory was last returned to the system.
         self._turnover = 0
@@ -140,45 +142,53 @@ class HeldAdapters:
         self._tokenizers: MutableMapping[object, PreTrainedTokenizerBase] = WeakValueDictionary()
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._held)
+        self._drop_gone()
+        return iter([entry for key in self._held if (entry := key()) is not None])
 
-    def get(self, entries: Iterable[Entry]) -> dict[Entry, HeldAdapter]:
-        """Return the adapters of these entries, all of them in their models.
+    def get(
+        self, entries: Iterable[Entry], catch: tuple[type[Exception], ...] = ()
+    ) -> dict[Entry, Reader | Exception]:
+        """Return what reads the inputs of these entries, whose adapters are all in their models.
 
         Adapters that are requested together are never dropped for each other, even if that takes more memory.
+
+        Args:
+            entries: The entries.
+            catch: Errors of an entry that are returned in place of its reader. Default: all are raised.
         """
-        wanted = dict.fromkeys(entries)
-        for entry in wanted:
-            if entry in self._held:
-                self._held.move_to_end(entry)
-        for entry in wanted:
-            if entry not in self._held:
-                self._held[entry] = adapter = self._load(entry)
+        self._drop_gone()
+        wanted = {entry: ref(entry) for entry in entries}
+        for key in wanted.values():
+            if key in self._held:
+                self._held.move_to_end(key)
+        found: dict[Entry, Reader | Exception] = {}
+        self.is_full = False
+        for entry, key in wanted.items():
+            if key not in self._held:
+                adapter = attempt(catch, self._load, entry)
+                if isinstance(adapter, Exception):
+                    found[entry] = adapter
+                    continue
+                self._held[key] = adapter
                 self._count(adapter.nbytes)
-            self._drop_unused(wanted)
-        for entry in wanted:
-            self._held[entry].put_in()
-        return {entry: self._held[entry] for entry in wanted}
+            for other in [other for other, held in self._held.items() if held.parts]:
+                if self.nbytes > self.max_bytes and other not in wanted.values():
+                    self._drop(other)
+                    self.is_full = True
+            found[entry] = self._held[key].reader
+        for key in wanted.values():
+            if key in self._held:
+                self._held[key].put_in()
+        return found
 
-    def drop(self, entry: Entry) -> None:
-        """Free the memory of an adapter, if it is held."""
-        adapter = self._held.pop(entry, None)
-        if adapter is not None:
-            adapter.take_out()
-            forget_batches(adapter.model.get_base_model())
-            self._count(-adapter.nbytes)
+    def _drop_gone(self) -> None:
+        for key in [key for key in self._held if key() is None]:
+            self._drop(key)
 
-    def files(self, entry: Entry) -> Files | None:
-        """Return the files that a held adapter was loaded from; None if it is not held."""
-        return self._held[entry].files if entry in self._held else None
-
-    def _drop_unused(self, wanted: Iterable[Entry]) -> None:
-        for entry, adapter in tuple(self._held.items()):
-            if self.nbytes <= self.max_bytes:
-                return
-            # Dropping the first one, which never leaves the model, would free nothing.
-            if entry not in wanted and adapter.parts:
-                self.drop(entry)
+    def _drop(self, key: ref[Entry]) -> None:
+        adapter = self._held.pop(key)
+        adapter.take_out()
+        self._count(-adapter.nbytes)
 
     def _count(self, change: int) -> None:
         """Count loaded or dropped bytes; after a hundredth of all held ones, return freed memory to the system.
@@ -194,46 +204,46 @@ class HeldAdapters:
                 ctypes.CDLL(None).malloc_trim(0)
 
     def _load(self, entry: Entry) -> HeldAdapter:
-        folder = entry.find(self.token)
-        files = list_files(folder)
-        task = task_of_config(read_config(folder), folder)
+        saved = entry.open(self.token)
+        files = list_files(saved.folder)
+        task = task_of_config(saved.config)
         if task.pipeline not in READERS:
             raise AdapterError(
-                f"The tasks of a bank must be {', '.join(READERS)}; that of {entry.source} is {task.pipeline}. Use "
+                f"The tasks of a bank must be {', '.join(READERS)}; that of {saved.name} is {task.pipeline}. Use "
                 "houlsby_peft.load for it."
             )
         first = self._first.get(task.auto_class)
         # While an adapter is loaded, no other is in the model: PEFT visits all modules several times for each, so that
         # the time would grow with the number of adapters held.
         for other in self._held.values():
-            if first is not None and other.model is first.model:
+            if first is not None and other.reader.model is first.model:
                 other.take_out()
         given = self._base_model
         if isinstance(given, PreTrainedModel) and (own := task_of_class(type(given).__name__)) is not None:
             given = given if own.auto_class == task.auto_class else None
         self._loaded += 1
-        predictor = load_beside(
-            entry.source, entry.commit or entry.revision, given, first, f"task_{self._loaded}", self._tokenizers,
-            **self._options,
-        )  # fmt: skip
-        reader = READERS[task.pipeline](predictor, entry.task)
+        predictor = load_saved(saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options)
         name = predictor.name
         parts = [(found, found[name]) for found in _mappings(predictor.model) if name in found]
-        if list_files(folder) != files:
+        try:
+            reader = predictor.reader(entry.task)
+            reader.request(reader.example, None, entry.source.threshold)
+            if list_files(saved.folder) != files:
+                raise AdapterError(f"The files of {saved.name} must not change while they are read. Load them again.")
+        except ValueError:
             if first is None:
                 predictor.model.unload()  # a base model that was given is as it was, for the next attempt
-            else:
-                for mapping, _ in parts:
-                    del mapping[name]
-            raise AdapterError(f"The files of {entry.source} must not change while they are read. Load them again.")
+            for mapping, _ in parts if first else ():
+                del mapping[name]
+            raise
+        entry.files = files
         if first is None:
             # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.
             parts = []
             for other_kind in self._first.values():
                 _share_weights(predictor.base_model, other_kind.base_model)
             self._first[task.auto_class] = predictor
-            fix_weights(predictor.model.get_base_model())
-        return HeldAdapter(reader, predictor.model, files, parts)
+        return HeldAdapter(reader, parts)
 
 
 def list_files(folder: Path) -> Files:
@@ -245,7 +255,6 @@ def list_files(folder: Path) -> Files:
 def _mappings(model: PeftModel) -> Iterator[Any]:
     """Yield all mappings of a model by adapter name."""
     yield model.peft_config
-    yield model.get_base_model().houlsby_records
     for module in model.modules():
         if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
             yield from (attrgetter(name)(module) for name in (*module.adapter_layer_names, *module.other_param_names))
@@ -257,13 +266,8 @@ def _share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
     for name, module in base_modules(model.base_model):
         for key, weight in module._parameters.items():
             shared = known[name]._parameters.get(key) if name in known else None
-            if (
-                weight is None
-                or shared is None
-                or type(weight) is not nn.Parameter
-                or type(shared) is not nn.Parameter
-            ):
+            if type(weight) is not nn.Parameter or type(shared) is not nn.Parameter or weight.is_meta:
                 continue
             alike = (weight.shape, weight.dtype, weight.device) == (shared.shape, shared.dtype, shared.device)
-            if alike and not weight.is_meta and torch.equal(weight, shared):
+            if alike and torch.equal(weight, shared):
                 module._parameters[key] = shared

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from typing import Any
@@ -21,7 +22,10 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    "RAY_enable_metrics_collection": "0",  # which would listen on further ports
 }
+# Seconds that running requests may take after the signal to end.
+_LAST_REQUESTS = 30
 
 
 def start(args: dict[str, Any], host: str, port: int) -> None:
@@ -34,9 +38,10 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
     Raises:
         AdapterError: The folder or list of adapters is not valid, or has no adapter.
         ModuleNotFoundError: Ray Serve is not installed.
-        OSError: Ray cannot start the service.
-        ValueError: An option breaks its rule.
+        OSError: The port is taken, or Ray cannot start the service.
     """
+    # Ray's proxy would share the port with another service, whose answers would then mix with its own.
+    socket.create_server((host, port)).close()
     if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):
         os.environ.update(_ENVIRONMENT)
     import ray
@@ -44,7 +49,9 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
     from .service import LOGGING, NAME, build, http_options
 
-    application = build(args)
+    # A page in a browser on this machine may find a name of its own for this address, but not send another one.
+    hosts = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost") else ["*"]
+    application = build({"hosts": hosts, **args})
     try:
         ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -67,9 +74,16 @@ def run(args: dict[str, Any], host: str, port: int) -> None:
 
 
 def stop() -> None:
-    """Stop the service and its Ray."""
+    """Stop the service and its Ray, after the running requests."""
     import ray
     from ray import serve
 
-    serve.shutdown()
+    from .service import NAME
+
+    try:
+        serve.get_app_handle(NAME).end.remote().result(timeout_s=_LAST_REQUESTS)
+    except TimeoutError:
+        logging.getLogger(__name__).warning("Requests were cut off.")
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # its threads see the end of Ray as an error
+    # Ray Serve's own shutdown takes up to 25 seconds. Nothing of it is left after Ray's.
     ray.shutdown()

@@ -1,120 +1,168 @@
-"""What lies before and after a forward pass: from an input to rows of the model, and from its outputs to a result.
+"""From texts to results: each kind of task encodes its inputs as rows of tokens, and decodes the model's outputs.
 
-There is one class per kind of task. The forward pass itself is left to the caller, so that it can hold rows of many
-adapters.
+`predict_requests` pads the rows and runs the forward passes, which may hold rows of many adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
-from transformers.pipelines.token_classification import AggregationStrategy
+from peft import PeftModel
+from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from .padding import encode
-from .predictor import Input, Predictor, check_inputs, check_logits, check_top_k, cut_arguments
-from .question_answering import QuestionAnswering
-from .tagging import TagPipeline
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, shortened
+from ..heads.tasks import Task
+from .base_model import count_positions, count_tokens
+from .tagging import Piece, read_tags
+
+
+# A text, a pair of texts or, for question answering, a question and the text that answers it.
+Input = str | tuple[str, str]
+# Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
+_QUESTION_TOKENS = 64
+# A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share it.
+_TOKENIZING = threading.Lock()
 
 
 @dataclass
 class Row:
-    """A row of the model's inputs.
-
-    Args:
-        inputs: The inputs, without padding.
-        more: What the result needs to know of the row's tokens.
-    """
+    """Inputs of the model without padding, and what the result needs to know of their tokens."""
 
     inputs: dict[str, list[int]]
-    more: Any = field(default=None, repr=False)
+    more: Any = None
+
+
+@dataclass
+class Request:
+    """A checked input of a reader with its rows; made by `Reader.request`."""
+
+    reader: Reader
+    text: Input
+    rows: list[Row]
+    top_k: int | None
+    threshold: float | None
+
+    def decode(self, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Return the result, from the model's outputs for each row (see `Reader.decode`).
+
+        Raises:
+            AdapterError: The outputs are not finite.
+        """
+        if not all(value.isfinite().all() for row in values for value in row):
+            raise AdapterError(
+                f"The outputs of an adapter must be finite; those of {self.reader.called!r} are NaN or infinite on a "
+                f"base model in {self.reader.model.dtype}. Load it with dtype=torch.float32, or train it again."
+            )
+        return self.reader.decode(self, values)
 
 
 class Reader:
-    """Reads the inputs of one adapter and computes its results.
+    """Encodes the inputs of one adapter, and decodes the model's outputs for them.
 
     Args:
-        predictor: The adapter.
-        task: What the bank calls its task.
+        model: The model with the adapter.
+        name: The adapter's name in the model.
+        tokenizer: The tokenizer for its texts.
+        task: What its head does.
+        called: The name of the adapter in errors. Default: `name`.
 
     Attributes:
         outputs: The names of the model's outputs that results are computed from.
         is_per_token: Whether these have a value per token.
-        example: An input of the kind that the task needs.
+        kinds: The kinds of inputs that the task reads, and what they are.
+        example: An input of one of these kinds.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     is_per_token: ClassVar[bool] = False
+    kinds: ClassVar[dict[type, str]] = {str: "a text", tuple: "a pair of texts"}
     example: ClassVar[Input] = "An example."
 
-    def __init__(self, predictor: Predictor, task: str) -> None:
-        self.name = predictor.name
+    def __init__(
+        self,
+        model: PeftModel,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        task: Task,
+        called: str | None = None,
+    ) -> None:
+        self.model = model
+        self.name = name
+        self.tokenizer = tokenizer
         self.task = task
-        self.config = predictor.config
-        self.tokenizer = predictor.tokenizer
-        self.pipeline = predictor.task.pipeline
-        self.dtype = predictor.model.dtype
-        self.labels = self.config.labels or predictor.model.config.id2label
-        self.cut = cut_arguments(self.tokenizer, predictor.model, self.config)
+        self.called = called or name
+        self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
+        self.labels: dict[int, str] = self.config.labels or model.config.id2label
+        self.cut = cut_arguments(tokenizer, model, self.config)
+        self.can_pad = can_pad(tokenizer, model)
+        self._tokens = count_tokens(model.get_base_model())  # type: ignore[arg-type]
 
-    def check(self, text: Input, top_k: int | None, threshold: float | None) -> None:
-        """Check a request.
+    def request(self, text: Input, top_k: int | None = None, threshold: float | None = None) -> Request:
+        """Check an input and what is asked for, and encode the input.
 
         Raises:
-            ValueError: The input is not of the kind that the task needs, or the task has no classes for `top_k` or for
-                a threshold.
+            AdapterError: The base model does not know the tokenizer's tokens.
+            ValueError: The input is not of the kind that the task needs, it has no token, `top_k` is not a number of
+                classes, or the task has no classes for `top_k` or for a threshold.
         """
-        check_inputs([text], self.pipeline)
-        check_top_k(top_k, self.pipeline, self.config)
-        kind = self.config.kind_of_problem
-        if threshold is not None and (self.pipeline != "text-classification" or kind == "regression"):
-            raise ValueError(
-                f"A threshold is for text classification; the adapter's task is {kind or self.pipeline}. Leave it out."
-            )
+        is_pair = isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)
+        if not (is_pair and tuple in self.kinds) and not (isinstance(text, str) and str in self.kinds):
+            rule = " or ".join(self.kinds.values())
+            raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
+        kind = self.config.kind_of_problem or self.task.pipeline
+        has_classes = self.task.pipeline == "text-classification" and kind != "regression"
+        for name, value in (("top_k", top_k), ("A threshold", threshold)):
+            if value is not None and not has_classes:
+                raise ValueError(
+                    f"{name} is for text classification; the task of {self.called!r} is {kind}. Leave it out."
+                )
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k must be a number of classes, at least 1; got {top_k}.")
+        with _TOKENIZING:
+            rows = self.encode(text)
+        for row in rows:
+            ids = row.inputs["input_ids"]
+            if not ids:
+                raise ValueError(
+                    f"Each text must have at least one token; the tokenizer of {self.called!r} found none. Leave out "
+                    "empty texts."
+                )
+            if self._tokens is not None and max(ids) >= self._tokens:
+                raise AdapterError(
+                    f"The tokenizer of {self.called!r} must fit the base model, which knows {self._tokens:,} tokens; "
+                    f"it gave the number {max(ids):,}. Use the tokenizer that the adapter was trained with."
+                )
+        return Request(self, text, rows, top_k, threshold)
 
     def encode(self, text: Input) -> list[Row]:
-        """Return an input as rows of the model."""
-        return [Row(encode(self.tokenizer, text, self.cut))]
+        """Return an input as rows of the model. One thread at a time may use a tokenizer."""
+        # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
+        encoded = self.tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut)
+        return [Row({name: values[0] for name, values in encoded.items()})]
 
-    def decode(
-        self,
-        text: Input,
-        rows: Sequence[Row],
-        values: Sequence[tuple[torch.Tensor, ...]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Any:
-        """Return the result for an input, as `Predictor.predict` does.
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Return the result for an input, as `Predictor.predict` describes it.
 
         Args:
-            text: The input.
-            rows: Its rows, from `encode`.
-            values: The outputs of the model, in float32 on the CPU, for each row: those of `outputs`. If they are per
-                token, padding has been removed.
-            top_k, threshold: See `TaskBank`.
-
-        Raises:
-            AdapterError: The outputs are not finite.
+            request: The input.
+            values: For each of its rows the outputs of the model that `outputs` names, finite and in float32 on the
+                CPU. If they are per token, padding has been removed.
         """
         raise NotImplementedError
 
 
 class ClassReader(Reader):
-    """Reads inputs of text classification and of regression."""
+    """Text classification and regression."""
 
-    def decode(
-        self,
-        text: Input,
-        rows: Sequence[Row],
-        values: Sequence[tuple[torch.Tensor, ...]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Any:
-        """Return the best class of a row, or several, by transformers' rules."""
-        logits = values[0][0][: len(self.labels)]  # heads narrower than the widest were filled up
-        check_logits(logits, self.task, self.dtype)
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Return the best class, or the list of the best ones."""
+        logits = values[0][0]
         is_multi_label = self.config.kind_of_problem == "multi_label_classification"
         if self.config.kind_of_problem == "regression":
             scores = logits
@@ -122,6 +170,7 @@ class ClassReader(Reader):
             scores = logits.sigmoid()
         else:
             scores = logits.softmax(-1)
+        top_k, threshold = request.top_k, request.threshold
         if top_k is None and (threshold is None or not is_multi_label):
             best = int(scores.argmax())
             score = scores[best].item()
@@ -132,105 +181,191 @@ class ClassReader(Reader):
 
 
 class TokenReader(Reader):
-    """Reads texts whose words get tags, in parts of the length of training."""
+    """Token classification: texts are read in parts of the length of training, so that every word gets a tag."""
 
     is_per_token = True
-
-    def __init__(self, predictor: Predictor, task: str) -> None:
-        super().__init__(predictor, task)
-        # Without an aggregation, for which it would copy the tokenizer.
-        self._pipeline = cast(TagPipeline, predictor.pipeline(aggregation_strategy="none"))
+    kinds: ClassVar[dict[type, str]] = {str: "a text"}
 
     def encode(self, text: Input) -> list[Row]:
         """Return a text as one row for each part of it."""
         is_fast = self.tokenizer.is_fast
-        windows = {"return_overflowing_tokens": True, "stride": 0} if is_fast and self.cut else {}
+        parts = {"return_overflowing_tokens": True, "stride": 0} if is_fast and self.cut else {}
         encoded = self.tokenizer(
-            [text], return_special_tokens_mask=True, return_offsets_mapping=is_fast, **self.cut, **windows
+            [text], return_special_tokens_mask=True, return_offsets_mapping=is_fast, **self.cut, **parts
         )
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
-        return [
-            Row(
-                {name: encoded[name][number] for name in names},
-                (encoded["special_tokens_mask"][number], encoded["offset_mapping"][number] if is_fast else None),
-            )
-            for number in range(len(encoded["input_ids"]))
-        ]
+        rows = []
+        for number, (ids, special) in enumerate(
+            zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
+        ):
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            spans = encoded["offset_mapping"][number] if is_fast else [None] * len(ids)
+            pieces = [
+                None if is_special else Piece(token, span)
+                for token, span, is_special in zip(tokens, spans, special, strict=True)
+            ]
+            rows.append(Row({name: encoded[name][number] for name in names}, pieces))
+        return rows
 
-    def decode(
-        self,
-        text: Input,
-        rows: Sequence[Row],
-        values: Sequence[tuple[torch.Tensor, ...]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Any:
-        """Return the entities, as the adapter's pipeline aggregates them."""
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """Return the entities, or the words with their tags."""
         parts = []
-        for row, (logits,) in zip(rows, values, strict=True):
-            logits = logits[:, : len(self.labels)]
-            check_logits(logits, self.task, self.dtype)
-            special, offsets = row.more
-            parts.append(
-                {
-                    "logits": logits[None],
-                    "input_ids": torch.tensor([row.inputs["input_ids"]]),
-                    "special_tokens_mask": torch.tensor([special]),
-                    "offset_mapping": None if offsets is None else torch.tensor([offsets]),
-                    "sentence": text,
-                }
-            )
-        return self._pipeline.postprocess(parts, aggregation_strategy=AggregationStrategy.FIRST)
+        for row, (logits,) in zip(request.rows, values, strict=True):
+            scores, classes = logits.softmax(-1).max(-1)
+            found = zip(row.more, classes.tolist(), scores.tolist(), strict=True)
+            parts.append([(piece, self.labels[number], score) for piece, number, score in found if piece is not None])
+        return read_tags(str(request.text), parts, self.tokenizer, self.labels.values())
+
+
+@dataclass
+class _Window:
+    """The characters of each token of a context, None for other tokens; and the index of the token [CLS]."""
+
+    spans: list[tuple[int, int] | None]
+    cls: int
 
 
 class AnswerReader(Reader):
-    """Reads questions and the texts that answer them, in overlapping windows."""
+    """Extractive question answering, as BERT does it for SQuAD (Devlin et al. 2018, section 4.2).
+
+    A long context is read in overlapping windows. The answer is the span with the highest sum of start and end logit
+    in any of them. Its score is the product of both probabilities among all tokens of the context in all windows.
+
+    Args:
+        model, name, tokenizer, task, called: As for `Reader`; the tokenizer must be a fast one.
+        max_length: Tokens in a window, question included. Default: as in training, or 384, or as many as model and
+            tokenizer take.
+        stride: Tokens that two windows share.
+        max_answer_length: Tokens in an answer.
+        null_threshold: Give no answer if that scores higher than the best answer by more than this (SQuAD 2.0; Devlin
+            et al. 2018, section 4.3). Default: as chosen in training, or always give an answer.
+    """
 
     outputs = ("start_logits", "end_logits")
     is_per_token = True
+    kinds: ClassVar[dict[type, str]] = {tuple: "a pair (question, context)"}
     example = ("What is it?", "It is an example.")
 
-    def __init__(self, predictor: Predictor, task: str) -> None:
-        super().__init__(predictor, task)
-        self._pipeline = cast(QuestionAnswering, predictor.pipeline())
+    def __init__(
+        self,
+        model: PeftModel,
+        name: str,
+        tokenizer: PreTrainedTokenizerBase,
+        task: Task,
+        called: str | None = None,
+        *,
+        max_length: int | None = None,
+        stride: int = 128,
+        max_answer_length: int = 30,
+        null_threshold: float | None = None,
+    ) -> None:
+        super().__init__(model, name, tokenizer, task, called)
+        if not tokenizer.is_fast:
+            raise AdapterError(
+                "Question answering needs a fast tokenizer, which tells where each token is in the text; "
+                f"{type(tokenizer).__name__} is none. Use a base model that has one."
+            )
+        record = self.config.record
+        longest = max_length or (record and record.max_length) or 384
+        self._longest = int(min(longest, count_positions(model) or 384, tokenizer.model_max_length))
+        self._stride = stride
+        self._longest_answer = max_answer_length
+        self._null_threshold = record.null_threshold if null_threshold is None and record else null_threshold
 
     def encode(self, text: Input) -> list[Row]:
-        """Return a question and its context as one row for each window of the context."""
-        windows = self._pipeline.windows({"question": text[0], "context": text[1]})
-        return [Row(window.inputs, window) for window in windows]
+        """Return a question and its context as one row for each window of the context.
 
-    def decode(
-        self,
-        text: Input,
-        rows: Sequence[Row],
-        values: Sequence[tuple[torch.Tensor, ...]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Any:
+        Raises:
+            ValueError: The question leaves no room for its context.
+        """
+        question, context = text[0].strip(), text[1]
+        tokens = self.tokenizer(
+            question,
+            add_special_tokens=False,
+            truncation=True,
+            max_length=_QUESTION_TOKENS,
+            return_offsets_mapping=True,
+        )
+        question = question[: max((end for _, end in tokens["offset_mapping"]), default=0)]
+        room = self._longest - len(self.tokenizer(question)["input_ids"]) - 2
+        if room < 1:
+            raise ValueError(
+                f"A question must leave room for its context in {self._longest} tokens. Raise max_length, or ask a "
+                "shorter question."
+            )
+        encoded = self.tokenizer(
+            question,
+            context,
+            truncation="only_second",
+            max_length=self._longest,
+            stride=min(self._stride, room // 2),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        rows = []
+        for number, offsets in enumerate(encoded["offset_mapping"]):
+            inputs = {name: encoded[name][number] for name in self.tokenizer.model_input_names if name in encoded}
+            parts = encoded.sequence_ids(number)
+            spans = [span if part == 1 else None for span, part in zip(offsets, parts, strict=True)]
+            ids, cls = inputs["input_ids"], self.tokenizer.cls_token_id
+            rows.append(Row(inputs, _Window(spans, ids.index(cls) if cls in ids else 0)))
+        return rows
+
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the best answer in any window."""
-        for value in values:
-            for logits in value:
-                check_logits(logits, self.task, self.dtype)
-        pairs = [(start, end) for start, end in values]
-        return self._pipeline.answer(text[1], [row.more for row in rows], pairs)
+        windows: list[_Window] = [row.more for row in request.rows]
+        outside = torch.tensor([span is None for window in windows for span in window.spans])
+        starts, ends = (
+            torch.cat(logits).masked_fill(outside, -torch.inf).log_softmax(0).split([len(w.spans) for w in windows])
+            for logits in zip(*values, strict=True)
+        )
+        found = [_best_span(start, end, self._longest_answer) for start, end in zip(starts, ends, strict=True)]
+        number = max(range(len(found)), key=lambda number: found[number][0])
+        score, first, last = found[number]
+        begin, finish = windows[number].spans[first], windows[number].spans[last]
+        nothing = {"answer": "", "score": 0.0, "start": 0, "end": 0}
+        if self._null_threshold is not None:
+            null, probability = min(
+                (
+                    float(start[window.cls] + end[window.cls]),
+                    float(start.softmax(0)[window.cls] * end.softmax(0)[window.cls]),
+                )
+                for window, (start, end) in zip(windows, values, strict=True)
+            )
+            best = float(values[number][0][first] + values[number][1][last])
+            if begin is None or null - best > self._null_threshold:
+                return nothing | {"score": probability}
+        if begin is None or finish is None:
+            return nothing  # an empty context
+        return {
+            "answer": request.text[1][begin[0] : finish[1]],
+            "score": score,
+            "start": begin[0],
+            "end": finish[1],
+        }
+
+
+def _best_span(start: torch.Tensor, end: torch.Tensor, longest: int) -> tuple[float, int, int]:
+    """Return the probability of the best span of a window, its first token and its last."""
+    tokens = torch.arange(len(start))
+    length = tokens[None, :] - tokens[:, None]
+    scores = (start[:, None] + end[None, :]).masked_fill((length < 0) | (length >= longest), -torch.inf)
+    first, last = divmod(int(scores.argmax()), len(start))
+    return float(scores[first, last].exp()), first, last
 
 
 class VectorReader(Reader):
-    """Reads texts for their embeddings."""
+    """Embeddings: the mean of a text's last hidden states, as sentence-transformers computes it by default.
+
+    Reimers & Gurevych 2019 (arXiv 1908.10084), section 3, found the mean better than the vector of [CLS] and than the
+    maximum. The vectors are not normalized: compare them by their cosine.
+    """
 
     outputs = ("last_hidden_state",)
     is_per_token = True
 
-    def decode(
-        self,
-        text: Input,
-        rows: Sequence[Row],
-        values: Sequence[tuple[torch.Tensor, ...]],
-        top_k: int | None,
-        threshold: float | None,
-    ) -> Any:
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the mean of the tokens' hidden states."""
-        check_logits(values[0][0], self.task, self.dtype)
         return values[0][0].mean(0).tolist()
 
 
@@ -241,3 +376,83 @@ READERS: dict[str, type[Reader]] = {
     "question-answering": AnswerReader,
     "feature-extraction": VectorReader,
 }
+
+
+def predict_requests(
+    requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
+) -> list[Any]:
+    """Return the result of each request. Rows of different adapters of one model go through it together.
+
+    Args:
+        requests: The requests.
+        batch_size: The most rows that go through a model at once.
+        catch: Errors of a request that are returned in place of its result. Default: all are raised.
+
+    Raises:
+        AdapterError: The outputs for a request are not finite.
+    """
+    rows = [(request.reader, row) for request in requests for row in request.rows]
+    # Rows of an adapter stand together, so that they need not be gathered.
+    groups: dict[object, list[int]] = {}
+    for number in sorted(range(len(rows)), key=lambda number: rows[number][0].name):
+        reader, row = rows[number]
+        alone = None if reader.can_pad else number
+        # Without a mask, the model would read the padding as text.
+        length = None if "attention_mask" in row.inputs else len(row.inputs["input_ids"])
+        key = (id(reader.model), tuple(row.inputs), reader.tokenizer.padding_side, alone, length)
+        groups.setdefault(key, []).append(number)
+    values: dict[int, list[torch.Tensor]] = {}
+    for group in groups.values():
+        for start in range(0, len(group), batch_size):
+            chunk = group[start : start + batch_size]
+            values.update(zip(chunk, _forward([rows[number] for number in chunk]), strict=True))
+    in_order = iter([values[number] for number in range(len(rows))])
+    return [attempt(catch, request.decode, [next(in_order) for _ in request.rows]) for request in requests]
+
+
+def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function returns, or the error that it raises if that is to be caught."""
+    try:
+        return function(*args)
+    except catch as error:
+        return error
+
+
+@torch.inference_mode()
+def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
+    """Return the outputs for each row of one batch, as `Reader.decode` wants them."""
+    first = rows[0][0]
+    inputs = [row.inputs for _, row in rows]
+    if len({len(row["input_ids"]) for row in inputs}) == 1:  # there may be no pad token
+        batch = {name: torch.tensor([row[name] for row in inputs]) for name in inputs[0]}
+    else:
+        batch = dict(DataCollatorWithPadding(first.tokenizer)(inputs))
+    batch = {name: value.to(first.model.device) for name, value in batch.items()}
+    outputs = first.model(**batch, adapter_names=[reader.name for reader, _ in rows])
+    found = [[outputs[name][number].float().cpu() for name in first.outputs] for number in range(len(rows))]
+    if first.is_per_token and "attention_mask" in batch:
+        masks = batch["attention_mask"].bool().cpu()
+        found = [[value[mask] for value in own] for own, mask in zip(found, masks, strict=True)]
+    if first.outputs == ("logits",):  # those of heads narrower than the widest in the batch are filled up with -inf
+        found = [[own[0][..., : len(reader.labels)]] for own, (reader, _) in zip(found, rows, strict=True)]
+    return found
+
+
+def can_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel) -> bool:
+    """Return whether texts may be padded for a model.
+
+    Decoders, whose head is called `score`, classify a text by its last token other than the pad token in their
+    configuration.
+    """
+    known = getattr(model.config.get_text_config(), "pad_token_id", None)
+    return tokenizer.pad_token_id is not None and (tokenizer.pad_token_id == known or not hasattr(model, "score"))
+
+
+def cut_arguments(
+    tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, config: HoulsbyConfig
+) -> dict[str, Any]:
+    """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length is known."""
+    recorded = config.record.max_length if config.record else None
+    lengths = (recorded, tokenizer.model_max_length, count_positions(model))
+    known = [int(length) for length in lengths if length and length < LARGE_INTEGER]
+    return {"truncation": True, "max_length": min(known)} if known else {}

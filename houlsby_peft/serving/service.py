@@ -1,4 +1,4 @@
-"""The service on Ray Serve: replicas of a `WatchedBank` behind an HTTP interface.
+"""The service on Ray Serve: replicas of a `TaskBank` behind an HTTP interface of FastAPI.
 
 `build` makes the application, on one machine (`houlsby-peft serve`) and on a cluster (`serve deploy`).
 """
@@ -7,33 +7,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+import time
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import yaml
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from ..errors import check_bytes, check_count
+from ..errors import AdapterError, HubError, shortened
 from .adapter_list import read_adapters
-from .http import HttpService, Overloaded, count_rows
-from .watched_bank import Query, Refusal, WatchedBank
+from .readers import Input
+from .task_bank import TaskBank
 
 
 NAME = "houlsby"
-_LOG = logging.getLogger(__name__)
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
+_LOG = logging.getLogger(__name__)
+_MAX_BYTES = 1_000_000
 # Of requests whose replica was lost, before and after the first pause.
 _ATTEMPTS = 4
 _PAUSE = 0.5
 # Requests that the ingress may be about to refuse.
 _MOST_REFUSED = 1000
+_BUSY = "Too many requests are waiting. Try again later."
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class ServiceOptions:
         cpus: CPU cores, and threads, of a replica.
         gpus: GPUs of a replica: 0, 1 or a part of one.
         max_queued: Requests that may wait for a replica. Further ones get the status 503.
+        hosts: Names of the service in the header Host of requests, others of which are refused; "*" is any.
     """
 
     adapters: str
@@ -64,20 +74,103 @@ class ServiceOptions:
     cpus: int = 1
     gpus: float = 0
     max_queued: int = 512
+    hosts: Sequence[str] = ("*",)
 
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "min_replicas", "cpus", "max_queued"):
-            check_count(name, getattr(self, name))
-        check_count("max_replicas", self.max_replicas, least=self.min_replicas)
-        check_bytes("max_bytes", self.max_bytes)
-        for name in ("batch_wait", "watch", "gpus"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value >= 0:
-                raise ValueError(f"{name} must be a number of at least 0; got {value!r}.")
+
+class Row(BaseModel):
+    """A row of a request: `task`, and either `text`, `text` and `text_pair`, or `question` and `context`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task: str
+    text: str | None = None
+    text_pair: str | None = None
+    question: str | None = None
+    context: str | None = None
+    top_k: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Row:
+        given = {name for name in ("text", "text_pair", "question", "context") if getattr(self, name) is not None}
+        if given not in ({"text"}, {"text", "text_pair"}, {"question", "context"}):
+            raise ValueError("a row must have either text, text and text_pair, or question and context")
+        "".join(getattr(self, name) for name in given).encode()  # no half of a surrogate pair, which is a ValueError
+        return self
+
+    @property
+    def input(self) -> Input:
+        """The input of a `Predictor`."""
+        if self.question is not None:
+            return self.question, str(self.context)
+        return str(self.text) if self.text_pair is None else (str(self.text), self.text_pair)
+
+
+class Rows(BaseModel):
+    """The body of a request for predictions."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"example": {"inputs": [{"task": "reviews", "text": "Good soup."}]}},
+    )
+
+    inputs: list[Row] = Field(min_length=1)
+
+
+class Predictions(BaseModel):
+    """The answer: the predictions of the rows, in their order, as `Predictor.predict` gives them."""
+
+    predictions: list[Any]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request gets no predictions: the status of HTTP, the rule that it breaks, and the row that breaks it."""
+
+    status: int
+    rule: str
+    row: int | None = None
+
+
+def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -> list[list[Any] | Refusal]:
+    """Return the predictions of each request, or why it is refused. No request fails because of another one."""
+    rows = [row for request in requests for row in request]
+    try:
+        found = bank.predict(
+            [(row.task, row.input) for row in rows], batch_size, [row.top_k for row in rows], return_errors=True
+        )
+    except Exception as error:
+        if len(requests) > 1:  # the model itself fails for one of them
+            return [answer(bank, [request], batch_size)[0] for request in requests]
+        return [_refuse(bank, rows[0], error, None)]
+    results = iter(found)
+    answers: list[list[Any] | Refusal] = []
+    for request in requests:
+        own = [next(results) for _ in request]
+        wrong = next((number for number, result in enumerate(own) if isinstance(result, Exception)), None)
+        answers.append(own if wrong is None else _refuse(bank, request[wrong], own[wrong], wrong))
+    return answers
+
+
+def _refuse(bank: TaskBank, row: Row, error: Exception, number: int | None) -> Refusal:
+    if row.task in bank.failed and row.task not in bank.tasks:
+        return Refusal(500, f"The adapter of task {row.task!r} cannot be loaded; GET /health says why.", number)
+    if row.task not in bank.tasks:
+        return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(row.task))}.", number)
+    if isinstance(error, (AdapterError, HubError)):
+        return Refusal(500, hide_folders(str(error)), number)
+    if isinstance(error, ValueError):
+        return Refusal(422, hide_folders(str(error)), number)
+    _LOG.error("A prediction failed.", exc_info=error)
+    return Refusal(500, "The prediction failed; the log of the service says why.", number)
+
+
+def hide_folders(text: str) -> str:
+    """Return a text in which the absolute paths of this machine have lost their folders."""
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/]+/)+", "", text)
 
 
 class BankReplica:
-    """A replica: a `WatchedBank` whose batches are gathered from the requests of all clients.
+    """A replica: a `TaskBank` whose batches are gathered from the requests of all clients.
 
     Args:
         options: The service's options.
@@ -85,35 +178,104 @@ class BankReplica:
 
     def __init__(self, options: ServiceOptions) -> None:
         torch.set_num_threads(options.cpus)
-        self._bank = WatchedBank(
-            options.adapters,
-            options.batch_size,
-            base_model=options.base_model,
-            max_bytes=options.max_bytes,
-            device="cuda" if options.gpus else None,
-        )
+        self._options = options
+        device = "cuda" if options.gpus else None
+        self._bank = TaskBank({}, base_model=options.base_model, max_bytes=options.max_bytes, device=device)
+        self._list = "ok"
+        self.refresh()
         self.predict.set_max_batch_size(options.batch_size)
         self.predict.set_batch_wait_timeout_s(options.batch_wait)
         if options.watch:
-            threading.Thread(target=self._watch, args=(options.watch,), daemon=True).start()
+            threading.Thread(target=self._watch, daemon=True).start()
 
-    @serve.batch(max_batch_size=32, batch_size_fn=count_rows)  # type: ignore[untyped-decorator]
-    async def predict(self, requests: list[list[Query]]) -> list[list[Any] | Refusal]:
+    @serve.batch(max_batch_size=32, batch_size_fn=lambda requests: sum(map(len, requests)))  # type: ignore[untyped-decorator]
+    async def predict(self, requests: list[list[Row]]) -> list[list[Any] | Refusal]:
         """Predict the rows of several requests together."""
         # In a thread, so that requests for the next batch are received meanwhile.
-        return await asyncio.to_thread(self._bank.answer, requests)
+        return await asyncio.to_thread(answer, self._bank, requests, self._options.batch_size)
 
     async def status(self) -> dict[str, Any]:
-        """Return the status of the bank, and the names of its tasks."""
-        return await asyncio.to_thread(lambda: {**self._bank.status(), "names": list(self._bank.tasks)})
+        """Return the names of the tasks, those whose adapter cannot be loaded, and what is wrong with the list."""
+        bank = self._bank
+        failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
+        held = await asyncio.to_thread(lambda: bank.held)
+        names = [*dict.fromkeys([*bank.tasks, *failed])]
+        return {"names": names, "in_memory": len(held), "failed": failed, "list": self._list}
 
-    def _watch(self, seconds: float) -> None:
-        pause = threading.Event()
-        while not pause.wait(seconds):
+    def refresh(self) -> None:
+        """Serve what the folder or list has now. While it cannot be read, the tasks stay as they are."""
+        try:
+            before = self._bank.failed
+            for task, reason in self._bank.serve(read_adapters(self._options.adapters)).items():
+                if before.get(task) != reason:
+                    _LOG.warning("The adapter of task %r cannot be loaded. %s", task, reason)
+            self._list = "ok"
+        except (AdapterError, OSError) as error:
+            self._list = hide_folders(str(error))
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self._options.watch)
             try:
-                self._bank.refresh()
+                self.refresh()
             except Exception:  # a folder may change while it is read; it is read again after the pause
                 _LOG.warning("The adapters could not be read.", exc_info=True)
+
+
+app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on one base model.")
+
+
+@app.exception_handler(RequestValidationError)
+async def _explain_form(_: Request, error: RequestValidationError) -> Response:
+    first = error.errors()[0]
+    where = [part for part in first["loc"] if part != "body"]
+    row = where[1] if where[:1] == ["inputs"] and len(where) > 1 else None
+    name = ".".join(map(str, where[2 if row is not None else 0 :]))
+    return _json_error(Refusal(400, shortened(f"{name}: {first['msg']}" if name else str(first["msg"])), row))
+
+
+@app.exception_handler(AnyHTTPException)
+async def _explain_status(_: Request, error: AnyHTTPException) -> Response:
+    return _json_error(Refusal(error.status_code, str(error.detail)))
+
+
+@app.exception_handler(BackPressureError)
+async def _explain_load(*_: Any) -> Response:
+    return _json_error(Refusal(503, _BUSY))
+
+
+def _json_error(refusal: Refusal) -> Response:
+    error = {"rule": refusal.rule} | ({} if refusal.row is None else {"row": refusal.row})
+    return JSONResponse({"error": error}, refusal.status, {"retry-after": "1"} if refusal.status == 503 else None)
+
+
+class LimitBody:
+    """Middleware that refuses a request of more than a million bytes while it is received."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer a request."""
+        size = 0
+
+        async def counted() -> MutableMapping[str, Any]:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > _MAX_BYTES:
+                raise HTTPException(413, f"A request must have at most {_MAX_BYTES:,} bytes. Send several.")
+            return message
+
+        await self.app(scope, counted, send)
+
+
+app.add_middleware(LimitBody)
 
 
 class Ingress:
@@ -126,29 +288,97 @@ class Ingress:
 
     def __init__(self, replicas: Any, options: ServiceOptions) -> None:
         self._replicas = replicas
-        self._http = HttpService(self._predict, self._status, options.batch_size)
+        self.options = options
+        self.running = 0
+        self.is_ending = False
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "houlsby_requests", "Requests for predictions, by the status of HTTP.", ["status"], registry=registry
+        )
+        self.rows = Counter("houlsby_predictions", "Rows that were predicted, by task.", ["task"], registry=registry)
+        self.seconds = Histogram(
+            "houlsby_request_seconds", "Time to answer a request for predictions.", registry=registry
+        )
 
-    async def __call__(self, request: Request) -> Response:
-        """Answer a request."""
-        return await self._http(request)
+    async def end(self) -> None:
+        """Refuse further requests, and return when the running ones are answered."""
+        self.is_ending = True
+        while self.running:
+            await asyncio.sleep(0.05)
 
-    async def _predict(self, rows: list[Query]) -> Any:
-        return await self._call("predict", rows)
-
-    async def _status(self) -> Any:
-        return await self._call("status")
-
-    async def _call(self, method: str, *args: Any) -> Any:
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of a replica."""
         for attempt in range(_ATTEMPTS):
             try:
                 return await getattr(self._replicas, method).remote(*args)
-            except BackPressureError as error:
-                raise Overloaded from error
             except RayActorError:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(_PAUSE * attempt)
         raise AssertionError("unreachable")
+
+
+def _ingress() -> Ingress:
+    return serve.get_replica_context().servable_object  # type: ignore[no-any-return]
+
+
+@app.get("/", include_in_schema=False)
+async def index() -> dict[str, str]:
+    """Say what this is."""
+    return {"service": "houlsby_peft", "docs": "/docs"}
+
+
+@app.post("/predict", response_model=Predictions)
+async def predict(body: Rows) -> Response:
+    """Predict each row for its task."""
+    ingress = _ingress()
+    start = time.perf_counter()
+    found: list[Any] | Refusal
+    ingress.running += 1
+    try:
+        if ingress.is_ending:
+            found = Refusal(503, "The service is ending.")
+        elif len(body.inputs) > ingress.options.batch_size:
+            most = ingress.options.batch_size
+            found = Refusal(400, f"inputs must have at most {most:,} rows; got {len(body.inputs):,}. Send several.")
+        else:
+            found = await ingress.call("predict", body.inputs)
+    except BackPressureError:
+        found = Refusal(503, _BUSY)
+    finally:
+        ingress.running -= 1
+    status = 200
+    if isinstance(found, Refusal):
+        response, status = _json_error(found), found.status
+    else:
+        response = JSONResponse({"predictions": found})
+        for row in body.inputs:
+            ingress.rows.labels(row.task).inc()
+    ingress.requests.labels(str(status)).inc()
+    ingress.seconds.observe(time.perf_counter() - start)
+    return response
+
+
+@app.get("/tasks")
+async def tasks() -> dict[str, list[str]]:
+    """Return the names of the tasks."""
+    return {"tasks": (await _ingress().call("status"))["names"]}
+
+
+@app.get("/health")
+async def health() -> dict[str, Any]:
+    """Return the number of tasks, and why adapters cannot be loaded."""
+    try:
+        status = await _ingress().call("status")
+    except BackPressureError:
+        return {"status": "ok", "busy": True}  # and therefore alive
+    return {"status": "ok", "tasks": len(status.pop("names")), **status}
+
+
+@app.get("/metrics")
+async def metrics() -> Response:
+    """Return requests by status, predictions by task and latencies, as Prometheus reads them."""
+    return Response(generate_latest(_ingress().registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
@@ -159,15 +389,10 @@ def build(args: Mapping[str, Any]) -> serve.Application:
 
     Raises:
         AdapterError: The folder or list of adapters is not valid, or has no adapter.
-        ValueError: An option is unknown or breaks its rule.
     """
-    names = [field.name for field in fields(ServiceOptions)]
-    if unknown := sorted(set(args) - set(names)):
-        raise ValueError(f"The options of a service are {', '.join(names)}; got {', '.join(unknown)}.")
-    if "adapters" not in args:
-        raise ValueError("A service needs the option adapters: a folder of adapters, or a JSON or YAML list.")
     options = ServiceOptions(**args)
     read_adapters(options.adapters)  # refused here, before replicas start and fail
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(options.hosts))
     # While a batch is predicted, the next one is gathered.
     ongoing = 2 * options.batch_size
     replicas = serve.deployment(
@@ -183,7 +408,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         logging_config=LOGGING,
     )
     ingress = serve.deployment(
-        Ingress,
+        serve.ingress(app)(Ingress),
+        name="Ingress",
         # The ingress itself refuses requests beyond those that replicas run and may queue, with the rule. Only beyond
         # these further ones does Ray's proxy refuse them, as plain text.
         max_ongoing_requests=ongoing * options.max_replicas + options.max_queued + _MOST_REFUSED,
@@ -201,17 +427,13 @@ def http_options(host: str, port: int) -> dict[str, Any]:
 
 def deployment_file(options: ServiceOptions, host: str, port: int) -> str:
     """Return the service's deployment file for `serve deploy` and `serve run`, as YAML."""
+    args = {**asdict(options), "hosts": list(options.hosts)}
     content = {
         "proxy_location": "EveryNode",
         "http_options": http_options(host, port),
         "logging_config": LOGGING,
         "applications": [
-            {
-                "name": NAME,
-                "route_prefix": "/",
-                "import_path": f"{__name__}:build",
-                "args": asdict(options),
-            }
+            {"name": NAME, "route_prefix": "/", "import_path": f"{__name__}:build", "args": args},
         ],
     }
     text: str = yaml.safe_dump(content, sort_keys=False)

@@ -1,100 +1,81 @@
-"""Tags of words: the pipeline that predicts them, and the entities that they mark."""
+"""Tags of words, and the entities that they mark: those with which recipes/token_classification.py trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
-import torch
-from transformers import TokenClassificationPipeline
-from transformers.pipelines.token_classification import AggregationStrategy
+from transformers import PreTrainedTokenizerBase
 
 
 # Kind, first word and last word.
 Entity = tuple[str, int, int]
 
 
-class TagPipeline(TokenClassificationPipeline):
-    """transformers' pipeline, with the words and entities of the recipe that trains taggers.
+@dataclass(frozen=True)
+class Piece:
+    """A token of a text, and the characters that it stands for; None if the tokenizer does not say which."""
 
-    It differs in three ways. The parts of a long text are read as one, so that words and entities may reach from one
-    into the next. With `aggregation_strategy="first"`, a word has the tag of its first piece. Entities are those of
-    `find_entities`, so also those of IOBES. Tags that mark no entities, such as parts of speech, are not merged: every
-    word keeps its own.
+    token: str
+    span: tuple[int, int] | None
 
-    A word is what the tokenizer takes for one or, with a tokenizer that has no mark for the pieces within a word, such
-    as RoBERTa's, what blanks and line breaks separate.
+
+def read_tags(
+    text: str,
+    parts: Iterable[Sequence[tuple[Piece, str, float]]],
+    tokenizer: PreTrainedTokenizerBase,
+    tags: Iterable[str],
+) -> list[dict[str, Any]]:
+    """Return the entities of a text or, if the tags mark none (such as parts of speech), its words.
+
+    A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a tokenizer that does not
+    mark the pieces within a word, such as RoBERTa's, what blanks and line breaks separate. A tokenizer that does not
+    tell where its tokens are gives each of them for a word.
+
+    Args:
+        text: The text.
+        parts: The pieces of each part in which the text was read, with the tag and the score of each.
+        tokenizer: The tokenizer.
+        tags: All tags that there are.
     """
-
-    def postprocess(  # type: ignore[override]
-        self, all_outputs: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
-    ) -> list[dict[str, Any]]:
-        """Return the entities of a text from the outputs for its parts."""
-        if len(all_outputs) > 1:
-            all_outputs = [_join(all_outputs)]
-        found: list[dict[str, Any]] = super().postprocess(all_outputs, *args, **kwargs)
-        return found
-
-    def gather_pre_entities(  # type: ignore[override]
-        self,
-        sentence: str,
-        input_ids: Any,
-        scores: Any,
-        offset_mapping: Any,
-        special_tokens_mask: Any,
-        aggregation_strategy: AggregationStrategy,
-        **kwargs: Any,
-    ) -> list[dict[str, Any]]:
-        """Return the pieces or, for words, those that are no blank, each with whether it is within a word.
-
-        transformers compares the lengths of a piece and of its text, which differ for a whole word as well if the
-        tokenizer normalizes it, and takes only a blank for the end of a word. It gets the strategy "simple", with
-        which it finds the same pieces and does not warn of tokenizers without a mark for pieces within a word.
-        """
-        given = (sentence, input_ids, scores, offset_mapping, special_tokens_mask, AggregationStrategy.SIMPLE)
-        pieces: list[dict[str, Any]] = super().gather_pre_entities(*given, **kwargs)
-        if aggregation_strategy in (AggregationStrategy.NONE, AggregationStrategy.SIMPLE) or offset_mapping is None:
-            return pieces
-        pieces = [piece for piece in pieces if sentence[piece["start"] : piece["end"]].strip()]
-        tokenizer: Any = self.tokenizer
-        mark = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
-        end = 0
-        for piece in pieces:
-            # Byte-level pieces begin behind the blank before them, others with it.
-            is_within = not any(map(str.isspace, sentence[end : piece["start"] + 1]))
-            piece["is_subword"] = piece["word"].startswith(mark) if mark else is_within
-            end = piece["end"]
-        return pieces
-
-    def group_entities(self, entities: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the entities of tagged words or, if the tags mark none, the words."""
-        tags = [entity["entity"] for entity in entities]
-        found = [(tag, word, word) for word, tag in enumerate(tags)]
-        if mark_entities((self.model.config.id2label or {}).values()):
-            found = find_entities(tags)
-        return [
-            {**self.group_sub_entities(entities[begin : end + 1]), "entity_group": kind} for kind, begin, end in found
-        ]
-
-
-def _join(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the outputs for the parts of a text as those for one part; shared pieces are those of the first part."""
-    names = ("logits", "input_ids", "special_tokens_mask", "offset_mapping")
-    found = []
-    for part in parts:
-        places, is_special = (part[name][0].tolist() for name in ("offset_mapping", "special_tokens_mask"))
-        words = part.get("word_ids") or [0] * len(places)  # places are within words if the caller has split these
-        found.append(([([words[row], *place], row) for row, place in enumerate(places) if not is_special[row]], part))
-    kept: list[list[torch.Tensor]] = []
-    word_ids: list[int] = []
-    reached = [-1, -1, -1]
-    for places, part in sorted(found, key=lambda each: each[0]):  # a tokenizer may begin with the end of the text
-        own = [(place, row) for place, row in places if place > reached]
-        kept.append([part[name][:, [row for _, row in own]] for name in names])
-        word_ids += [word for (word, *_), _ in own]
-        reached = max([reached, *(place for place, _ in own)])
-    joined = {name: torch.cat([part[i] for part in kept], 1) for i, name in enumerate(names)}
-    return {**parts[0], **joined, "word_ids": word_ids if parts[0].get("word_ids") else None}
+    # A tokenizer may begin with the end of the text.
+    in_order = sorted(parts, key=lambda part: part[0][0].span or (0, 0) if part else (0, 0))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    mark = getattr(backend and backend.model, "continuing_subword_prefix", None)
+    words: list[tuple[list[Piece], str, float]] = []
+    end = 0
+    for piece, tag, score in (item for part in in_order for item in part):
+        if piece.span is None:
+            words.append(([piece], tag, score))
+            continue
+        begin = piece.span[0]
+        if not text[begin : piece.span[1]].strip():
+            continue
+        # Byte-level pieces begin behind the blank before them, others with it.
+        is_within = piece.token.startswith(mark) if mark else not any(map(str.isspace, text[end : begin + 1]))
+        if words and is_within:
+            words[-1][0].append(piece)
+        else:
+            words.append(([piece], tag, score))
+        end = piece.span[1]
+    own = [tag for _, tag, _ in words]
+    found = find_entities(own) if mark_entities(tags) else [(tag, word, word) for word, tag in enumerate(own)]
+    results = []
+    for kind, first, last in found:
+        pieces = [piece for word in words[first : last + 1] for piece in word[0]]
+        if kind == "O":
+            continue
+        start, stop = (pieces[0].span or (None, None))[0], (pieces[-1].span or (None, None))[1]
+        word = (
+            tokenizer.convert_tokens_to_string([piece.token for piece in pieces])
+            if start is None
+            else text[start:stop]
+        )
+        score = fmean(score for _, _, score in words[first : last + 1])
+        results.append({"entity_group": kind, "score": score, "word": word, "start": start, "end": stop})
+    return results
 
 
 def mark_entities(tags: Iterable[str]) -> bool:

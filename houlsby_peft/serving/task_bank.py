@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..errors import AdapterError, check_bytes, check_count, shortened
-from .adapter_list import check_threshold
-from .base_model import count_tokens
-from .held_adapters import Entry, HeldAdapter, HeldAdapters, list_files
-from .padding import can_pad, check_lengths, stack
-from .predictor import Input, check_inputs, explain_prediction_errors, represent
-from .readers import Row
+from ..checkpoints.saved import SavedAdapter
+from ..errors import AdapterError, shortened
+from .held_adapters import Entry, Files, HeldAdapters, TaskSource, list_files
+from .readers import Input, Reader, Request, attempt, predict_requests
 
 
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
 # Tasks that an error names.
 _MOST_NAMED = 10
+
+# What stands for the adapter of a task.
+Source = str | os.PathLike[str] | SavedAdapter | TaskSource
 
 
 class TaskBank:
@@ -36,7 +36,7 @@ class TaskBank:
     several threads, which take turns batch by batch.
 
     Args:
-        adapters: The tasks, each with the folder or the name on the Hub of its adapter.
+        adapters: The tasks, each with its adapter: a folder, a name on the Hub, a `SavedAdapter` or a `TaskSource`.
         base_model: The base model, or its name or folder, in place of the one that the first adapter names. A model
             serves the tasks with its kind of head; those of other kinds load the one that they name.
         max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least recently used ones are
@@ -51,52 +51,52 @@ class TaskBank:
             the list of all labels that reach it. With one, `label` is None if the best class does not reach it.
 
     Raises:
-        ValueError: `adapters` is not a dict from tasks to adapters, `max_bytes` is not a number of bytes, a threshold
-            is not between 0 and 1, or a revision or a threshold is for an unknown task.
+        ValueError: A threshold is not between 0 and 1, or a revision or a threshold is for an unknown task.
     """
 
     def __init__(
         self,
-        adapters: Mapping[str, str | os.PathLike[str]],
+        adapters: Mapping[str, Source],
         *,
         base_model: PreTrainedModel | str | None = None,
-        max_bytes: int = 2 * 10**9,
+        max_bytes: float = 2 * 10**9,
         token: str | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         revisions: Mapping[str, str] | None = None,
         thresholds: Mapping[str, float] | None = None,
     ) -> None:
-        if not isinstance(adapters, Mapping) or not all(isinstance(task, str) for task in adapters):
-            raise ValueError(
-                "TaskBank needs a dict from the names of tasks to the folders of their adapters, or to their names on "
-                f"the Hub; got {shortened(repr(adapters))}."
-            )
-        check_bytes("max_bytes", max_bytes)
         revisions, thresholds = revisions or {}, thresholds or {}
         for name, given in (("revisions", revisions), ("thresholds", thresholds)):
             if unknown := sorted(set(given) - set(adapters)):
                 raise ValueError(f"{name} must be for tasks of adapters; got {shortened(', '.join(unknown))}.")
+        # Replaced as a whole when tasks change, so that it can be read without a lock.
         self._entries = {
-            task: _make_entry(task, source, revisions.get(task), thresholds.get(task))
+            task: Entry(task, _make_source(task, source, revisions.get(task), thresholds.get(task)))
             for task, source in adapters.items()
         }
         self._held = HeldAdapters(max_bytes, base_model, token, device, dtype)
-        # The requests that are running, by entry. An entry that was replaced is dropped after the last of them.
-        self._running: Counter[Entry] = Counter()
+        # What `serve` could not load, with its files and the reason; it is not tried again before these change.
+        self._refused: dict[str, tuple[TaskSource, Files, str]] = {}
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
-        # Held briefly while entries and running requests change. It may be acquired within the other lock.
-        self._entries_lock = threading.Lock()
+        # Held while tasks change. The other lock may be acquired within it.
+        self._changing = threading.RLock()
 
     def __repr__(self) -> str:
-        return represent(self, {"tasks": self.tasks, "held": self.held, "nbytes": self._held.nbytes})
+        return (
+            f"TaskBank(tasks={reprlib.repr(self.tasks)}, held={reprlib.repr(self.held)}, nbytes={self._held.nbytes})"
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """All tasks that can be requested."""
-        with self._entries_lock:
-            return tuple(self._entries)
+        return tuple(self._entries)
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The reason for each task of the last `serve` whose adapter could not be loaded."""
+        return {task: reason for task, (_, _, reason) in self._refused.items()}
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -109,6 +109,7 @@ class TaskBank:
         requests: Iterable[tuple[str, Input]],
         batch_size: int = 32,
         top_k: int | Sequence[int | None] | None = None,
+        return_errors: bool = False,
     ) -> list[Any]:
         """Predict each input for its task.
 
@@ -117,6 +118,8 @@ class TaskBank:
                 (question, context). Texts are cut as `Predictor.predict` does.
             batch_size: Number of requests that are predicted at once.
             top_k: As for `Predictor.predict`; or one for each request. Classes below a task's threshold are left out.
+            return_errors: Whether a request that cannot be answered gets its error as the result, and the others
+                their answers, instead of the error being raised.
 
         Returns:
             One result per request, in their order, as `Predictor.predict` gives it and as the task's threshold, if it
@@ -126,28 +129,62 @@ class TaskBank:
             AdapterError: A task is unknown, its adapter's files are damaged or for another base model, its kind of
                 task is none of those above, or its outputs are not finite.
             HubError: A repository does not exist, is private or cannot be reached.
-            ValueError: A request is not a task and an input of its kind, `batch_size` is not a number of requests, or
-                `top_k` is not a number of classes or is for a task without classes.
+            ValueError: An input is not of its task's kind or has no token, or `top_k` is not a number of classes or is
+                for a task without classes.
         """
-        check_count("batch_size", batch_size)
         several = list(requests)
-        if wrong := [each for each in several if not (isinstance(each, (tuple, list)) and len(each) == 2)]:
-            raise ValueError(f"Each request must be a pair of a task and its input; got {shortened(repr(wrong[0]))}.")
-        check_inputs([text for _, text in several], "text-classification")
         limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
-        if len(limits) != len(several):
-            raise ValueError(f"top_k must be one number, or one per request; got {len(limits)} for {len(several)}.")
-        with self._run([task for task, _ in several]) as entries:
-            batch = [(entry, text, limit) for entry, (_, text), limit in zip(entries, several, limits, strict=True)]
-            results = []
-            for start in range(0, len(batch), batch_size):
-                results += self._predict_batch(batch[start : start + batch_size], batch_size)
-            return results
+        catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
+        # Until all requests are answered, these keep the adapters that the tasks have now.
+        entries = [attempt(catch, self._find, task) for task, _ in several]
+        batch = [(entry, text, limit) for entry, (_, text), limit in zip(entries, several, limits, strict=True)]
+        results = []
+        for start in range(0, len(batch), batch_size):
+            results += self._predict_batch(batch[start : start + batch_size], batch_size, catch)
+        return results
+
+    def serve(self, adapters: Mapping[str, Source]) -> dict[str, str]:
+        """Serve these tasks and no others.
+
+        A task whose adapter is new, or has new files in its folder, gets it once it is loaded; requests that are
+        running keep the old one. A task whose new adapter cannot be loaded keeps the old one, and is tried again when
+        its files have changed. When `max_bytes` is reached, the adapters of further tasks are loaded on request.
+
+        Args:
+            adapters: As for `TaskBank`.
+
+        Returns:
+            The reason for each task whose adapter cannot be loaded, which is also `failed`.
+        """
+        with self._changing:
+            wanted = {task: _make_source(task, source) for task, source in adapters.items()}
+            self._entries = {task: entry for task, entry in self._entries.items() if task in wanted}
+            is_full = False
+            for task, source in wanted.items():
+                old, files = self._entries.get(task), _files_of(source)
+                if old and old.source == source and (not files or old.files in (None, files)):
+                    self._refused.pop(task, None)
+                    continue
+                refused = self._refused.get(task)
+                if refused and files and refused[:2] == (source, files):
+                    continue  # what is on the Hub is tried again each time, as the network may be back
+                try:
+                    entry = Entry(task, source)
+                    if old or not is_full:
+                        self._load(entry)
+                        is_full = self._held.is_full
+                    self._entries = {**self._entries, task: entry}
+                    self._refused.pop(task, None)
+                except Exception as error:  # whatever is wrong with one adapter, the others are served
+                    self._refused[task] = (source, files, shortened(str(error) or type(error).__name__))
+            self._entries = {task: self._entries[task] for task in wanted if task in self._entries}
+            self._refused = {task: refused for task, refused in self._refused.items() if task in wanted}
+        return self.failed
 
     def add(
         self,
         task: str,
-        source: str | os.PathLike[str],
+        source: Source,
         revision: str | None = None,
         threshold: float | None = None,
         replace: bool = False,
@@ -156,7 +193,7 @@ class TaskBank:
 
         Args:
             task: The task.
-            source: The folder of its adapter, or its name on the Hub.
+            source: As for `TaskBank`.
             revision: A branch, tag or commit of the repository. Default: the latest version.
             threshold: See `TaskBank`.
             replace: Whether a task of this name gets the new adapter. Requests that are running keep the old one.
@@ -164,15 +201,15 @@ class TaskBank:
         Raises:
             AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not set.
             HubError: The repository does not exist, is private or cannot be reached.
-            ValueError: An argument is not of the kind described above.
+            ValueError: The threshold is not between 0 and 1, or the task has no classes for it.
         """
-        if not isinstance(task, str) or not task:
-            raise ValueError(f"The name of a task must be a text; got {shortened(repr(task))}.")
-        if task in self.tasks and not replace:
-            raise AdapterError(
-                f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its adapter."
-            )
-        self._load(_make_entry(task, source, revision, threshold))
+        with self._changing:
+            if task in self._entries and not replace:
+                raise AdapterError(
+                    f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its "
+                    "adapter."
+                )
+            self._load(Entry(task, _make_source(task, source, revision, threshold)))
 
     def remove(self, task: str) -> None:
         """Remove a task and free its adapter's memory. Requests that are running get their results.
@@ -180,10 +217,9 @@ class TaskBank:
         Raises:
             AdapterError: There is no such task.
         """
-        with self._entries_lock:
-            self._find([task])
-            entry = self._entries.pop(task)
-        self._drop_if_unused(entry)
+        with self._changing:
+            self._find(task)
+            self._entries = {other: entry for other, entry in self._entries.items() if other != task}
 
     def reload(self, task: str) -> bool:
         """Load a task's adapter again if its files have changed: those in its folder, or those of its revision.
@@ -197,15 +233,13 @@ class TaskBank:
             AdapterError: There is no such task, or the new adapter cannot be loaded.
             HubError: The repository does not exist, is private or cannot be reached.
         """
-        with self._entries_lock:
-            old = self._find([task])[0]
-        new = Entry(task, old.source, old.revision, old.threshold)
-        files = list_files(new.find(self._held.token))
-        with self._lock:
-            if self._held.files(old) == files:
+        with self._changing:
+            old = self._find(task)
+            new = Entry(task, old.source)
+            if old.files == list_files(new.open(self._held.token).folder):
                 return False
-        self._load(new)
-        return True
+            self._load(new)
+            return True
 
     def warm_up(self, tasks: Iterable[str] | None = None) -> None:
         """Load adapters and predict an example with each, so that the first requests need not wait.
@@ -219,132 +253,63 @@ class TaskBank:
             AdapterError: A task is unknown, or its adapter cannot be used.
             HubError: A repository does not exist, is private or cannot be reached.
         """
-        wanted = self.tasks if tasks is None else tuple(tasks)
-        for start in range(0, len(wanted), _WARM_UP_TASKS):
-            with self._run(wanted[start : start + _WARM_UP_TASKS]) as entries:
-                self._predict_batch([(entry, None, None) for entry in entries], _WARM_UP_TASKS)
+        entries = [self._find(task) for task in (self.tasks if tasks is None else tasks)]
+        for start in range(0, len(entries), _WARM_UP_TASKS):
+            batch = [(entry, None, None) for entry in entries[start : start + _WARM_UP_TASKS]]
+            self._predict_batch(batch, _WARM_UP_TASKS, ())
 
-    def _find(self, tasks: Sequence[str]) -> list[Entry]:
-        if unknown := sorted({str(task) for task in tasks} - self._entries.keys()):
-            known = [*self._entries][:_MOST_NAMED] + (["..."] if len(self._entries) > _MOST_NAMED else [])
+    def _find(self, task: str) -> Entry:
+        entries = self._entries
+        if task not in entries:
+            known = [*entries][:_MOST_NAMED] + (["..."] if len(entries) > _MOST_NAMED else [])
             raise AdapterError(
-                f"Tasks must be among those of the bank: {', '.join(known)}; got {', '.join(unknown)}. Give TaskBank "
-                "their adapters."
+                f"A task must be among those of the bank: {', '.join(known)}; got {shortened(task)}. Add its adapter."
             )
-        return [self._entries[task] for task in tasks]
-
-    @contextmanager
-    def _run(self, tasks: Sequence[str]) -> Iterator[list[Entry]]:
-        """Keep the adapters that these tasks have now, within the context, even if they are replaced."""
-        with self._entries_lock:
-            entries = self._find(tasks)
-            used = set(entries)
-            self._running.update(used)
-        try:
-            yield entries
-        finally:
-            with self._entries_lock:
-                self._running.subtract(used)
-            for entry in used:
-                self._drop_if_unused(entry)
-
-    def _drop_if_unused(self, entry: Entry) -> None:
-        """Free the memory of an adapter that was replaced or removed, after the last request that uses it."""
-        with self._entries_lock:
-            if self._running[entry] > 0:
-                return
-            del self._running[entry]
-            if self._entries.get(entry.task) is entry:
-                return
-        with self._lock:
-            self._held.drop(entry)
+        return entries[task]
 
     def _load(self, entry: Entry) -> None:
         """Load the adapter of a new entry, and let the entry replace the one of its task."""
-        entry.find(self._held.token)  # a download keeps no other thread waiting
+        entry.open(self._held.token)  # a download keeps no other thread waiting
         with self._lock:
-            adapter = self._held.get([entry])[entry]
-            try:
-                adapter.reader.check(adapter.reader.example, None, entry.threshold)
-            except ValueError:
-                self._held.drop(entry)
-                raise
-            with self._entries_lock:
-                old = self._entries.get(entry.task)
-                self._entries[entry.task] = entry
-        if old is not None:
-            self._drop_if_unused(old)
+            self._held.get([entry])
+        self._entries = {**self._entries, entry.task: entry}
 
-    def _predict_batch(self, batch: Sequence[tuple[Entry, Input | None, int | None]], batch_size: int) -> list[Any]:
+    def _predict_batch(
+        self,
+        batch: Sequence[tuple[Entry | Exception, Input | None, int | None]],
+        batch_size: int,
+        catch: tuple[type[Exception], ...],
+    ) -> list[Any]:
         """Predict inputs at once; without an input, an example of the task's kind."""
-        # Downloads keep no other thread waiting; `load` finds the files in the cache.
+        entries = list(dict.fromkeys(entry for entry, *_ in batch if isinstance(entry, Entry)))
         with self._lock:
-            missing = {entry for entry, _, _ in batch}.difference(self._held)
-        for entry in missing:
-            entry.find(self._held.token)
+            missing = set(entries).difference(self._held)
+        # Downloads keep no other thread waiting; `HeldAdapters` finds the files in the cache.
+        opened = {entry: attempt(catch, entry.open, self._held.token) for entry in missing}
+        failed = {entry: error for entry, error in opened.items() if isinstance(error, Exception)}
         with self._lock:
-            adapters = self._held.get(entry for entry, _, _ in batch)
-            asked = []
+            readers = {**failed, **self._held.get([entry for entry in entries if entry not in failed], catch)}
+            found: list[Any] = []
             for entry, text, top_k in batch:
-                adapter = adapters[entry]
-                given = adapter.reader.example if text is None else text
-                adapter.reader.check(given, top_k, entry.threshold)
-                asked.append((adapter, given, _encode(adapter, given)))
-            values = _compute([(adapter, row) for adapter, _, rows in asked for row in rows], batch_size)
-        results = []
-        for (adapter, text, rows), (entry, _, top_k) in zip(asked, batch, strict=True):
-            own = [next(values) for _ in rows]
-            results.append(adapter.reader.decode(text, rows, own, top_k, entry.threshold))
-        return results
+                reader = readers[entry] if isinstance(entry, Entry) else entry
+                if isinstance(entry, Entry) and isinstance(reader, Reader):
+                    given = reader.example if text is None else text
+                    found.append(attempt(catch, reader.request, given, top_k, entry.source.threshold))
+                else:
+                    found.append(reader)
+            requests = [request for request in found if isinstance(request, Request)]
+            results = iter(predict_requests(requests, batch_size, catch))
+        return [next(results) if isinstance(each, Request) else each for each in found]
 
 
-def _make_entry(task: str, source: Any, revision: str | None, threshold: float | None) -> Entry:
-    check_threshold(threshold, task)
-    return Entry(task, source, revision, threshold)
+def _make_source(task: str, source: Source, revision: str | None = None, threshold: float | None = None) -> TaskSource:
+    made = source if isinstance(source, TaskSource) else TaskSource(source, revision, threshold)
+    if made.threshold is not None and not 0 <= made.threshold <= 1:
+        raise ValueError(f"A threshold must be between 0 and 1; got {made.threshold} for {task!r}.")
+    return made
 
 
-def _encode(adapter: HeldAdapter, text: Input) -> list[Row]:
-    base: PreTrainedModel = adapter.model.get_base_model()  # type: ignore[assignment]
-    known = count_tokens(base)
-    with explain_prediction_errors(base, adapter.reader.tokenizer):
-        rows = adapter.reader.encode(text)
-        check_lengths((len(row.inputs["input_ids"]) for row in rows), adapter.reader.task)
-        for row in rows:
-            largest = max(row.inputs["input_ids"])
-            if known is not None and largest >= known:
-                raise IndexError(f"token {largest:,}")
-    return rows
-
-
-def _find_group(number: int, adapter: HeldAdapter, row: Row) -> object:
-    """Return what the rows that go through a model together have in common. One that cannot be padded goes alone."""
-    tokenizer = adapter.reader.tokenizer
-    alone = None if can_pad(tokenizer, adapter.model) else number
-    return id(adapter.model), tuple(row.inputs), tokenizer.padding_side, alone
-
-
-@torch.inference_mode()
-def _compute(rows: Sequence[tuple[HeldAdapter, Row]], batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Return the outputs of each row, in their order, as `Reader.decode` wants them."""
-    # Rows of an adapter stand together, so that they need not be gathered.
-    groups: dict[object, list[int]] = {}
-    for row in sorted(range(len(rows)), key=lambda row: rows[row][0].reader.name):
-        groups.setdefault(_find_group(row, *rows[row]), []).append(row)
-    found: dict[int, tuple[torch.Tensor, ...]] = {}
-    chunks = (group[i : i + batch_size] for group in groups.values() for i in range(0, len(group), batch_size))
-    for chunk in chunks:
-        model = rows[chunk[0]][0].model
-        readers = [rows[row][0].reader for row in chunk]
-        tokenizers = [reader.tokenizer for reader in readers]
-        with explain_prediction_errors(model.get_base_model(), *tokenizers):  # type: ignore[arg-type]
-            padded = stack(tokenizers[0], [rows[row][1].inputs for row in chunk])
-            padded = {key: value.to(model.device) for key, value in padded.items()}
-            outputs = model(**padded, adapter_names=[reader.name for reader in readers])
-        wanted = [outputs[name].float().cpu() for name in readers[0].outputs]
-        for number, row in enumerate(chunk):
-            values = tuple(value[number] for value in wanted)
-            if readers[0].is_per_token and "attention_mask" in padded:
-                mask = padded["attention_mask"][number].bool().cpu()
-                values = tuple(value[mask] for value in values)
-            found[row] = values
-    return (found[row] for row in range(len(rows)))
+def _files_of(source: TaskSource) -> Files:
+    """Return the files of an adapter in a folder; none for one on the Hub."""
+    given = source.source
+    return list_files(given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser())

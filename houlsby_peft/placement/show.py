@@ -15,14 +15,11 @@ import torch
 import transformers
 from torch import nn
 
-from ..bottleneck import KINDS
-from ..config import HoulsbyConfig
-from ..config_rules import POSITIONS
-from ..errors import check_kind
-from .architectures import ARCHITECTURES, UNSUPPORTED, Architecture
-from .place import Place, fold_places
+from ..config import KINDS, HoulsbyConfig
+from ..record import Place, fold_places
 from .places import output_width
 from .plan import Plan
+from .table import ARCHITECTURES, UNSUPPORTED
 
 
 def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
@@ -38,10 +35,7 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
     Raises:
         ValueError: The places cannot be found; see `find_places`.
     """
-    check_kind("model", model, nn.Module, "a model")
-    config = HoulsbyConfig() if config is None else config
-    check_kind("config", config, HoulsbyConfig, "a HoulsbyConfig")
-    plan = Plan(model, config)
+    plan = Plan(model, config or HoulsbyConfig())
     rows = []
     by_width: dict[int, list[Place]] = {}
     for key, place in plan.places.items():
@@ -54,37 +48,23 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
 
 
 def architectures_list() -> str:
-    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some.
-
-    The last notes name those whose dropout comes after the adapter in training.
-    """
+    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some."""
     names_of: dict[str, list[str]] = {}
     for architecture in ARCHITECTURES.values():
         names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))
     names = sorted({name for names in names_of.values() for name in names}, key=str.lower)
     notes = [f"- {', '.join(dict.fromkeys(names))}: {note}." for note, names in names_of.items() if note]
-    late: dict[str, list[str]] = {}
-    for architecture in ARCHITECTURES.values():
-        if where := _late_dropouts(architecture):
-            late.setdefault(where, []).extend(architecture.name.split(", "))
-    notes += [
-        f"- {', '.join(sorted(dict.fromkeys(names), key=str.lower))}: in training, the dropout of the {where} comes "
-        "after the adapter, because it is not a module that can be wrapped."
-        for where, names in late.items()
+    late = [
+        architecture.name
+        for architecture in ARCHITECTURES.values()
+        if any(end.late_dropout for stack in architecture.stacks for _, end in stack.positions)
     ]
-    return "\n".join(
-        [", ".join(names) + ".", "", *notes, *(f"- Not supported: {why}" for why in UNSUPPORTED.values())]
+    notes.append(
+        f"- {', '.join(sorted(late, key=str.lower))}: in training, the dropout of a sub-layer comes after the "
+        "adapter, because it is not a module that can be wrapped."
     )
-
-
-def _late_dropouts(architecture: Architecture) -> str:
-    """Return the sub-layers whose dropout comes after the adapter, in words; "" if there are none."""
-    found = {(position, end.late_dropout) for stack in architecture.stacks for position, end in stack.positions}
-    late = [position for position in POSITIONS if (position, True) in found]
-    # Of several kinds of layers, those of one kind may have a dropout that can be wrapped.
-    some = [position for position in late if (position, False) in found]
-    words = ["".join([position.replace("_", "-"), " of some layers" * (position in some)]) for position in late]
-    return " and the ".join([", the ".join(words[:-1]), words[-1]] if words[1:] else words)
+    notes += [f"- Not supported: {why}" for why in UNSUPPORTED.values()]
+    return "\n".join([", ".join(names) + ".", "", *notes])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -100,12 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     defaults = HoulsbyConfig()
     parser.add_argument("--r", type=int, default=defaults.r)
     parser.add_argument("--share_layers", type=int, default=defaults.share_layers)
-    parser.add_argument("--train_layer_norm", choices=("true", "false", "all"), default="true")
     parser.add_argument("--kind", choices=KINDS, default=defaults.kind)
     parser.add_argument("--invertible", choices=("nice",))
     parser.add_argument("--positions", nargs="+", metavar="POSITION")
-    parser.add_argument("--target_modules", nargs="+", metavar="NAME")
-    parser.add_argument("--layers_to_transform", nargs="+", type=int, metavar="INDEX")
     options = vars(parser.parse_args(arguments))
     name, model_class, architectures = (options.pop(key) for key in ("model", "model_class", "architectures"))
     if architectures:
@@ -113,10 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if name is None:
         parser.error("name a model, or give --architectures")
-    options["train_layer_norm"] = {"true": True, "false": False, "all": "all"}[options["train_layer_norm"]]
     try:
         print(placement_map(_model_without_weights(name, model_class), HoulsbyConfig(**options)))
-    except (OSError, ValueError) as error:
+    except (AttributeError, OSError, ValueError) as error:
         parser.error(str(error))
 
 
@@ -124,8 +100,6 @@ def _model_without_weights(name: str, model_class: str | None) -> nn.Module:
     """Return the model on the meta device, from its configuration; code from the Hub is not run."""
     config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     class_name = model_class or next(iter(config.architectures or []), "AutoModel")
-    if not hasattr(transformers, class_name):
-        raise ValueError(f"--model_class must be a class in transformers; got {class_name!r}.")
     cls = getattr(transformers, class_name)
     with torch.device("meta"):
         model: nn.Module = cls.from_config(config) if class_name.startswith("Auto") else cls(config)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..placement.place import Place
+from ..record import Place
 
 
 # The library's options for the sub-layers.
@@ -53,13 +53,8 @@ _COUPLING_PART = re.compile(r"[FG]\.[02]\.(weight|bias)")
 _OWN_KEY = re.compile(r"(?P<place>.+)\.houlsby_adapter\.(?P<part>.+)")
 
 
-def find_kind(options: Mapping[str, Any], model_type: str, where: object) -> str:
-    """Return the kind of a bottleneck from the library's options.
-
-    Args:
-        options: The options, complete.
-        model_type: The base model's type.
-        where: The configuration file, for the message.
+def find_kind(options: Mapping[str, Any], model_type: str) -> str:
+    """Return the kind of a bottleneck from the library's options, which are complete.
 
     Raises:
         AdapterError: The options describe none of the kinds.
@@ -77,34 +72,25 @@ def find_kind(options: Mapping[str, Any], model_type: str, where: object) -> str
         return "pfeiffer"
     given = ", ".join(f"{name}={options[name]!r}" for name in (*KINDS["houlsby"], "is_parallel"))
     raise AdapterError(
-        f"{where}: the norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel adapter; got "
-        f"{given}, which computes something else on a {model_type} model and has no counterpart here."
+        f"The norm and the skip connection must be those of a Houlsby, Pfeiffer or parallel adapter; got {given}, "
+        f"which computes something else on a {model_type} model and has no counterpart here."
     )
 
 
-def check_base_type(model_type: str, kind: str, positions: Collection[str], where: object) -> None:
-    """Check that both libraries compute the same with a bottleneck in a base model.
-
-    Args:
-        model_type: The base model's type.
-        kind: The kind of the bottlenecks.
-        positions: The sub-layers that have one.
-        where: The adapter, for the message.
+def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> None:
+    """Check that both libraries compute the same with bottlenecks of a kind at some sub-layers of a base model.
 
     Raises:
         AdapterError: The `adapters` library has no such base model, or has its bottlenecks at other places.
     """
     known = sorted((*_PRE_NORM, *_POST_NORM))
-    if model_type not in known:
+    # There, the library exchanges the attention's output and its residual input, of which "pfeiffer" reads the sum.
+    is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
+    if model_type not in known or is_exchanged:
         raise AdapterError(
-            f"{where}: only adapters of base models whose layers the `adapters` library and this package adapt at the "
-            f"same place can be converted, which are {', '.join(known)}; got {model_type}. Train the adapter anew."
-        )
-    if model_type == "albert" and "attention" in positions and kind != "pfeiffer":
-        raise AdapterError(
-            f"{where}: on ALBERT, the `adapters` library exchanges the attention's output and its residual input, so "
-            f"only the kind 'pfeiffer', which reads their sum, computes the same after the attention; got {kind!r}. "
-            "Train the adapter anew, with bottlenecks after the feed-forward layers alone if it is to be converted."
+            "Only adapters of base models whose layers the `adapters` library and this package adapt at the same "
+            f"place can be converted, which are {', '.join(known)} (albert: after the attention only the kind "
+            f"'pfeiffer'); got the kind {kind!r} on a {model_type}. Train the adapter anew."
         )
 
 
@@ -139,9 +125,6 @@ def library_keys(
         model: The base model.
         adapter_name: The adapter's name in the library's keys.
 
-    Returns:
-        The library's key by own name.
-
     Raises:
         AdapterError: The format has no such weight.
     """
@@ -171,12 +154,7 @@ def library_keys(
 
 
 def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, Any]:
-    """Return the fields of `HoulsbyConfig` that do not depend on the base model's layers.
-
-    Raises:
-        AdapterError: No sub-layer has a bottleneck.
-    """
-    positions = tuple(position for name, position in POSITIONS.items() if options[name])
+    """Return the fields of `HoulsbyConfig` that do not depend on the base model's layers."""
     factors = options["reduction_factor"]
     if isinstance(factors, dict):
         factors = factors.get("default", max(factors.values()))
@@ -186,95 +164,73 @@ def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, A
         "dropout": float(options["dropout"]),
         "train_layer_norm": False,
         "kind": kind,
-        "positions": positions,
+        "positions": tuple(position for name, position in POSITIONS.items() if options[name]),
         "scaling": options["scaling"],
         "invertible": options["inv_adapter"],
         "invertible_reduction_factor": options["inv_adapter_reduction_factor"] or 2.0,
     }
 
 
-def layer_config(
-    options: Mapping[str, Any], width: int, places: Mapping[str, Place], model_class: str
-) -> dict[str, Any]:
+def layer_config(options: Mapping[str, Any], width: int, places: Mapping[str, Place]) -> dict[str, Any]:
     """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out.
 
     Args:
         options: The library's options.
         width: Width of the base model.
         places: The places of all bottlenecks in the base model.
-        model_class: The base model's class, for messages.
-
-    Raises:
-        AdapterError: A layer has no size, or does not exist.
     """
     layers = library_layers(places)
     left_out, factors = set(options["leave_out"]), options["reduction_factor"]
-    if unknown := sorted(left_out - set(layers.values())):
-        raise AdapterError(
-            f"leave_out must name layers of the base model, 0 to {len(layers) - 1} in a {model_class}; got {unknown}. "
-            "Give the base model that the adapter was trained on."
-        )
     fields: dict[str, Any] = {}
     kept = {layer: number for layer, number in layers.items() if number not in left_out}
     if left_out and len({stack for stack, _ in layers}) == 1:
         fields["layers_to_transform"] = sorted(index for _, index in kept)
     elif left_out:
-        fields["exclude_modules"] = [
-            f"{stack}.{index}".lstrip(".") for stack, index in layers if (stack, index) not in kept
-        ]
+        fields["exclude_modules"] = [f"{stack}.{index}".lstrip(".") for stack, index in layers.keys() - kept.keys()]
     if isinstance(factors, dict):
-        sizes = {}
-        for key, place in places.items():
-            number = kept.get((place.stack, place.layer))  # type: ignore[arg-type]
-            if number is None:
-                continue
-            factor = factors.get(str(number), factors.get("default"))
-            if factor is None:
-                raise AdapterError(
-                    f"reduction_factor must give every layer a size, or a default; it names {', '.join(factors)}, and "
-                    f"layer {number} has none."
-                )
-            sizes[key] = size_of(width, factor)
-        usual = size_of(width, factors.get("default", max(factors.values())))
-        fields["rank_pattern"] = {key: r for key, r in sizes.items() if r != usual}
+        usual = factors.get("default", max(factors.values()))
+        numbers = {key: kept.get((place.stack, place.layer)) for key, place in places.items()}  # type: ignore[arg-type]
+        fields["rank_pattern"] = {
+            key: r
+            for key, number in numbers.items()
+            if number is not None and (r := size_of(width, factors.get(str(number), usual))) != size_of(width, usual)
+        }
     return fields
 
 
 def describe(
-    config: HoulsbyConfig, places: Mapping[str, Place], sizes: Mapping[str, int], width: int
+    config: HoulsbyConfig, names: Collection[str], places: Mapping[str, Place], sizes: Mapping[str, int], width: int
 ) -> dict[str, Any]:
     """Return the library's options for an adapter.
 
     Args:
         config: The adapter's configuration.
+        names: The adapter's own names of weights.
         places: The places of all bottlenecks that the base model could have.
         sizes: The bottleneck sizes, by place.
         width: Width of the base model.
 
     Raises:
-        AdapterError: The library cannot express where the bottlenecks are, or their sizes.
+        AdapterError: The library cannot express what is trained, where the bottlenecks are, or their sizes.
     """
     layers = library_layers(places)
     numbers = {key: layers[place.stack, place.layer] for key, place in places.items()}  # type: ignore[index]
     by_layer: dict[int, set[int]] = {}
-    for key, r in sizes.items():
-        by_layer.setdefault(numbers[key], set()).add(r)
-    if several := {number: sorted(found) for number, found in by_layer.items() if len(found) > 1}:
-        number, found = next(iter(several.items()))
+    for key in sizes.keys() & places.keys():
+        by_layer.setdefault(numbers[key], set()).add(sizes[key])
+    positions = {place.position for key, place in places.items() if key in sizes}
+    lacking = [key for key in places if numbers[key] in by_layer and key not in sizes]
+    misfits = {
+        "trained norms": any(".houlsby_norm." in name for name in names),
+        "trained embeddings of tokens": config.trainable_token_indices,
+        "bottlenecks that are not at the ends of sub-layers": sizes.keys() - places.keys(),
+        "bottlenecks of several sizes in a layer": any(len(found) > 1 for found in by_layer.values()),
+        "layers with a part of the bottlenecks": [key for key in lacking if places[key].position in positions],
+    }
+    if reasons := [reason for reason, is_there in misfits.items() if is_there]:
         raise AdapterError(
-            f"The library has one bottleneck size per layer; layer {number} has {found}. Only "
-            "adapters whose rank_pattern names whole layers can be converted."
-        )
-    kept = {numbers[key] for key in sizes}
-    positions = {places[key].position for key in sizes}
-    if lacking := [
-        key
-        for key, place in places.items()
-        if numbers[key] in kept and place.position in positions and key not in sizes
-    ]:
-        raise AdapterError(
-            f"The library leaves out whole layers; {lacking[0]} has no bottleneck, but others of its layer have. Such "
-            "an adapter cannot be converted."
+            f"AdapterHub's format has no place for {' and '.join(reasons)}. Train the adapter without, as with "
+            "train_layer_norm=False."
         )
     factors = {number: factor_of(width, min(found)) for number, found in by_layer.items()}
     common = next(iter(factors.values()))
@@ -287,7 +243,7 @@ def describe(
         "non_linearity": config.activation,
         "dropout": config.dropout,
         "scaling": float(config.scaling) if not isinstance(config.scaling, str) else config.scaling,
-        "leave_out": sorted(set(layers.values()) - kept),
+        "leave_out": sorted(set(layers.values()) - by_layer.keys()),
         "inv_adapter": config.invertible,
         "inv_adapter_reduction_factor": config.invertible_reduction_factor if config.invertible else None,
     }

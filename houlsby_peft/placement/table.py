@@ -35,11 +35,17 @@ class SubLayer:
         projection: A module of the layer whose weights determine width, device and dtype if `output` has no such
             weights (a dropout, a mixture of experts). None: `output` itself.
         late_dropout: Whether a dropout follows the adapter in training, because it cannot be wrapped.
+        entry: The module whose input is the residual input x of the sub-layer, which adapters of other kinds than
+            Houlsby's read. None: not known, as where a norm is between the output and the sum, where sub-layers are
+            parallel, or where the model flattens or transposes the hidden states.
+        norm: The norm of the sum of the sub-layer's output and x; None in a pre-LN layer.
     """
 
     output: str
     projection: str | None = None
     late_dropout: bool = False
+    entry: str | None = None
+    norm: str | None = None
 
     @property
     def tells_width(self) -> str:
@@ -52,30 +58,33 @@ class Stack:
     """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind that fits it.
 
     Args:
-        layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`. An asterisk: the model has
-            one list for each part of its layers, and the names of modules begin with the name of such a list (XLM).
-        attention: The attention that every layer has; None if these layers have none.
+        layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`.
+        attention: The attention that every layer has, or several; None if these layers have none.
         feed_forward: The feed-forward that every layer has, or several; None if these layers have none.
         cross_attention: The attention of a decoder to the encoder's output; None if no layer has one.
         has: A further module that layers of this kind have, if the sub-layers do not tell them from other kinds.
     """
 
     layers: str
-    attention: SubLayer | None = None
+    attention: SubLayer | tuple[SubLayer, ...] | None = None
     feed_forward: SubLayer | tuple[SubLayer, ...] | None = None
     cross_attention: SubLayer | None = None
     has: str | None = None
 
     @property
     def positions(self) -> list[tuple[str, SubLayer]]:
-        """All sub-layers with their positions; most architectures have one feed-forward in each layer."""
-        several = self.feed_forward if isinstance(self.feed_forward, tuple) else (self.feed_forward,)
-        ends = [
-            ("attention", self.attention),
-            *(("feed_forward", end) for end in several),
-            ("cross_attention", self.cross_attention),
+        """All sub-layers with their positions; most architectures have one of each in a layer."""
+        several = {
+            "attention": self.attention,
+            "feed_forward": self.feed_forward,
+            "cross_attention": self.cross_attention,
+        }
+        return [
+            (position, end)
+            for position, ends in several.items()
+            for end in (ends if isinstance(ends, tuple) else (ends,))
+            if end is not None
         ]
-        return [(position, end) for position, end in ends if end is not None]
 
     def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
         """Return the sub-layers of a layer with their positions; None if the layer is of another kind.
@@ -107,69 +116,152 @@ class Architecture:
         note: What a user must know, for the printed list.
         frozen_norms: Norms that never train. Their input is shared by all rows of a batch, so that the rows of a mixed
             batch cannot have different norms.
+        embeddings: The end of the embeddings, whose output enters the first layer; its names end the modules' full
+            names. None where it is not one module, as it is a function or serves the end of the encoder as well.
+        has_entries: Whether the entries in `stacks` hold for this model, which may share its layer with others.
     """
 
     name: str
     stacks: tuple[Stack, ...]
     note: str = ""
     frozen_norms: tuple[str, ...] = ()
+    embeddings: SubLayer | None = None
+    has_entries: bool = True
+
+
+def _dense(output: str, entry: str | None = None, norm: str | None = None) -> SubLayer:
+    """Return a sub-layer that ends in BERT's modules `dense` and `dropout`."""
+    return SubLayer(f"{output}.dropout", f"{output}.dense", entry=entry, norm=norm)
 
 
 # The layers of architectures, each as attention, feed-forward and, where there is one, cross-attention.
-_ALBERT = (Stack("albert_layers", SubLayer("attention.output_dropout", "attention.dense"), SubLayer("ffn_output")),)
-_BERT = (
+_ALBERT = (
     Stack(
-        "encoder.layer",
-        SubLayer("attention.output.dropout", "attention.output.dense"),
-        SubLayer("output.dropout", "output.dense"),
-        SubLayer("crossattention.output.dropout", "crossattention.output.dense"),
+        "albert_layers",
+        SubLayer("attention.output_dropout", "attention.dense", entry="attention.query", norm="attention.LayerNorm"),
+        SubLayer("ffn_output", entry="ffn", norm="full_layer_layer_norm"),
     ),
 )
-_XLM_ROBERTA_XL = (replace(_BERT[0], feed_forward=SubLayer("output.dense")),)
-_DISTILBERT = (Stack("transformer.layer", SubLayer("attention.out_lin"), SubLayer("ffn.dropout", "ffn.lin2")),)
+_BERT_FEED_FORWARD = _dense("output", "intermediate.dense", "output.LayerNorm")
+
+
+def _bert(entry: str = "query") -> tuple[Stack, ...]:
+    """Return BERT's layer, in which `attention.self` has a module of this name that reads the hidden states alone."""
+    return (
+        Stack(
+            "encoder.layer",
+            _dense("attention.output", f"attention.self.{entry}", "attention.output.LayerNorm"),
+            _BERT_FEED_FORWARD,
+            _dense("crossattention.output", "crossattention.self.query", "crossattention.output.LayerNorm"),
+        ),
+    )
+
+
+def _pre_ln_bert(attention: str, feed_forward: str, has_dropout: bool = True) -> tuple[Stack, ...]:
+    """Return BERT's layer with norms before the sub-layers; the feed-forward may lack a dropout."""
+    end = _dense("output", feed_forward) if has_dropout else SubLayer("output.dense", entry=feed_forward)
+    cross_attention = _dense("crossattention.output")
+    return (Stack("encoder.layer", _dense("attention.output", attention), end, cross_attention),)
+
+
+_BERT = _bert()
+_DISTILBERT = (
+    Stack(
+        "transformer.layer",
+        SubLayer("attention.out_lin", entry="attention.q_lin", norm="sa_layer_norm"),
+        SubLayer("ffn.dropout", "ffn.lin2", entry="ffn.lin1", norm="output_layer_norm"),
+    ),
+)
+# It transposes the hidden states before its attention.
+_LONGFORMER = (Stack("encoder.layer", _dense("attention.output"), _BERT_FEED_FORWARD),)
+# The layout has sub-layers beside the text's, of which the last layer's do not contribute to the output.
+_LILT = (Stack("encoder.layer", _dense("attention.output"), _dense("output")),)
+_LXMERT = (
+    *(Stack(f"encoder.{layers}", _dense("attention.output"), _dense("output")) for layers in ("layer", "r_layers")),
+    # The cross-attention runs once for the words and once for the image.
+    Stack(
+        "encoder.x_layers",
+        (_dense("lang_self_att.output"), _dense("visn_self_att.output")),
+        (_dense("lang_output"), _dense("visn_output")),
+        _dense("visual_attention.output"),
+    ),
+)
 # The attention's dropout follows its projection, the feed-forward's comes before its projection.
-_MODERNBERT = (Stack("layers", SubLayer("attn.out_drop", "attn.Wo"), SubLayer("mlp.Wo")),)
+_MODERNBERT = (
+    Stack("layers", SubLayer("attn.out_drop", "attn.Wo", entry="attn_norm"), SubLayer("mlp.Wo", entry="mlp_norm")),
+)
 _MPNET = (
     Stack(
-        "encoder.layer", SubLayer("attention.dropout", "attention.attn.o"), SubLayer("output.dropout", "output.dense")
+        "encoder.layer",
+        SubLayer("attention.dropout", "attention.attn.o", entry="attention.attn.q", norm="attention.LayerNorm"),
+        _BERT_FEED_FORWARD,
+    ),
+)
+# The dropout of the feed-forward serves the language's own adapter as well.
+_XMOD = (
+    Stack(
+        "encoder.layer",
+        _dense("attention.output"),
+        SubLayer("output.dense", late_dropout=True),
+        _dense("crossattention.output"),
     ),
 )
 
+
+def _t5(position: int, projection: str) -> SubLayer:
+    layer = f"layer.{position}"
+    return SubLayer(f"{layer}.dropout", f"{layer}.{projection}", entry=f"{layer}.layer_norm")
+
+
 _T5_DECODER = Stack(
-    "decoder.block",
-    SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"),
-    SubLayer("layer.2.dropout", "layer.2.DenseReluDense.wo"),
-    SubLayer("layer.1.dropout", "layer.1.EncDecAttention.o"),
+    "decoder.block", _t5(0, "SelfAttention.o"), _t5(2, "DenseReluDense.wo"), _t5(1, "EncDecAttention.o")
 )
-_T5_FEED_FORWARD = SubLayer("layer.1.dropout", "layer.1.DenseReluDense.wo")
-_T5 = (
-    Stack("encoder.block", SubLayer("layer.0.dropout", "layer.0.SelfAttention.o"), _T5_FEED_FORWARD),
-    _T5_DECODER,
-)
+_T5 = (Stack("encoder.block", _t5(0, "SelfAttention.o"), _t5(1, "DenseReluDense.wo")), _T5_DECODER)
 # The encoder's attention comes in two kinds, whose projections have different names.
 _LONGT5 = (
-    Stack("encoder.block", SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo"), _T5_FEED_FORWARD),
+    Stack(
+        "encoder.block",
+        SubLayer("layer.0.dropout", "layer.1.DenseReluDense.wo", entry="layer.0.layer_norm"),
+        _t5(1, "DenseReluDense.wo"),
+    ),
     _T5_DECODER,
 )
+
+
+def _bart(is_post_ln: bool) -> tuple[Stack, ...]:
+    """Return the layers of BART or, with norms before the sub-layers, mBART."""
+
+    def end(output: str, first: str, norm: str) -> SubLayer:
+        return SubLayer(output, None, True, *((first, norm) if is_post_ln else (norm,)))
+
+    attention = end("self_attn.out_proj", "self_attn.q_proj", "self_attn_layer_norm")
+    cross_attention = end("encoder_attn.out_proj", "encoder_attn.q_proj", "encoder_attn_layer_norm")
+    feed_forward = end("fc2", "fc1", "final_layer_norm")
+    return (
+        Stack("encoder.layers", attention, feed_forward),
+        Stack("decoder.layers", attention, feed_forward, cross_attention),
+    )
+
+
+_BART, _MBART = _bart(is_post_ln=True), _bart(is_post_ln=False)
+# It flattens the hidden states, and its layers come with norms before or after the sub-layers.
 _OPT = (
     Stack("decoder.layers", SubLayer("self_attn.out_proj", late_dropout=True), SubLayer("fc2", late_dropout=True)),
-)
-_BART = (
-    replace(_OPT[0], layers="encoder.layers"),
-    replace(_OPT[0], cross_attention=SubLayer("encoder_attn.out_proj", late_dropout=True)),
 )
 
 _GPT2 = (
     Stack(
         "h",
-        SubLayer("attn.resid_dropout", "attn.c_proj"),
-        SubLayer("mlp.dropout", "mlp.c_proj"),
-        SubLayer("crossattention.resid_dropout", "crossattention.c_proj"),
+        SubLayer("attn.resid_dropout", "attn.c_proj", entry="ln_1"),
+        SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
+        SubLayer("crossattention.resid_dropout", "crossattention.c_proj", entry="ln_cross_attn"),
     ),
 )
 _GPT_NEO = (
     Stack(
-        "h", SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj"), SubLayer("mlp.dropout", "mlp.c_proj")
+        "h",
+        SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj", entry="ln_1"),
+        SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
     ),
 )
 _GPT_NEOX = (
@@ -183,19 +275,29 @@ _GPTJ = (Stack("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("m
 _BLOOM = (
     Stack("h", SubLayer("self_attention.dense", late_dropout=True), SubLayer("mlp.dense_4h_to_h", late_dropout=True)),
 )
-_LLAMA = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp.down_proj")),)
+
+
+def _llama(feed_forward: str, projection: str | None = None, late_dropout: bool = False) -> tuple[Stack, ...]:
+    return (
+        Stack(
+            "layers",
+            SubLayer("self_attn.o_proj", None, late_dropout, entry="input_layernorm"),
+            SubLayer(feed_forward, projection, late_dropout, entry="post_attention_layernorm"),
+        ),
+    )
+
+
+_LLAMA = _llama("mlp.down_proj")
 # The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
-_MIXTURE = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("mlp", "self_attn.o_proj")),)
+_MIXTURE = _llama("mlp", "self_attn.o_proj")
+_STARCODER2 = _llama("mlp.c_proj", late_dropout=True)
 _PHI = (Stack("layers", SubLayer("self_attn.dense", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
 _PHI3 = (
     Stack(
         "layers",
-        SubLayer("resid_attn_dropout", "self_attn.o_proj"),
-        SubLayer("resid_mlp_dropout", "mlp.down_proj"),
+        SubLayer("resid_attn_dropout", "self_attn.o_proj", entry="input_layernorm"),
+        SubLayer("resid_mlp_dropout", "mlp.down_proj", entry="post_attention_layernorm"),
     ),
-)
-_STARCODER2 = (
-    Stack("layers", SubLayer("self_attn.o_proj", late_dropout=True), SubLayer("mlp.c_proj", late_dropout=True)),
 )
 
 # A layer's experts run beside its feed-forward, and the sum of both meets the skip connection.
@@ -241,11 +343,19 @@ _NEMOTRON_H = (
     Stack("layers", None, SubLayer("mixer", "mixer.shared_experts.down_proj")),
     Stack("layers", has="mixer.conv1d"),
 )
-# Attention and feed-forward have no skip connection of their own; after the linear layer, both meet the Mamba's.
-_ZAMBA2 = (
-    Stack("layers", SubLayer("shared_transformer.self_attn.o_proj"), SubLayer("linear")),
-    Stack("layers", has="mamba"),
+# The shared attention and feed-forward have no skip connection of their own: the linear layer after them meets the
+# Mamba's.
+_ZAMBA2 = (Stack("layers", None, SubLayer("linear")), Stack("layers", has="mamba"))
+# The layers of Granite 4 have an attention or a Mamba, and a feed-forward or, beside it, a mixture of experts.
+_GRANITE_FEED_FORWARD = SubLayer("shared_mlp.output_linear")
+_GRANITE_EXPERTS = SubLayer("block_sparse_moe", "shared_mlp.output_linear")
+_GRANITE_HYBRID = tuple(
+    Stack("layers", attention, feed_forward, has=None if attention else "mamba")
+    for attention in (SubLayer("self_attn.o_proj"), None)
+    for feed_forward in ((_GRANITE_EXPERTS, _GRANITE_FEED_FORWARD), _GRANITE_FEED_FORWARD)
 )
+# A short convolution follows each sub-layer.
+_INKLING = (Stack("layers", SubLayer("attn_sconv", "self_attn.o_proj"), SubLayer("mlp_sconv", "self_attn.o_proj")),)
 
 # Conformers have a feed-forward on either side of the attention and the convolution.
 _CONFORMER = (
@@ -286,11 +396,9 @@ _SEAMLESS = (
 _SEAMLESS2 = (*_SEAMLESS, Stack("layers", SubLayer("self_attn.out_proj"), SubLayer("conv_dropout", "conv2")))
 
 # Queries and texts have a feed-forward each.
-_QFORMER_QUERY, _QFORMER_TEXT = (
-    SubLayer(f"{output}.dropout", f"{output}.dense") for output in ("output_query", "output")
-)
+_QFORMER_QUERY, _QFORMER_TEXT = _dense("output_query"), _dense("output")
 _QFORMER = tuple(
-    replace(_BERT[0], feed_forward=ends)
+    Stack("encoder.layer", _dense("attention.output"), ends, _dense("crossattention.output"))
     for ends in ((_QFORMER_QUERY, _QFORMER_TEXT), (_QFORMER_QUERY,), (_QFORMER_TEXT,))
 )
 _BLIP2_VISION = (Stack("encoder.layers", SubLayer("self_attn.projection"), SubLayer("mlp.fc2")),)
@@ -300,17 +408,44 @@ _BLIP2_VISION = (Stack("encoder.layers", SubLayer("self_attn.projection"), SubLa
 _MOBILEBERT = tuple(
     Stack("encoder.layer", attention, (SubLayer("ffn.*.output.dense"), feed_forward))
     for attention, feed_forward in (
-        (_BERT[0].attention, SubLayer("output.dropout", "output.dense")),
+        (_dense("attention.output"), _dense("output")),
         (SubLayer("attention.output.dense"), SubLayer("output.dense")),
     )
 )
-# The feed-forward's module includes its dropout.
-_XLM = (Stack("*", SubLayer("attentions.out_lin", late_dropout=True), SubLayer("ffns", "ffns.lin2")),)
 
-_CLIP = (Stack("encoder.layers", SubLayer("self_attn.out_proj"), SubLayer("mlp.fc2")),)
+_CLIP = (
+    Stack(
+        "encoder.layers",
+        SubLayer("self_attn.out_proj", entry="layer_norm1"),
+        SubLayer("mlp.fc2", entry="layer_norm2"),
+    ),
+)
 _DINOV2 = (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),)
 # One dropout of the layer serves both sub-layers.
-_VIT = (Stack("layers", SubLayer("attention.o_proj", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
+_VIT = (
+    Stack(
+        "layers",
+        SubLayer("attention.o_proj", late_dropout=True, entry="layernorm_before"),
+        SubLayer("mlp.fc2", late_dropout=True, entry="layernorm_after"),
+    ),
+)
+# The attention over time meets its skip connection after a further linear layer; some models attend to places only.
+_TIMESFORMER = tuple(
+    Stack("encoder.layer", attention, _dense("output"))
+    for attention in ((SubLayer("temporal_dense"), _dense("attention.output")), _dense("attention.output"))
+)
+# Each layer attends to windows, then to channels.
+_FLORENCE_VISION = tuple(
+    Stack(
+        f"blocks.{stage}",
+        (
+            SubLayer("spatial_block.window_attn", "spatial_block.window_attn.proj"),
+            SubLayer("channel_block.channel_attn.proj"),
+        ),
+        (SubLayer("spatial_block.ffn.fc2"), SubLayer("channel_block.ffn.fc2")),
+    )
+    for stage in range(4)
+)
 _WAV2VEC2 = (
     Stack(
         "encoder.layers",
@@ -331,46 +466,53 @@ _TOWERS = "both towers are adapted"
 # DeBERTa's encoder applies its norm to the table of relative positions.
 _DEBERTA_NORM = ("encoder.LayerNorm",)
 
+_BERT_EMBEDDINGS = SubLayer("embeddings.dropout", "embeddings.LayerNorm")
+
 # Keys are the `model_type` of transformers' configurations.
 ARCHITECTURES: dict[str, Architecture] = {
-    "albert": Architecture("ALBERT", _ALBERT, _ONE_LAYER),
+    "albert": Architecture("ALBERT", _ALBERT, _ONE_LAYER, embeddings=_BERT_EMBEDDINGS),
     "bamba": Architecture("Bamba", _JAMBA, _ATTENTION_IN_SOME),
-    "bart": Architecture("BART", _BART),
-    "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale"),
-    "bert": Architecture("BERT", _BERT),
+    "bart": Architecture("BART", _BART, embeddings=SubLayer("encoder.layernorm_embedding")),
+    "beit": Architecture("BEiT", _VIT, "the adapter comes before the layer scale", has_entries=False),
+    "bert": Architecture("BERT", _BERT, embeddings=_BERT_EMBEDDINGS),
     "bert-generation": Architecture("BERT Generation", _BERT),
     "big_bird": Architecture("BigBird", _BERT),
     "blip_2_qformer": Architecture("BLIP-2", _QFORMER),
     "blip_2_vision_model": Architecture("BLIP-2", _BLIP2_VISION),
     "bloom": Architecture("BLOOM", _BLOOM),
-    "camembert": Architecture("CamemBERT", _BERT),
+    "camembert": Architecture("CamemBERT", _BERT, embeddings=_BERT_EMBEDDINGS),
     "clip": Architecture("CLIP", _CLIP, _TOWERS),
     "clip_text_model": Architecture("CLIP", _CLIP, _TOWERS),
     "clip_vision_model": Architecture("CLIP", _CLIP, _TOWERS),
-    "deberta": Architecture("DeBERTa", _BERT, frozen_norms=_DEBERTA_NORM),
-    "deberta-v2": Architecture("DeBERTa-v2, DeBERTa-v3", _BERT, frozen_norms=_DEBERTA_NORM),
+    "deberta": Architecture("DeBERTa", _bert("in_proj"), frozen_norms=_DEBERTA_NORM),
+    "deberta-v2": Architecture("DeBERTa-v2, DeBERTa-v3", _bert("value_proj"), frozen_norms=_DEBERTA_NORM),
     "deit": Architecture("DeiT", _VIT),
     "dinov2": Architecture("DINOv2", _DINOV2, "the adapter comes after the layer scale"),
-    "distilbert": Architecture("DistilBERT", _DISTILBERT),
-    "electra": Architecture("ELECTRA", _BERT),
-    "ernie": Architecture("ERNIE", _BERT),
-    "esm": Architecture("ESM", _BERT),
+    "distilbert": Architecture("DistilBERT", _DISTILBERT, embeddings=_BERT_EMBEDDINGS),
+    "electra": Architecture("ELECTRA", _BERT, embeddings=_BERT_EMBEDDINGS),
+    "ernie": Architecture("ERNIE", _BERT, embeddings=_BERT_EMBEDDINGS),
+    "esm": Architecture("ESM", _pre_ln_bert("attention.LayerNorm", "LayerNorm")),
     "falcon": Architecture("Falcon", _BLOOM, _MAYBE_PARALLEL),
     "falcon_h1": Architecture("Falcon-H1", _FALCON_H1, "the state-space model beside the attention has no adapter"),
-    "flaubert": Architecture("FlauBERT", _XLM),
+    "florence_vision": Architecture(
+        "Florence-2", _FLORENCE_VISION, "each layer of the image tower has two attentions and two feed-forwards"
+    ),
     "gemma": Architecture("Gemma", _LLAMA),
-    "gemma2": Architecture("Gemma 2", _LLAMA, _NORM_AFTER),
-    "gemma3_text": Architecture("Gemma 3", _LLAMA, _NORM_AFTER),
+    "gemma2": Architecture("Gemma 2", _LLAMA, _NORM_AFTER, has_entries=False),
+    "gemma3_text": Architecture("Gemma 3", _LLAMA, _NORM_AFTER, has_entries=False),
+    "gemma3n_text": Architecture("Gemma 3n", _LLAMA, _NORM_AFTER, has_entries=False),
     "gemma4_audio": Architecture("Gemma 4", _GEMMA4_AUDIO, _NORM_AFTER),
-    "gemma4_text": Architecture("Gemma 4", _GEMMA4, _NORM_AFTER),
+    "gemma4_text": Architecture("Gemma 4", _GEMMA4, _NORM_AFTER, has_entries=False),
     "gemma4_vision": Architecture("Gemma 4", _GEMMA4_VISION, _NORM_AFTER),
-    "gpt2": Architecture("GPT-2", _GPT2),
+    "gpt2": Architecture("GPT-2", _GPT2, embeddings=SubLayer("drop", "wte")),
     "gpt_bigcode": Architecture("GPT-BigCode, StarCoder", _GPT2),
     "gpt_neo": Architecture("GPT-Neo", _GPT_NEO),
     "gpt_neox": Architecture("GPT-NeoX, Pythia", _GPT_NEOX, _MAYBE_PARALLEL),
     "gptj": Architecture("GPT-J", _GPTJ, _PARALLEL),
+    "granitemoehybrid": Architecture("Granite 4", _GRANITE_HYBRID, _ATTENTION_IN_SOME),
     "hubert": Architecture("HuBERT", _WAV2VEC2),
-    "ibert": Architecture("I-BERT", _BERT),
+    "ibert": Architecture("I-BERT", _BERT, has_entries=False),
+    "inkling_text": Architecture("Inkling", _INKLING, "the adapter follows the convolution after each sub-layer"),
     "instructblip_qformer": Architecture("InstructBLIP", _QFORMER),
     "instructblip_vision_model": Architecture("InstructBLIP", _BLIP2_VISION),
     "instructblipvideo_qformer": Architecture("InstructBLIP", _QFORMER),
@@ -378,59 +520,83 @@ ARCHITECTURES: dict[str, Architecture] = {
     "jamba": Architecture("Jamba", _JAMBA, _ATTENTION_IN_SOME),
     "lasr_encoder": Architecture("LASR", _PARAKEET, _CONFORMER_NOTE),
     "lfm2": Architecture("LFM2", _LFM2, _ATTENTION_IN_SOME),
-    "llama": Architecture("Llama", _LLAMA),
-    "longformer": Architecture("Longformer", _BERT),
+    "lilt": Architecture("LiLT", _LILT, "the text has adapters, the layout has none"),
+    "llama": Architecture("Llama", _LLAMA, embeddings=SubLayer("embed_tokens")),
+    "longformer": Architecture("Longformer", _LONGFORMER),
     "longt5": Architecture("LongT5", _LONGT5),
-    "m2m_100": Architecture("M2M100, NLLB", _BART),
+    "lxmert": Architecture("LXMERT", _LXMERT, "both parts of the layers that join text and image are adapted"),
+    "m2m_100": Architecture("M2M100, NLLB", _MBART),
     "marian": Architecture("Marian", _BART),
-    "mbart": Architecture("mBART", _BART),
-    "megatron-bert": Architecture("Megatron-BERT", _BERT),
-    "mistral": Architecture("Mistral", _LLAMA),
+    "mbart": Architecture("mBART", _MBART, embeddings=SubLayer("encoder.layernorm_embedding")),
+    "megatron-bert": Architecture("Megatron-BERT", _pre_ln_bert("attention.ln", "ln")),
+    "mistral": Architecture("Mistral", _LLAMA, embeddings=SubLayer("embed_tokens")),
     "mixtral": Architecture("Mixtral", _MIXTURE, _EXPERTS),
     "mobilebert": Architecture(
         "MobileBERT", _MOBILEBERT, "the attention and all feed-forwards of a layer have adapters"
     ),
-    "modernbert": Architecture("ModernBERT", _MODERNBERT),
-    "mpnet": Architecture("MPNet", _MPNET),
-    "mt5": Architecture("mT5", _T5),
+    "modernbert": Architecture("ModernBERT", _MODERNBERT, embeddings=SubLayer("embeddings.drop", "embeddings.norm")),
+    "mpnet": Architecture("MPNet", _MPNET, embeddings=_BERT_EMBEDDINGS),
+    "mt5": Architecture("mT5", _T5, embeddings=SubLayer("encoder.embed_tokens")),
     "nemotron_asr_streaming_encoder": Architecture("Nemotron ASR", _PARAKEET, _CONFORMER_NOTE),
     "nemotron_h": Architecture("Nemotron-H", _NEMOTRON_H, "layers that are a state-space model have no adapter"),
-    "olmo2": Architecture("OLMo 2", _LLAMA, _NORM_AFTER),
+    "olmo2": Architecture("OLMo 2", _LLAMA, _NORM_AFTER, has_entries=False),
     "opt": Architecture("OPT", _OPT),
     "parakeet_encoder": Architecture("Parakeet", _PARAKEET, _CONFORMER_NOTE),
-    "pegasus": Architecture("Pegasus", _BART),
+    "pegasus": Architecture("Pegasus", _MBART),
     "phi": Architecture("Phi", _PHI, _PARALLEL),
     "phi3": Architecture("Phi-3", _PHI3),
     "plbart": Architecture("PLBART", _BART),
-    "qwen2": Architecture("Qwen2, Qwen2.5", _LLAMA),
+    "qwen2": Architecture("Qwen2, Qwen2.5", _LLAMA, embeddings=SubLayer("embed_tokens")),
     "qwen2_moe": Architecture("Qwen2-MoE", _MIXTURE, _EXPERTS),
-    "qwen3": Architecture("Qwen3", _LLAMA),
+    "qwen3": Architecture("Qwen3", _LLAMA, embeddings=SubLayer("embed_tokens")),
     "qwen3_moe": Architecture("Qwen3-MoE", _MIXTURE, _EXPERTS),
-    "rembert": Architecture("RemBERT", _BERT),
-    "roberta": Architecture("RoBERTa", _BERT),
-    "roberta-prelayernorm": Architecture("RoBERTa-PreLayerNorm", _BERT),
+    "rembert": Architecture("RemBERT", _BERT, embeddings=_BERT_EMBEDDINGS),
+    "roberta": Architecture("RoBERTa", _BERT, embeddings=_BERT_EMBEDDINGS),
+    "roberta-prelayernorm": Architecture(
+        "RoBERTa-PreLayerNorm", _pre_ln_bert("attention.LayerNorm", "intermediate.LayerNorm")
+    ),
     "seamless_m4t": Architecture("SeamlessM4T", _SEAMLESS, _CONFORMER_NOTE),
     "seamless_m4t_v2": Architecture("SeamlessM4T v2", _SEAMLESS2, _CONFORMER_NOTE),
     "siglip": Architecture("SigLIP", _CLIP, _TOWERS),
     "siglip_text_model": Architecture("SigLIP", _CLIP, _TOWERS),
     "siglip_vision_model": Architecture("SigLIP", _CLIP, _TOWERS),
     "starcoder2": Architecture("StarCoder 2", _STARCODER2),
-    "t5": Architecture("T5, Flan-T5, ByT5", _T5),
-    "umt5": Architecture("UMT5", _T5),
+    "t5": Architecture("T5, Flan-T5, ByT5", _T5, embeddings=SubLayer("encoder.embed_tokens")),
+    "timesformer": Architecture(
+        "TimeSformer", _TIMESFORMER, "the attentions over time and over places have an adapter each"
+    ),
+    "umt5": Architecture("UMT5", _T5, embeddings=SubLayer("encoder.embed_tokens")),
     "vit": Architecture("ViT", _VIT),
     "wav2vec2": Architecture("wav2vec 2.0", _WAV2VEC2),
     "wav2vec2-bert": Architecture("wav2vec2-BERT", (*_CONFORMER, _CONFORMER_ADAPTER), _CONFORMER_NOTE),
     "wav2vec2-conformer": Architecture("wav2vec2-Conformer", _CONFORMER, _CONFORMER_NOTE),
     "wavlm": Architecture("WavLM", _WAV2VEC2),
-    "whisper": Architecture("Whisper", _BART),
-    "xlm": Architecture("XLM", _XLM),
-    "xlm-roberta": Architecture("XLM-RoBERTa", _BERT),
-    "xlm-roberta-xl": Architecture("XLM-RoBERTa-XL", _XLM_ROBERTA_XL),
-    "zamba2": Architecture("Zamba2", _ZAMBA2, "layers that are a state-space model have no adapter"),
+    "whisper": Architecture("Whisper", _MBART),
+    "xlm-roberta": Architecture("XLM-RoBERTa", _BERT, embeddings=_BERT_EMBEDDINGS),
+    "xlm-roberta-xl": Architecture(
+        "XLM-RoBERTa-XL", _pre_ln_bert("attention.self_attn_layer_norm", "LayerNorm", has_dropout=False)
+    ),
+    "xmod": Architecture("X-MOD", _XMOD, "the adapter comes before the language's own adapter"),
+    "zamba2": Architecture("Zamba2", _ZAMBA2, "one adapter follows the shared attention and feed-forward"),
 }
 
-# Architectures without a module to wrap, and what to do instead.
+_LISTS_OF_PARTS = (
+    "{} keeps the parts of its layers in a list each, so no list has layers with attention and feed-forward. Name the "
+    "ends of both, with target_modules=['out_lin', 'lin2']; train_layer_norm='all' trains the norms."
+)
+# Architectures that are refused, and what to do instead.
 UNSUPPORTED: dict[str, str] = {
+    "flaubert": _LISTS_OF_PARTS.format("FlauBERT"),
+    "reformer": (
+        "Reformer's reversible layers compute gradients only if their input needs one, so adapters on a frozen model "
+        "do not train. Call model.enable_input_require_grads() first, and name the ends of the sub-layers, with "
+        "target_modules=['attention.output.dense', 'feed_forward.output.dense']."
+    ),
+    "squeezebert": (
+        "SqueezeBERT's layers are convolutions, which the inference does not know. Name their ends, with "
+        "target_modules=['post_attention.conv1d', 'output.conv1d']."
+    ),
+    "xlm": _LISTS_OF_PARTS.format("XLM"),
     "xlnet": (
         "XLNet's attention ends in a bare weight and a dropout that it also applies to the attention probabilities, "
         "so no module's output meets the skip connection. The feed-forward's can be adapted alone, with "

@@ -1,0 +1,284 @@
+"""`convert`: from a folder of AdapterHub to an adapter of this package, and back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
+
+from ..checkpoints.saved import SavedAdapter, find_files
+from ..checkpoints.weights import FILE_PREFIX, check_shapes, first_of
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, explain_hub_errors, shortened
+from ..heads.tasks import task_of_config
+from ..hub.card import CARD_FILE, is_repo_id, make_card
+from ..hub.markdown import code
+from ..placement.places import find_places
+from ..placement.plan import Plan
+from ..record import AdapterRecord, Place
+from ..serving.base_model import label_arguments
+from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_part
+from .heads import Head, describe_head, find_target, head_modules, head_weights
+from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config
+
+
+logger = logging.getLogger(__name__)
+
+FORMATS = ("houlsby", "adapterhub")
+_VERSION = "adapters.1.3.0"
+# The class that an adapter without a head is for, the first that the base model has. Its names of modules are also
+# those of classes for other tasks, except on T5.
+_WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
+# What Python and the libraries raise for a damaged or hostile file.
+_OF_FILES = (
+    SafetensorError, zipfile.BadZipFile, ValueError, TypeError, ArithmeticError, LookupError,
+    AttributeError, AssertionError, RuntimeError, EOFError, MemoryError,
+)  # fmt: skip
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    to: str = "houlsby",
+    base_model: str | os.PathLike[str] | None = None,
+    with_head: bool = True,
+    allow_pickle: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
+    """Convert an adapter of AdapterHub, as the `adapters` library saves it, or write one in its format.
+
+    The converted adapter computes what the library computes. What cannot be expressed is refused with the reason.
+    Only the base model's configuration is read, so the adapter does not record what identifies its weights.
+
+    Args:
+        source: The adapter's folder, or its name on the Hub.
+        target: A new folder for the converted adapter, with its model card.
+        to: "houlsby": from AdapterHub's format to this package's. "adapterhub": back.
+        base_model: Name of the base model on the Hub, or its folder, in place of the one that the adapter names.
+        with_head: Whether to convert the prediction head, if the adapter has one.
+        allow_pickle: Whether weights may be read from a pickled file, with `torch.load(weights_only=True)`. Nothing
+            else in this package reads such files. Most older adapters of AdapterHub have no other.
+        revision: A branch, tag or commit of the source.
+        token: Access token for private repositories.
+
+    Returns:
+        The target.
+
+    Raises:
+        AdapterError: The source is damaged or hostile, or has something that cannot be expressed.
+        HubError: A repository does not exist, is private or cannot be reached.
+        OSError: The target is not empty, or cannot be written.
+        ValueError: The format is unknown.
+    """
+    if to not in FORMATS:
+        raise ValueError(f"to must be one of {FORMATS}; got {to!r}.")
+    name, folder = os.fspath(source), Path(target)
+    base = None if base_model is None else os.fspath(base_model)
+    if to == "adapterhub":
+        saved = SavedAdapter.open(name, revision, token)
+        with _new_folder(folder) as new, _name_source(name):
+            _write_published(saved, new, folder.resolve().name, base, with_head, token)
+        return folder
+    found = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
+    with _name_source(name):
+        published = read_published(found, allow_pickle, with_head)
+        base = base or published.base_model
+        config, weights = _convert(published, _read_base(base, token))
+        config.base_model_name_or_path = base
+        with _new_folder(folder) as new:
+            save_file(weights, new / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+            config.save_pretrained(str(new))
+            _write_card(new, folder, name, [base, str(published.adapter.fields.get("model_name"))])
+    return folder
+
+
+def _convert(published: Published, base_config: PretrainedConfig) -> tuple[HoulsbyConfig, dict[str, torch.Tensor]]:
+    """Return the configuration, with its record, and the weights of a converted adapter."""
+    model_type, options, fields = str(base_config.model_type), published.options, published.adapter.fields
+    width = fields["hidden_size"]
+    here = (model_type, getattr(base_config, "hidden_size", None))
+    if (recorded := (fields.get("model_type") or model_type, width)) != here:
+        raise AdapterError(
+            f"The adapter was trained on a base model of the type {shortened(str(recorded[0]))} and the width "
+            f"{shortened(str(width))}; this one is a {here[0]} of the width {here[1]}. Give the right one as "
+            "base_model."
+        )
+    kind = find_kind(options, model_type)
+    own = own_config(options, width, kind)
+    check_base_type(model_type, kind, own["positions"])
+    head = find_target(published.head, model_type) if published.head else None
+    if head is None:
+        known = {name: getattr(transformers, name)._model_mapping for name in _WITHOUT_HEAD}
+        auto_class = next(name for name, classes in known.items() if type(base_config) in classes)
+    else:
+        auto_class = head.task.auto_class
+        if head.id2label is not None:
+            base_config.id2label = head.id2label
+            base_config.label2id = {name: number for number, name in head.id2label.items()}
+    model = _make_empty(base_config, auto_class)
+    own |= layer_config(options, width, _sub_layers(model, HoulsbyConfig(**own)))
+    if head is None:
+        own["modules_to_save"] = []  # so that the adapter fits a model with any head
+    elif head.task.has_labels:
+        own |= {"id2label": head.id2label, "problem_type": head.problem_type}
+    config = HoulsbyConfig(**own)
+    is_added = head is not None and head.row is not None and head.row.is_added
+    config._load_record(AdapterRecord(heads=head_modules(head, model) if head else [], two_layer_head=is_added))
+    plan = Plan(model, config)
+    weights = _collect(published, head, plan, model)
+    config.record = replace(plan.new_record(), two_layer_head=is_added)
+    if head is None:
+        config.record.task_type = None  # PEFT's class for the task would refuse models with other heads
+    config.auto_mapping = {"base_model_class": type(model).__name__, "parent_library": type(model).__module__}
+    config.inference_mode = True
+    return config, weights
+
+
+def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the weights by the names that they have in the converted adapter's file."""
+    expected = plan.saved_tensors()
+    keys = library_keys(expected, plan.bottlenecks, model, str(published.adapter.fields["name"]))
+    by_key = {key: name for name, key in keys.items()}
+    weights: dict[str, torch.Tensor] = {}
+    unknown = []
+    for key, tensor in published.adapter.tensors.items():
+        # With the base model's prefix, or without it if the adapter was saved from an encoder alone.
+        name = by_key.get(key) or by_key.get(key.partition(".")[2])
+        if name is None or name in weights:
+            unknown.append(key)
+        else:
+            weights[name] = tensor
+    if unknown:
+        raise AdapterError(
+            f"{published.adapter.file.name} must hold the weights of one bottleneck adapter on a "
+            f"{type(model).__name__}; it also has {first_of(unknown)}, which its configuration has no place for. Give "
+            "the base model that the adapter was trained on."
+        )
+    if head is not None:
+        weights |= head_weights(head, model, {name: like for name, like in expected.items() if name not in keys})
+    shapes, found = ({name: each.shape for name, each in tensors.items()} for tensors in (expected, weights))
+    check_shapes(shapes, found, published.adapter.file.name)
+    return {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def _write_published(
+    saved: SavedAdapter, folder: Path, name: str, base: str | None, with_head: bool, token: str | None
+) -> None:
+    """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its places."""
+    config, tensors = saved.config, saved.load_weights()
+    base = base or config.base_model_name_or_path or ""
+    base_config = _read_base(base, token)
+    check_base_type(str(base_config.model_type), config.kind, config.positions)
+    base_config.update(label_arguments(config))
+    task = task_of_config(config)
+    model = _make_empty(base_config, task.auto_class)
+    plan = Plan(model, config)
+    tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in tensors.items()}
+    expected, found = ({key: tensor.shape for key, tensor in each.items()} for each in (plan.saved_tensors(), tensors))
+    check_shapes(expected, found, SAFETENSORS_WEIGHTS_NAME)
+    places = _sub_layers(model, config)
+    own = {key: tensor for key, tensor in tensors.items() if ".houlsby_adapter." in key}
+    expanded = dict(own)
+    for key, owner in plan.owners.items():
+        at_owner = {part: tensor for part, tensor in own.items() if part.startswith(f"{owner}.houlsby_adapter.")}
+        expanded |= {key + part.removeprefix(owner): tensor for part, tensor in at_owner.items()}
+    name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
+    sizes = {key: len(expanded[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks}
+    width = next(iter(plan.widths.values()))
+    options = describe(config, tensors, places, sizes, width)
+    facts = {
+        "hidden_size": width,
+        "model_class": type(_make_empty(base_config, "AutoModel")).__name__.removesuffix("Model") + "AdapterModel",
+        "model_name": base,
+        "model_type": base_config.model_type,
+        "name": name,
+        "version": _VERSION,
+    }
+    keys = library_keys(expanded, plan.bottlenecks, model, name)
+    by_key = {f"{model.base_model_prefix}.{key}": expanded[own] for own, key in keys.items()}
+    write_part(folder, ADAPTER_FILES, {"config": options, **facts}, by_key)
+    head = {key: tensor for key, tensor in tensors.items() if key not in own}
+    if head and with_head:
+        described, weights = describe_head(task.class_suffix, config.labels, config.kind_of_problem, model, head, name)
+        write_part(folder, HEAD_FILES, {"config": described, **facts}, weights)
+
+
+def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+    """Return the places of bottlenecks at the same sub-layers in all layers of a model."""
+    everywhere = replace(
+        config, target_modules=None, exclude_modules=None, layers_to_transform=None, layers_pattern=None,
+        rank_pattern={}, train_layer_norm=False,
+    )  # fmt: skip
+    found = find_places(model, everywhere)
+    return {key: place for key, place in found.items() if place.layer is not None and not place.is_norm}
+
+
+def _read_base(name: str, token: str | None) -> PretrainedConfig:
+    """Read the configuration of a base model, without its weights and without code from its repository."""
+    with explain_hub_errors(f"The base model {name}"):
+        config: PretrainedConfig = AutoConfig.from_pretrained(name, token=token, trust_remote_code=False)
+        return config
+
+
+def _make_empty(config: PretrainedConfig, auto_class: str) -> Any:
+    with torch.device("meta"):
+        return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
+
+
+def _write_card(new: Path, folder: Path, source: str, base_models: list[str]) -> None:
+    base_model = next(filter(is_repo_id, base_models), None)
+    if base_model is None:
+        logger.warning(
+            "A card must name a base model on the Hub, so none is written. Write it later with `houlsby-peft card %s "
+            "NAME --base-model BASE`.",
+            folder,
+        )
+        return
+    name = re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-.")
+    card = make_card(SavedAdapter.open(new), name if is_repo_id(name) else "adapter", base_model=base_model)
+    origin = (
+        f"## Origin\n\nConverted from {code(source)}, an adapter in AdapterHub's format, with "
+        "`houlsby_peft.convert`.\n"
+    )
+    (new / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n{origin}", encoding="utf-8")
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Create a folder only if everything that it is to hold has been written."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        new = Path(temporary) / "new"
+        new.mkdir()
+        yield new
+        if folder.is_dir():
+            folder.rmdir()  # an empty one
+        new.rename(folder)
+
+
+@contextmanager
+def _name_source(source: str) -> Iterator[None]:
+    """Name the adapter in the error of a damaged or hostile file, whichever library meets it."""
+    try:
+        yield
+    except _OF_FILES as error:
+        is_own = isinstance(error, AdapterError)
+        reason = str(error) if is_own else shortened(f"{type(error).__name__}: {error}")
+        raise AdapterError(f"{shortened(source)} cannot be converted: {reason}") from error

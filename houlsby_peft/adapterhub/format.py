@@ -1,0 +1,218 @@
+"""The files of AdapterHub: what the `adapters` library wrote in any version, read without running any code.
+
+The rules are those of the `adapters` library 1.3 (`loading.py`, `utils.py`, `configuration/adapter_config.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ..checkpoints.weights import check_values, read_json
+from ..errors import AdapterError, shortened
+from ..hub.card import is_repo_id
+
+
+ADAPTER_FILES = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.bin")
+HEAD_FILES = ("head_config.json", "model_head.safetensors", "pytorch_model_head.bin")
+
+# The containers of bottlenecks and couplings in keys: the names of adapter-transformers 1, and those of today.
+_RENAMED = {
+    "attention_text_task_adapters": "adapters",
+    "attention_text_lang_adapters": "adapters",
+    "layer_text_task_adapters": "adapters",
+    "layer_text_lang_adapters": "adapters",
+    "invertible_lang_adapters": "invertible_adapters",
+}
+# Before the library wrote its version into the file, "gelu" was the approximation by tanh.
+_OLD_ACTIVATIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}
+# What the library does not write, it assumes.
+_DEFAULTS: dict[str, Any] = {
+    "mh_adapter": False,
+    "output_adapter": False,
+    "cross_adapter": False,
+    "original_ln_before": False,
+    "original_ln_after": True,
+    "residual_before_ln": True,
+    "is_parallel": False,
+    "scaling": 1.0,
+    "leave_out": [],
+    "dropout": 0.0,
+    "inv_adapter": None,
+    "inv_adapter_reduction_factor": None,
+}
+# Options that cannot be had, with the values that switch them off, and what they do.
+_UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "phm_layer": ((False, None), "its projections are sums of Kronecker products (Compacter), not linear layers"),
+    "use_gating": ((False, None), "a gate over the whole sequence scales the bottleneck"),
+    "ln_before": ((False, None), "a norm of its own stands before the bottleneck"),
+    "ln_after": ((False, None), "a norm of its own stands after the bottleneck"),
+    "inv_adapter": (("nice", None), "the forward pass of 'glow' slices the wrong dimension, so none can be trained"),
+    "architecture": ((None,), "it is not a bottleneck adapter; PEFT has LoRA, prefix tuning and others itself"),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """An adapter or a head, as its two files hold it.
+
+    Args:
+        fields: The configuration file.
+        tensors: The weights, by today's keys, all of them finite numbers.
+        file: The file of the weights, for messages.
+    """
+
+    fields: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    file: Path
+
+
+@dataclass(frozen=True)
+class Published:
+    """An adapter of AdapterHub.
+
+    Args:
+        options: The bottleneck's options by today's names, complete.
+        adapter: The bottlenecks.
+        head: The prediction head, if there is one.
+    """
+
+    options: dict[str, Any]
+    adapter: Part
+    head: Part | None
+
+    @property
+    def base_model(self) -> str:
+        """The recorded name of the base model on the Hub. A source may not name a folder.
+
+        Raises:
+            AdapterError: It is none.
+        """
+        name = self.adapter.fields.get("model_name")
+        if not is_repo_id(name):  # type: ignore[arg-type]
+            raise AdapterError(
+                f"model_name in {ADAPTER_FILES[0]} must be a name on the Hub; got {shortened(repr(name))}. Give the "
+                "base model's name or folder as base_model."
+            )
+        return str(name)
+
+
+def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Published:
+    """Read and check an adapter of AdapterHub.
+
+    Args:
+        folder: Folder with the files that the library writes.
+        allow_pickle: Whether the weights may be in a pickled file. It is read with `weights_only=True`.
+        with_head: Whether to read the prediction head, if there is one.
+
+    Raises:
+        AdapterError: A file is too large, or the adapter has an option that cannot be had. Other errors of missing,
+            damaged and hostile files are those of the libraries that read them.
+    """
+    adapter = _read_part(folder, ADAPTER_FILES, allow_pickle)
+    if not isinstance(adapter.fields.get("config"), dict):
+        raise AdapterError(
+            f"{ADAPTER_FILES[0]} must hold the options of one bottleneck adapter of AdapterHub in `config`. An "
+            "adapter of PEFT needs no conversion."
+        )
+    has_head = with_head and (folder / HEAD_FILES[0]).is_file()
+    head = _read_part(folder, HEAD_FILES, allow_pickle) if has_head else None
+    return Published(_complete(adapter), adapter, head)
+
+
+def write_part(
+    folder: Path, names: tuple[str, str, str], fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write an adapter or a head, whose files have the given names."""
+    text = json.dumps(fields, indent=2, sort_keys=True)
+    (folder / names[0]).write_text(text, encoding="utf-8")
+    # A shared bottleneck is one tensor at several places, which a safetensors file cannot hold.
+    save_file({key: tensor.clone() for key, tensor in tensors.items()}, folder / names[1])
+
+
+def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) -> Part:
+    config_name, safe_name, pickled_name = names
+    fields = read_json(folder / config_name)
+    if (folder / safe_name).is_file():
+        file = folder / safe_name
+        tensors = load_file(file)
+    elif (folder / pickled_name).is_file() and not allow_pickle:
+        raise AdapterError(
+            f"The weights are in {pickled_name}, a pickled file, which only the converter reads, and only if you "
+            "allow it. Give allow_pickle=True, or --allow-pickle, if you trust its author; it is read with "
+            "torch.load(weights_only=True), and no code in it runs."
+        )
+    else:
+        file = folder / pickled_name
+        tensors = _read_pickle(file)
+    for key, tensor in tensors.items():
+        check_values(file.name, key, tensor)
+    return Part(fields, {_rename(key): tensor for key, tensor in tensors.items()}, file)
+
+
+def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
+    """Read tensors from a file that torch has pickled, of at most the file's size.
+
+    A pickle can describe tensors that take more memory than the file has bytes: compressed ones, or views with a
+    stride of zero.
+    """
+    size = file.stat().st_size
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if (unpacked := sum(entry.file_size for entry in archive.infolist())) > size:
+                raise AdapterError(f"{file.name} has {size:,} bytes and would unpack to {unpacked:,}.")
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # whose message advises to run the file's code
+        raise AdapterError(
+            f"{file.name} holds more than tensors, or is damaged, and is not read. Download it again."
+        ) from None
+    tensors = {}
+    for key, tensor in found.items():
+        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        if not is_plain or tensor.is_meta or tensor.is_quantized or tensor.numel() * tensor.element_size() > size:
+            raise AdapterError(
+                f"{file.name}: {shortened(str(key))!r} is not a plain tensor of at most the file's size."
+            )
+        tensors[key] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return tensors
+
+
+def _rename(key: str) -> str:
+    for old, new in _RENAMED.items():
+        key = key.replace(f".{old}.", f".{new}.")
+    return key
+
+
+def _complete(adapter: Part) -> dict[str, Any]:
+    """Return the options of a bottleneck with today's names and all defaults.
+
+    Raises:
+        AdapterError: An option cannot be had.
+    """
+    given = {key.lower(): value for key, value in adapter.fields["config"].items()}
+    block = given.pop("invertible_adapter", None)
+    if isinstance(block, dict):
+        given["inv_adapter"] = block.get("block_type")
+        given["inv_adapter_reduction_factor"] = block.get("reduction_factor")
+    has_coupling = any("invertible_adapters" in key for key in adapter.tensors)
+    if adapter.fields.get("type") == "text_task" and not has_coupling:
+        # Task adapters named the language adapter's coupling without having one.
+        given["inv_adapter"] = given["inv_adapter_reduction_factor"] = None
+    for name, (off, reason) in _UNSUPPORTED.items():
+        if given.get(name) not in off:
+            raise AdapterError(f"{name}={shortened(repr(given[name]))} cannot be converted: {reason}.")
+    known = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
+    activation = given["non_linearity"].lower()
+    if "version" not in adapter.fields:
+        activation = _OLD_ACTIVATIONS.get(activation, activation)
+    activation = {"leakyrelu": "leaky_relu"}.get(activation, activation)
+    return {**_DEFAULTS, **known, "non_linearity": activation, "reduction_factor": given["reduction_factor"]}

@@ -1,0 +1,211 @@
+"""`SavedAdapter`: the files of an adapter, from a folder, the Hub or its cache, opened and checked once.
+
+Others may have written these files. Only JSON and safetensors files are read, which cannot contain code, and nothing
+is allocated in the amount that a file asks for before its size is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from types import NoneType
+
+import torch
+from huggingface_hub import get_cached_repo_tree, snapshot_download
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    CachedRepoTreeNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+)
+from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+
+from ..config import HoulsbyConfig
+from ..errors import AdapterError, HubError, explain_hub_errors, shortened
+from .downloads import find_repo
+from .weights import check_values, read_json
+
+
+# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
+_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
+_AGAIN = "Save or download the adapter again."
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """The checked files of an adapter; made by `SavedAdapter.open`.
+
+    Attributes:
+        name: What the user gave: the folder, or the name of the repository.
+        folder: The folder with the files, which for a repository is in the Hub's cache.
+        config: The configuration, with the adapter's record.
+        shapes: The shapes of the tensors in the weights file, by name.
+        own_tokenizer: Whether the adapter was saved with a tokenizer.
+    """
+
+    name: str
+    folder: Path
+    config: HoulsbyConfig
+    shapes: Mapping[str, torch.Size]
+    own_tokenizer: bool
+
+    @classmethod
+    def open(
+        cls, name_or_path: str | os.PathLike[str], revision: str | None = None, token: str | None = None
+    ) -> SavedAdapter:
+        """Open a saved adapter; the needed files of one on the Hub are downloaded to the cache.
+
+        Args:
+            name_or_path: "user/adapter" on the Hub, or a folder.
+            revision: A branch, tag or commit of the repository. Default: the latest version.
+            token: Access token for private repositories. Default: the one that the user has logged in with.
+
+        Raises:
+            AdapterError: The folder or repository does not contain a loadable Houlsby adapter.
+            HubError: The repository does not exist, is private or cannot be reached.
+        """
+        name = os.fspath(name_or_path)
+        folder = find_files(name, _FILES, revision, token)
+        for path in (folder / file for file in _FILES):
+            # A dangling link, a folder, or a pipe that would keep its reader waiting.
+            if os.path.lexists(path) and not path.is_file():
+                raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
+        try:
+            config = _read_config(folder)
+            shapes = _read_shapes(folder / SAFETENSORS_WEIGHTS_NAME, config)
+        except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            reason = shortened(str(error).replace(str(folder), name))
+            raise AdapterError(reason if name in reason else f"{name}: {reason}") from error
+        saved = cls(name, folder, config, shapes, (folder / TOKENIZER_FILES[0]).is_file())
+        if saved.commit and folder != Path(name) and not saved.own_tokenizer:
+            try:
+                get_cached_repo_tree(name, revision=saved.commit)
+            except CachedRepoTreeNotFoundError:
+                _log.warning(
+                    "The cache holds only those files of %s that PEFT has downloaded. If the adapter has its own "
+                    "tokenizer, load it once with a network connection; the base model's tokenizer is used.",
+                    name,
+                )
+        return saved
+
+    @property
+    def weights_file(self) -> Path:
+        """The file of the weights."""
+        return self.folder / SAFETENSORS_WEIGHTS_NAME
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of parameters of each tensor in the weights file, by name."""
+        return {key: shape.numel() for key, shape in self.shapes.items()}
+
+    @property
+    def commit(self) -> str | None:
+        """The commit of the repository that the files are of; None for a folder of the user's own."""
+        repo = find_repo(self.folder)
+        return repo[1] if repo else None
+
+    def load_weights(self) -> dict[str, torch.Tensor]:
+        """Return the tensors by name. They are read and checked once.
+
+        Raises:
+            AdapterError: A tensor holds values that cannot be right.
+        """
+        return self._weights
+
+    @cached_property
+    def _weights(self) -> dict[str, torch.Tensor]:
+        weights = load_file(self.weights_file)
+        for key, tensor in weights.items():
+            check_values(self.name, key, tensor)
+        return weights
+
+
+def find_files(
+    name_or_path: str | os.PathLike[str], needed: Sequence[str], revision: str | None = None, token: str | None = None
+) -> Path:
+    """Return a folder, or that of a repository in the cache, to which those of its files that are needed are fetched.
+
+    Args:
+        name_or_path: The folder, or the repository's name on the Hub.
+        needed: Names of files, no patterns, so that a repository has no say in paths.
+        revision: A branch, tag or commit.
+        token: Access token for private repositories.
+
+    Raises:
+        AdapterError: It is neither a folder nor a name that the Hub accepts.
+        HubError: The repository does not exist, is private or cannot be reached.
+    """
+    name = os.fspath(name_or_path)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    download = partial(snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed))
+    try:
+        with explain_hub_errors(name):
+            try:
+                return Path(download())
+            except HTTPError as error:
+                # The Hub's client takes the cache if it cannot connect, but not if the connection breaks off.
+                if isinstance(error, HfHubHTTPError):
+                    raise
+                try:
+                    return Path(download(local_files_only=True))
+                except LocalEntryNotFoundError:
+                    raise error from None
+            except HFValidationError:
+                raise AdapterError(
+                    f"{shortened(name)} is neither a folder nor a name on the Hub such as user/adapter."
+                ) from None
+    except HubError as error:
+        raise HubError(f"{error} There is no folder of this name either.") from error
+
+
+def _read_config(folder: Path) -> HoulsbyConfig:
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        remedy = "Check the name."
+        if (folder / "config.json").exists():
+            remedy = "It looks like a whole model: load it with transformers."
+        # PEFT saves an adapter that is not called "default" in a folder of its name.
+        elif inside := sorted(folder.glob(f"*/{CONFIG_NAME}")):
+            remedy = f"Give the folder of an adapter in it, such as {inside[0].parent}."
+        raise AdapterError(f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}")
+    fields = read_json(path)
+    kind = fields.get("peft_type")
+    if kind != "HOULSBY":
+        remedy = "Load adapters of other methods with peft.PeftModel.from_pretrained."
+        if kind is None:
+            remedy = "Convert an adapter of the `adapters` library with `houlsby-peft convert`."
+        raise AdapterError(f"{path} must have peft_type 'HOULSBY'; got {kind!r}. {remedy}")
+    # PEFT's own fields, which the configuration's rules leave to PEFT.
+    for name, form in (("auto_mapping", dict), ("base_model_name_or_path", str)):
+        if not isinstance(fields.get(name), (form, NoneType)):
+            raise AdapterError(f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}")
+    return HoulsbyConfig.from_pretrained(str(folder))
+
+
+def _read_shapes(path: Path, config: HoulsbyConfig) -> dict[str, torch.Size]:
+    if not path.is_file():
+        raise AdapterError(
+            f"{path.parent} holds no {path.name}. Pickled weights (.bin) can run any code when they are loaded, so "
+            "they are never read: save the adapter again."
+        )
+    with safe_open(path, framework="pt") as file:
+        shapes = {key: torch.Size(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    largest, size = max([config.r, *config.rank_pattern.values()]), path.stat().st_size
+    if largest > size:
+        raise AdapterError(
+            f"{path.with_name(CONFIG_NAME)} asks for bottlenecks of size {shortened(str(largest))}, but all of "
+            f"{path.name} has {size:,} bytes. {_AGAIN}"
+        )
+    return shapes

@@ -1,0 +1,358 @@
+"""New adapters from existing ones: without some layers, combined, or initialized from a saved one."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
+
+from .checkpoints.fingerprint import compare_fingerprints
+from .checkpoints.saved import SavedAdapter
+from .config import SHAPE_OPTIONS, HoulsbyConfig
+from .errors import AdapterError
+from .layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, layers_around
+from .placement.places import find_places
+from .placement.view import View
+from .record import AdapterRecord, Place, fold_places, unfold_places
+from .registration import PREFIX
+
+
+# What the weights of a plain bottleneck are called in a file, after the name of its module.
+_BOTTLENECK = re.compile(rf"(?P<place>.+)\.{PREFIX}adapter\.(?P<part>.+)")
+_PARTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias", "scaling")
+
+_Tensors = dict[str, torch.Tensor]
+
+
+@contextmanager
+def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> Iterator[None]:
+    """Bypass the trained bottlenecks of some layers inside a `with` block (Houlsby et al. 2019, section 3.6).
+
+        with houlsby_peft.ablate(model, layers=range(0, 5)):
+            scores = evaluate(model)
+
+    Nothing is trained again and no weight changes. The layers are bypassed for all adapters of the model; task heads
+    are kept. A bottleneck that is shared with other layers is bypassed in the given layers only. The model is restored
+    when the block ends, also after an error. Do not enable or disable adapters inside the block.
+
+    Args:
+        model: Model with Houlsby adapters, no matter how they were added.
+        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
+        keep_norms: Whether to keep the trained norms of these layers. If False, the base model's norms are used and
+            the layers compute what they compute in the base model.
+
+    Raises:
+        ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
+    """
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
+    elif isinstance(model, BaseTuner):
+        model = model.model
+    configs = getattr(model, "peft_config", {})
+    own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
+    places = {key: place for config in own for key, place in _recorded_places(model, config).items()}
+    modules = [
+        module
+        for key, place in _select_layers(places, set(layers)).items()
+        if not (place.is_norm and keep_norms)
+        for module in layers_around(model.get_submodule(key))
+        if isinstance(module, HoulsbyTunerLayer)
+    ]
+    before = [module._disable_adapters for module in modules]
+    try:
+        for module in modules:
+            # enable_adapters(False) would also freeze the weights and disable the head.
+            module._disable_adapters = True
+        yield
+    finally:
+        for module, disabled in zip(modules, before, strict=True):
+            module._disable_adapters = disabled
+
+
+def prune(
+    model: PeftModel, layers: Iterable[int], adapter_name: str, source: str = "default", keep_norms: bool = True
+) -> None:
+    """Add a copy of an adapter without the bottlenecks of some layers.
+
+        houlsby_peft.prune(model, layers=range(0, 5), adapter_name="small")
+        model.save_pretrained("out", selected_adapters=["small"])  # PeftModel.from_pretrained loads out/small
+
+    The new adapter computes what the source computes inside `ablate` with the same arguments, with fewer weights and
+    in less time. It is not activated.
+
+    Args:
+        model: Model with the adapter.
+        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
+        adapter_name: Name of the new adapter.
+        source: Name of the adapter to copy.
+        keep_norms: Whether to keep the trained norms of these layers.
+
+    Raises:
+        ValueError: `adapter_name` is taken, the source has no bottleneck in one of the layers, or no bottleneck would
+            remain.
+        KeyError: The model has no adapter `source`.
+    """
+    tuner: Any = model.base_model
+    config = tuner.peft_config[source]
+    layers, places = set(layers), _recorded_places(tuner.model, config)
+    removed = _select_layers(places, layers)
+    kept = {key: place for key, place in places.items() if key not in removed or (place.is_norm and keep_norms)}
+    remaining = {place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None}
+    if not remaining:
+        raise ValueError(f"Without the layers {sorted(layers)}, {source!r} has no bottlenecks. Remove fewer layers.")
+    pruned = config.derived(
+        config.record,
+        fold_places(kept.values(), View(tuner.model).encoder),
+        layers_to_transform=sorted(remaining),
+    )
+    _add(tuner, adapter_name, pruned, source, _weights(tuner.model, source))
+
+
+def combine(
+    tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float], adapter_name: str, combination_type: str
+) -> None:
+    """Add an adapter that combines other adapters; see `HoulsbyModel.add_weighted_adapter`.
+
+    With "cat", the bottlenecks stand side by side:
+    `sum(w * up(act(down(h)))) = [w1 up1, w2 up2, ...] act([down1; down2; ...] h)`.
+    """
+    if combination_type not in ("linear", "cat"):
+        raise ValueError(f"combination_type must be 'linear' or 'cat'; got {combination_type!r}.")
+    model: Any = tuner.model
+    configs: list[Any] = [tuner.peft_config[name] for name in adapters]
+    records = [config.record for config in configs]
+    is_cat = combination_type == "cat"
+    _check_alike(adapters, configs, records, is_cat)
+
+    states = [_weights(model, name) for name in adapters]
+    base_norms = {
+        f"{key}.{PREFIX}norm.{part}": weight
+        for key, layer in _layers(model, HoulsbyLayerNorm)
+        for part, weight in layer.base_layer.state_dict().items()
+    }
+    combined: _Tensors = {}
+    if is_cat:
+        factors = [
+            weight if isinstance(config.scaling, str) else weight * config.scaling / configs[0].scaling
+            for weight, config in zip(weights, configs, strict=True)
+        ]
+        combined = _join(states, factors)
+    if rest := {key: None for state in states for key in state if key not in combined}:
+        means = _normalize(weights) if is_cat else weights
+        combined |= {key: _sum(key, [{**base_norms, **state} for state in states], means) for key in rest}
+
+    places = [_recorded_places(model, config) for config in configs]
+    union = {key: place for each in places for key, place in each.items()}
+    bottlenecks = [{key for key, place in each.items() if place.is_bottleneck} for each in places]
+    sizes = {key: len(combined[f"{key}.{PREFIX}adapter.down_proj.bias"]) for key in set().union(*bottlenecks)}
+    r = Counter(sizes.values()).most_common(1)[0][0]
+    # One bottleneck cannot be shared if the places differ at which several are.
+    sharing = {config.share_layers for config in configs}
+    share_layers = sharing.pop() if len(sharing) == 1 and all(each == bottlenecks[0] for each in bottlenecks) else 0
+    # The labels are those of the first adapter that has a head.
+    first = next((number for number, record in enumerate(records) if record.heads), 0)
+    heads = list(dict.fromkeys(head for record in records for head in record.heads))
+    sized = {key: replace(union[key], r=size if size != r else None) for key, size in sizes.items()}
+    view = View(model)
+    config = configs[first].derived(
+        replace(records[first], heads=heads),
+        fold_places(({**union, **sized}[key] for key in view.modules if key in union), view.encoder),
+        r=r,
+        rank_pattern={},
+        scaling=configs[0].scaling,
+        share_layers=share_layers,
+    )
+    _add(tuner, adapter_name, config, adapters[0], combined)
+
+
+def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
+    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps its own weights.
+
+    An adapter may have been pretrained on the task's text, for example (Han et al. 2021, section 3).
+
+    Args:
+        model: Model with the adapter to initialize.
+        name_or_path: Folder, or name on the Hub, of a Houlsby adapter with the same options on the same base model.
+        adapter_name: Name of the adapter to initialize.
+
+    Raises:
+        ValueError: The adapter is offloaded, or the saved weights do not fit.
+        AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
+            cannot be read.
+        KeyError: The model has no adapter of this name.
+    """
+    config: Any = model.peft_config[adapter_name]
+    saved = SavedAdapter.open(name_or_path)
+    own, there = config.record, saved.config.record or AdapterRecord()
+    # What is excluded may differ where only one of the models has it, such as a language model's head; otherwise the
+    # weights do not fit. The file of shared bottlenecks does not tell at which places they are applied.
+    differences = [
+        f"{field} is {theirs!r} and {ours!r}"
+        for field in SHAPE_OPTIONS
+        if field != "exclude_modules" and (theirs := getattr(saved.config, field)) != (ours := getattr(config, field))
+    ]
+    if config.share_layers and not differences:
+        bottlenecks = [
+            {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}
+            for record in (there, own)
+        ]
+        differences = [f"only one has a bottleneck at {key}" for key in sorted(bottlenecks[0] ^ bottlenecks[1])]
+    if differences := differences + compare_fingerprints(there.base, own.base):
+        raise AdapterError(
+            "An adapter can only be initialized from one with the same options on the same base model; "
+            f"{saved.name}, trained on {saved.config.base_model_name_or_path or 'an unnamed model'}, and "
+            f"{adapter_name!r} differ: {differences[0]}. Train both with the same HoulsbyConfig on the same model."
+        )
+    weights = {key: weight for key, weight in _state(model, adapter_name).items() if f".{PREFIX}" not in key}
+    weights |= {key: weight for key, weight in saved.load_weights().items() if f".{PREFIX}" in key}
+    set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
+
+
+def _add(
+    tuner: Any, adapter_name: str, config: HoulsbyConfig, source: str, weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Add an adapter with given weights, in the precision of its source; on an error, leave nothing behind."""
+    if adapter_name in tuner.peft_config:
+        raise ValueError(f"adapter_name must be unused; the model has an adapter {adapter_name!r}. Delete it first.")
+    own = _state(tuner.model, source)
+    is_cast = not any(weight.dtype in (torch.float16, torch.bfloat16) for weight in own.values())
+    tuner.peft_config[adapter_name] = config
+    try:
+        tuner.inject_adapter(tuner.model, adapter_name)
+        tuner._cast_adapter_dtype(adapter_name, autocast_adapter_dtype=is_cast)
+        new = _state(tuner.model, adapter_name)
+        set_peft_model_state_dict(tuner.model, {key: weights[key] for key in new}, adapter_name=adapter_name)
+    except Exception:
+        if adapter_name in tuner.peft_config:  # PEFT may have removed it
+            tuner.delete_adapter(adapter_name)
+        raise
+
+
+def _state(model: nn.Module, adapter_name: str) -> _Tensors:
+    # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
+    return get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)  # type: ignore[no-any-return]
+
+
+def _weights(model: nn.Module, adapter_name: str) -> _Tensors:
+    """Return an adapter's weights by their names in a file, a shared bottleneck at each of its places."""
+    weights = _state(model, adapter_name)
+    for key, layer in _layers(model, HoulsbyLayer):
+        if owner := layer.houlsby_owner.get(adapter_name):
+            own = owner.houlsby_adapter[adapter_name].state_dict()
+            weights |= {f"{key}.{PREFIX}adapter.{part}": weight for part, weight in own.items()}
+    return weights
+
+
+def _layers(model: nn.Module, kind: type[HoulsbyTunerLayer]) -> Iterator[tuple[str, Any]]:
+    """Yield tuner layers with their names in the base model; another method may be around them."""
+    for key, module in model.named_modules():
+        if isinstance(module, kind):
+            yield key.replace(".base_layer", ""), module
+
+
+def _sum(key: str, states: Sequence[_Tensors], weights: Sequence[float]) -> torch.Tensor:
+    """Return the weighted sum of a tensor over the adapters that have it; of counts, the first adapter's."""
+    terms = [(state[key], weight) for state, weight in zip(states, weights, strict=True) if key in state]
+    first = terms[0][0]
+    for tensor, _ in terms:
+        if tensor.shape != first.shape:
+            raise ValueError(
+                f"Only adapters whose tensors have the same shapes can be averaged; {key} has the shapes "
+                f"{tuple(first.shape)} and {tuple(tensor.shape)}. Bottlenecks of other sizes can be combined with "
+                "combination_type='cat', and adapters stacked with set_adapter([...])."
+            )
+    # In half precision, rounding errors of the sum can exceed the differences between the adapters.
+    return sum(weight * _widen(tensor) for tensor, weight in terms) if first.is_floating_point() else first  # type: ignore[return-value]
+
+
+def _join(states: Sequence[_Tensors], factors: Sequence[float]) -> _Tensors:
+    """Return the weights of bottlenecks whose branches are the weighted sums of the branches of others."""
+    joined: _Tensors = {}
+    for place in {found["place"]: None for state in states for key in state if (found := _BOTTLENECK.fullmatch(key))}:
+        name = f"{place}.{PREFIX}adapter."
+        parts = [
+            ({key.removeprefix(name): _widen(tensor) for key, tensor in state.items() if key.startswith(name)}, factor)
+            for state, factor in zip(states, factors, strict=True)
+        ]
+        parts = [(part, factor) for part, factor in parts if part]
+        if unknown := {key for part, _ in parts for key in part} - {*_PARTS}:
+            raise ValueError(
+                "Only plain bottlenecks can be joined, without an invertible module and weights in their activation; "
+                f"{place} has {min(unknown)}. Use combination_type='linear'."
+            )
+        # A learned factor, one or one per channel, goes into the rows of the second projection.
+        scales = [factor * part.get("scaling", part["up_proj.bias"].new_ones(1)).reshape(-1) for part, factor in parts]
+        ups = [(part["up_proj.weight"], part["up_proj.bias"], s) for (part, _), s in zip(parts, scales, strict=True)]
+        joined |= {
+            f"{name}down_proj.weight": torch.cat([part["down_proj.weight"] for part, _ in parts]),
+            f"{name}down_proj.bias": torch.cat([part["down_proj.bias"] for part, _ in parts]),
+            f"{name}up_proj.weight": torch.cat([weight * scale[:, None] for weight, _, scale in ups], dim=1),
+            f"{name}up_proj.bias": sum(bias * scale for _, bias, scale in ups),  # type: ignore[dict-item]
+        }
+        if "scaling" in parts[0][0]:
+            joined[f"{name}scaling"] = torch.ones_like(parts[0][0]["scaling"])
+    return joined
+
+
+def _normalize(weights: Sequence[float]) -> list[float]:
+    total = math.fsum(weights)
+    if abs(total) <= 1e-9 * max(map(abs, weights)):  # 0.3 - 0.1 - 0.2 is not exactly 0
+        raise ValueError(
+            "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; got "
+            f"{list(weights)}."
+        )
+    return [weight / total for weight in weights]
+
+
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _check_alike(
+    names: Sequence[str], configs: Sequence[HoulsbyConfig], records: Sequence[AdapterRecord], is_cat: bool
+) -> None:
+    """Check that adapters compute the same function of their weights, and number the same classes alike."""
+    fields = ["activation", "kind", "scaling", "invertible", "trainable_token_indices"]
+    if is_cat and not any(isinstance(config.scaling, str) for config in configs):
+        fields.remove("scaling")  # a number is folded into the weights
+    labels = [config.labels or {} if record.heads else {} for config, record in zip(configs, records, strict=True)]
+    for number in range(1, len(names)):
+        differences = [
+            f"{field} is {one!r} and {two!r}"
+            for field in fields
+            if (one := getattr(configs[0], field)) != (two := getattr(configs[number], field))
+        ]
+        if labels[0] != labels[number] and sorted(labels[0].values()) == sorted(labels[number].values()):
+            differences.append(f"the classes are {labels[0]} and {labels[number]}")
+        if differences:
+            raise ValueError(
+                f"Only adapters with the same options can be combined; {names[0]!r} and {names[number]!r} differ: "
+                f"{differences[0]}. Train them with the same configuration, or stack them with set_adapter([...])."
+            )
+
+
+def _recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+    """Return an adapter's places as they are in this model, with their sizes."""
+    assert config.record is not None
+    return find_places(model, config.derived(config.record))
+
+
+def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:
+    """Return the places in the given layers, each of which must have a bottleneck."""
+    adapted = {place.layer for place in places.values() if place.layer is not None and place.is_bottleneck}
+    if not layers <= adapted:
+        raise ValueError(
+            "Bottlenecks can only be removed from layers that have a Houlsby adapter, here "
+            f"{sorted(adapted) or 'none'}; got {sorted(layers)}."
+        )
+    return {key: place for key, place in places.items() if place.layer in layers}

@@ -1,0 +1,450 @@
+"""The frozen layers below the lowest adapted one: found, and computed once per text by `FrozenPrefix`."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import struct
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from peft import PeftModel
+from peft.utils import ModulesToSaveWrapper
+from torch import nn
+
+from .placement.places import find_places
+from .registration import PREFIX
+
+
+_KEY_BYTES = 16
+# One entry per token, which may be the same for all texts.
+_POSITIONS = ("position_ids", "cache_position")
+# The number of labels in a step, with which transformers' Trainer scales the loss, says nothing of a text.
+_SETTINGS = ("num_items_in_batch",)
+
+
+class _Layers(NamedTuple):
+    """The layers of a model, divided at the lowest one that is trained.
+
+    Args:
+        encoder: The smallest module that contains the input embeddings and the layers. A user may call it or a module
+            around it.
+        frozen: The layers below, in the order in which they run. None of the adapters changes what they compute.
+        upper: The other layers.
+    """
+
+    encoder: nn.Module
+    frozen: list[nn.Module]
+    upper: list[nn.Module]
+
+
+def _divide_layers(model: Any, adapters: Iterable[str]) -> _Layers:
+    """Divide a base model at the lowest layer in which adapters have a bottleneck or a norm."""
+    lowest: dict[str, int] = {}
+    for adapter in adapters:
+        for place in find_places(model, model.peft_config[adapter]).values():
+            if place.layer is not None:
+                lowest[place.stack] = min(place.layer, lowest.get(place.stack, place.layer))
+    if len(lowest) != 1 or any(stack.endswith("*") for stack in lowest):
+        raise ValueError(
+            "The layers below the adapters can only be told if all of these are in one list of layers; found them in "
+            f"{', '.join(map(repr, lowest)) or 'none'}. Use adapters in a single encoder or decoder."
+        )
+    ((name, index),) = lowest.items()
+    layers, tokens = list(model.get_submodule(name)), model.get_input_embeddings()
+    while tokens not in set(model.get_submodule(name).modules()):
+        name = name.rpartition(".")[0]
+    return _Layers(model.get_submodule(name), layers[:index], layers[index:])
+
+
+class FrozenPrefix:
+    """Cache the output of the frozen layers below the lowest trained layer, until `remove` is called.
+
+    If only upper layers have adapters, the layers below them compute the same activations for a text in every epoch,
+    provided that their dropout is off. `FrozenPrefix` computes them without dropout, also in training mode, and caches
+    their output by the tokens of each text. A text is computed the first time it appears in a batch. From the second
+    epoch on, the frozen layers do not run.
+
+    While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
+    with an `attention_mask` if they are padded. Other tensors, such as LayoutLM's `bbox`, also identify a text. The
+    hidden states of padding tokens are zeros. `output_hidden_states`, `output_attentions` and `adapter_names` are
+    refused.
+
+    Args:
+        model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
+        max_bytes: Maximum size of the cache in bytes. Texts that do not fit are computed every time.
+        folder: Folder for the cache. Later runs reuse its content, and several processes may use it at the same
+            time. The cache is in a subfolder named after a digest of the frozen weights, those of other active
+            adapters included, so a folder can serve many models and data sets. Pass None to keep the cache in memory.
+
+    Attributes:
+        index: Index of the lowest trained layer, which is also the number of frozen layers.
+
+    Raises:
+        ValueError: No layer below the lowest trained layer is frozen, the trained adapters are not in a single list
+            of layers, or the frozen layers pass on more than hidden states, as T5's position biases. If the model
+            cannot run before it is moved to another device, what the frozen layers pass on is only known in the first
+            forward pass, which then raises this error.
+    """
+
+    def __init__(
+        self, model: PeftModel, max_bytes: int = 4 * 10**9, folder: str | os.PathLike[str] | None = None
+    ) -> None:
+        base: Any = model.get_base_model()
+        tuner: Any = model.base_model
+        is_trained = {key for key, weight in base.named_parameters() if weight.requires_grad}
+        trained = [
+            name
+            for name in tuner.active_adapters
+            if any(f".{PREFIX}{kind}.{name}." in key for key in is_trained for kind in ("adapter", "norm"))
+        ]
+        lower = _divide_layers(base, trained)
+        self.index = len(lower.frozen)
+        upper = set(lower.upper[0].parameters())
+        below = takewhile(lambda weight: weight not in upper, lower.encoder.parameters())
+        if self.index == 0 or any(weight.requires_grad for weight in below):
+            raise ValueError(
+                "FrozenPrefix needs frozen embeddings and at least one frozen layer below the adapters; here "
+                f"{'layer 0 is trained' if self.index == 0 else 'the embeddings are trained'}. Adapt upper layers "
+                "only with layers_to_transform, and set neither train_layer_norm='all' nor invertible."
+            )
+        if folder is None:
+            self._store: MemoryStore | FolderStore = MemoryStore(max_bytes)
+        else:
+            others = [repr(base.peft_config[name]) for name in tuner.active_adapters if name not in trained]
+            self._store = FolderStore(Path(folder, _digest(lower, others)), max_bytes)
+        self._lower, self._encoder = lower, lower.encoder
+        # How many things each frozen layer returns in a tuple; None: a tensor.
+        self._lengths: dict[nn.Module, int | None] = {}
+        # What the last of them returns for the texts of the batch that is running, `(texts, tokens, width)`.
+        self._known: torch.Tensor | None = None
+        # While they run for texts that are not in the cache: what the last one has returned, and all others beside it.
+        self._hidden: Any = None
+        self._passed_on: list[Any] | None = None
+        self._undo = [_override(each, "forward", partial(self._run, each, each.forward)) for each in lower.frozen]
+        self._undo.append(lower.upper[0].register_forward_pre_hook(self._stop, prepend=True, with_kwargs=True).remove)
+        try:
+            self._try_made_up_texts(base.get_input_embeddings())
+        except _PassesOnMore:
+            self.remove()
+            raise
+        # Not in the encoder: it also runs to find the rows of a mixed batch, and errors there would not be raised.
+        refuse = partial(_refuse_names, tuner._enable_peft_forward_hooks)
+        self._undo.append(_override(tuner, "_enable_peft_forward_hooks", refuse))
+        self._undo.append(self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove)
+        self._undo.append(self._encoder.register_forward_hook(self._end_batch, always_call=True).remove)
+
+    def remove(self) -> None:
+        """Restore the model. The content of a folder is kept."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _try_made_up_texts(self, tokens: nn.Module) -> None:
+        """Learn what the frozen layers return, if the model runs already."""
+        device = next((weight.device for weight in tokens.parameters() if not weight.is_meta), None)
+        inputs = {"input_ids": torch.tensor([[0, 1, 2], [1, 2, 0]], device=device)}
+        try:
+            self._compute(inputs)
+        except _PassesOnMore:
+            raise
+        except Exception:  # an attention for GPUs does not run on a model that is still on the CPU, for example
+            self._lengths.clear()
+
+    def _start_batch(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """Look up or compute the activations of a batch's texts. Registered as a forward pre-hook of the encoder."""
+        texts = _Texts.read(encoder, args, kwargs)
+        keys = texts.keys()
+        rows = [self._store.get(key) for key in keys]
+        missing = [number for number, row in enumerate(rows) if row is None]
+        if not self._lengths and not missing:
+            self._compute(texts.select([0]))
+        if missing:
+            computed = self._compute(texts.select(missing))
+            for number, output in zip(missing, computed, strict=True):
+                rows[number] = own = output[texts.mask[number]]
+                self._store.put(keys[number], own)
+        tokens = torch.cat([row.to(texts.mask.device) for row in rows if row is not None])
+        known = tokens.new_zeros(*texts.mask.shape, tokens.shape[-1])
+        known[texts.mask] = tokens
+        self._known = known
+
+    def _end_batch(self, encoder: nn.Module, args: Any, output: Any) -> None:
+        self._known = None
+
+    def _compute(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return the hidden states of texts behind the frozen layers, from running the encoder up to that point."""
+        self._passed_on = []
+        try:
+            with torch.no_grad(), _no_dropout(self._encoder):
+                self._encoder.forward(**inputs)
+        except _Arrived:
+            pass
+        finally:
+            hidden, self._hidden, self._passed_on = self._hidden, None, None
+        tokens = inputs["input_ids"].shape
+        if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[:2] != tokens:
+            got = tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else type(hidden).__name__
+            raise _PassesOnMore(self._lower.frozen[-1], f"returns {got} for {tuple(tokens)} tokens")
+        return hidden
+
+    def _run(self, layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the output of a frozen layer, in place of its `forward`."""
+        received = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        if self._known is None:
+            # Gradient checkpointing runs layers again in the backward pass, on the texts of any earlier batch.
+            with torch.no_grad():
+                output = forward(*args, **kwargs)
+            if self._passed_on is not None:
+                is_tuple = type(output) is tuple
+                self._lengths[layer] = len(output) if is_tuple else None
+                self._hidden = output[0] if is_tuple else output
+                self._passed_on += output[1:] if is_tuple else ()
+        else:
+            hidden = self._known if layer is self._lower.frozen[-1] else received
+            length = self._lengths[layer]
+            output = hidden if length is None else (hidden, *[None] * (length - 1))
+        # With reentrant checkpointing, a layer whose input requires no gradient is not trained.
+        if received.requires_grad and torch.is_grad_enabled():
+            (output[0] if isinstance(output, tuple) else output).requires_grad_()
+        return output
+
+    def _stop(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        """End a run of the frozen layers before the first adapted one. Registered as a forward pre-hook of that."""
+        if self._passed_on is None:
+            return
+        others = {id(value) for value in self._passed_on if isinstance(value, torch.Tensor)}
+        if any(id(value) in others for value in (*args, *kwargs.values())):
+            raise _PassesOnMore(self._lower.frozen[-1], "passes on more than hidden states")
+        raise _Arrived
+
+
+class _Arrived(Exception):
+    """The frozen layers have run, and the rest of the encoder need not."""
+
+
+class _PassesOnMore(ValueError):
+    def __init__(self, layer: nn.Module, problem: str) -> None:
+        super().__init__(
+            "FrozenPrefix needs frozen layers that pass on nothing but hidden states of the shape (texts, tokens, "
+            f"width); {type(layer).__name__} {problem}. Train this model without FrozenPrefix."
+        )
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The texts that an encoder is called with.
+
+    Args:
+        inputs: The encoder's arguments, by name.
+        mask: Whether each token is part of its text, `(texts, tokens)`; False at padding.
+    """
+
+    inputs: dict[str, Any]
+    mask: torch.Tensor
+
+    @classmethod
+    def read(cls, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> _Texts:
+        """Return the texts of a call of an encoder."""
+        inputs = inspect.signature(encoder.forward).bind(*args, **kwargs).arguments
+        inputs |= inputs.pop("kwargs", {})
+        ids: Any = inputs.get("input_ids")
+        config = getattr(encoder, "config", None)
+        problems = [] if ids is not None else ["no input_ids"]
+        for name in ("output_attentions", "output_hidden_states"):
+            given = inputs.get(name)
+            if getattr(config, name, False) if given is None else given:
+                problems.append(f"{name}=True")
+        for name, value in inputs.items():
+            if ids is None or _is_setting(name, value):
+                continue
+            if not isinstance(value, torch.Tensor):
+                problems.append(f"{name} of {type(value).__name__}")
+            elif (name == "attention_mask" and value.shape != ids.shape) or (name in _POSITIONS and value.dim() > 2):
+                problems.append(f"{name} of the shape {tuple(value.shape)}")
+        if problems:
+            raise ValueError(
+                "FrozenPrefix recognizes texts by input_ids and the other tensors that the model is called with, in "
+                "which positions have at most two dimensions and attention_mask has the shape of input_ids, and it "
+                f"caches neither attentions nor the hidden states of all layers; got {problems[0]}. {_REMEDY}"
+            )
+        mask = inputs.get("attention_mask")
+        return cls(inputs, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+    def select(self, rows: list[int]) -> dict[str, Any]:
+        """Return the arguments for some of the texts."""
+        return {name: value[rows] if self._has_rows(name, value) else value for name, value in self.inputs.items()}
+
+    def keys(self) -> list[bytes]:
+        """Return a key for each text, of all that its activations depend on beside the weights."""
+        device = self.mask.device.type
+        precision = str(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else "").encode()
+        values = {}
+        for name, value in sorted(self.inputs.items()):
+            if isinstance(value, torch.Tensor) and name not in ("attention_mask", *_SETTINGS):
+                value = value.expand(self.mask.shape) if name in _POSITIONS else value
+                values[name] = value.detach().cpu(), self._has_rows(name, value)
+        keys = []
+        for row, own in enumerate(self.mask.cpu()):
+            digest = hashlib.blake2b(precision, digest_size=_KEY_BYTES)
+            # The indices of the tokens are part of the key: padding on the left changes the position embeddings.
+            digest.update(own.nonzero().numpy().tobytes())
+            for name, (value, has_rows) in values.items():
+                is_per_token = value.shape[:2] == self.mask.shape
+                _digest_tensor(digest, name, value[row][own] if is_per_token else value[row] if has_rows else value)
+            keys.append(digest.digest())
+        return keys
+
+    def _has_rows(self, name: str, value: Any) -> bool:
+        """Return whether an argument has one entry per text."""
+        if _is_setting(name, value):
+            return False
+        is_per_token = value.shape == self.mask.shape
+        return is_per_token or (name not in _POSITIONS and value.shape[:1] == self.mask.shape[:1])
+
+
+_REMEDY = "Call the FrozenPrefix's remove() first if you need it."
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    """Return whether an argument says how to run and not which texts."""
+    return value is None or isinstance(value, (bool, int, float, str)) or name in _SETTINGS
+
+
+def _refuse_names(enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Refuse rows of named adapters, in place of the context that PEFT enters for a forward pass or a generation."""
+    if kwargs.get("adapter_names") is not None:
+        raise ValueError(
+            f"FrozenPrefix caches the frozen layers with the active adapters; got adapter_names. {_REMEDY}"
+        )
+    return enter(*args, **kwargs)
+
+
+def _digest(lower: _Layers, others: list[str]) -> str:
+    """Return a digest of all weights that the hidden states of texts depend on, and of adapters that stay as they
+    are."""
+    modules = list(lower.encoder.modules())
+    heads = [each for each in modules[modules.index(lower.upper[0]) :] if isinstance(each, ModulesToSaveWrapper)]
+    above = {id(weight) for each in [*lower.upper, *heads] for weight in each.state_dict(keep_vars=True).values()}
+    digest = hashlib.sha256(repr((lower.frozen, others)).encode())
+    for name, weight in lower.encoder.state_dict(keep_vars=True).items():
+        if id(weight) not in above and not weight.requires_grad:
+            _digest_tensor(digest, name, weight)
+    return digest.hexdigest()[:32]
+
+
+def _digest_tensor(digest: Any, name: str, weight: torch.Tensor) -> None:
+    digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+    digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+@contextmanager
+def _no_dropout(module: nn.Module) -> Iterator[None]:
+    """Turn dropout off in a module, and then restore the mode of each module inside it."""
+    modes = {inner: inner.training for inner in module.modules()}
+    for inner in modes:
+        inner.training = False
+    try:
+        yield
+    finally:
+        for inner, mode in modes.items():
+            inner.training = mode
+
+
+def _override(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[[], None]:
+    """Override a method of a module and return a function that restores it."""
+    if name in module.__dict__:  # Accelerate overrides `forward` in the same way
+        restore = partial(setattr, module, name, module.__dict__[name])
+    else:
+        restore = partial(delattr, module, name)
+    setattr(module, name, method)
+    return restore
+
+
+class MemoryStore:
+    """Store the activations of texts in memory.
+
+    A full store keeps what it has. All texts come again in every epoch, so dropping the oldest one would drop each
+    text just before it is needed.
+
+    Args:
+        max_bytes: Maximum size of all activations.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._free = max_bytes
+        self._entries: dict[bytes, torch.Tensor] = {}
+
+    def get(self, key: bytes) -> torch.Tensor | None:
+        """Return the activations of a key, `(tokens, width)` on the CPU, or None if there are none."""
+        return self._entries.get(key)
+
+    def put(self, key: bytes, rows: torch.Tensor) -> None:
+        """Store the activations of a key of 16 bytes if they fit."""
+        if key not in self._entries and rows.nbytes <= self._free:
+            self._entries[key] = rows.to("cpu", copy=True)
+            self._free -= rows.nbytes
+
+
+class FolderStore:
+    """Store the activations of texts in files, where later runs find them.
+
+    Each process appends records to a file of its own and reads the files that exist when it starts, so several
+    processes may share a folder. A record is a header, which holds the key, the shape and the dtype, followed by the
+    activations. A record that a crash has truncated is ignored.
+
+    Args:
+        folder: Folder of the files. It is created if it does not exist.
+        max_bytes: Maximum size of all files, including those of earlier runs.
+    """
+
+    _HEADER = struct.Struct(f"<{_KEY_BYTES}sIIB")  # key, tokens, width, index of the dtype
+    _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._free = max_bytes
+        # From key to file, offset of the activations, shape and dtype.
+        self._entries: dict[bytes, tuple[Path, int, tuple[int, int], torch.dtype]] = {}
+        for path in sorted(folder.glob("*.activations")):
+            size = path.stat().st_size
+            self._free -= size
+            with path.open("rb", buffering=0) as file:
+                while len(header := file.read(self._HEADER.size)) == self._HEADER.size:
+                    key, tokens, width, number = self._HEADER.unpack(header)
+                    offset, dtype = file.tell(), self._DTYPES[number]
+                    if file.seek(tokens * width * dtype.itemsize, 1) > size:
+                        break
+                    self._entries[key] = (path, offset, (tokens, width), dtype)
+        self._path = folder / f"{uuid.uuid4().hex}.activations"
+
+    def get(self, key: bytes) -> torch.Tensor | None:
+        """Return the activations of a key, `(tokens, width)` on the CPU, or None if there are none."""
+        if key not in self._entries:
+            return None
+        path, offset, shape, dtype = self._entries[key]
+        rows = torch.empty(shape, dtype=dtype)
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            file.readinto(rows.view(torch.uint8).numpy().data)
+        return rows
+
+    def put(self, key: bytes, rows: torch.Tensor) -> None:
+        """Store the activations of a key of 16 bytes if they fit."""
+        size = self._HEADER.size + rows.nbytes
+        if key in self._entries or size > self._free:
+            return
+        tokens, width = rows.shape
+        with self._path.open("ab") as file:
+            file.write(self._HEADER.pack(key, tokens, width, self._DTYPES.index(rows.dtype)))
+            offset = file.tell()
+            file.write(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        self._entries[key] = (self._path, offset, (tokens, width), rows.dtype)
+        self._free -= size
