@@ -12,20 +12,23 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from houlsby_peft.serving.predictor import Input, Predictor
+    from houlsby_peft import HoulsbyConfig
+    from houlsby_peft.serving.predictor import Predictor
+    from houlsby_peft.serving.readers import Input
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. If it fails, print the error as one line on stderr and exit with status 1.
 
-    Flags may be written with hyphens or, like those of the recipes, with underscores.
+    Flags may be written with hyphens or, like those of the recipes, with underscores. With `--debug`, or the
+    environment variable HOULSBY_DEBUG=1, an error shows its traceback.
     """
     words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
     reads_file = any(word.partition("=")[0] in ("--file", "--help", "-h") for word in words)
@@ -35,10 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError) as error:  # HubError and AdapterError are such
-        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("error: interrupted")
+    except Exception as error:
+        # Ours, those of files, JSON and the Hub, and a missing package. safetensors has a class of its own.
+        is_known = isinstance(error, (OSError, ValueError, ImportError)) or "safetensors" in type(error).__module__
+        if not is_known or "debug" in options or os.environ.get("HOULSBY_DEBUG") == "1":
+            raise
+        remedy = ". Install it, or the extra serve, export or parquet" if isinstance(error, ImportError) else ""
+        sys.exit(f"error: {' '.join(str(error).split())}{remedy}")
 
 
 def _with_hyphens(arguments: Sequence[str]) -> list[str]:
@@ -62,17 +70,23 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    push = commands.add_parser("push", help="push a saved adapter to the Hub with a generated card")
+    def add(name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help)
+        command.set_defaults(run=run)
+        command.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+        )
+        return command
+
+    push = add("push", _push, "push a saved adapter to the Hub with a generated card")
     push.add_argument("folder", type=Path, help="folder of the adapter")
     push.add_argument("repo_id", help="user/name, or name for the user of the token")
     push.add_argument("--private", action="store_true", default=None, help="create a private repository")
     push.add_argument("--message", help="commit message")
-    push.set_defaults(run=_push)
 
-    card = commands.add_parser("card", help="write the card (README.md) into the folder of a saved adapter")
+    card = add("card", _card, "write the card (README.md) into the folder of a saved adapter")
     card.add_argument("folder", type=Path, help="folder of the adapter")
     card.add_argument("repo_id", nargs="?", help="user/name that the adapter will have on the Hub, if it is known")
-    card.set_defaults(run=_card)
 
     for command in (push, card):
         command.add_argument("--base-model", help="the base model's name on the Hub, if the adapter records a folder")
@@ -88,16 +102,15 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         command.add_argument("--pairs", action="store_true", help="take the texts of --example in pairs")
         command.add_argument("--license", help="license of the adapter, such as apache-2.0")
         command.add_argument("--language", help="language of the texts, such as en")
-        command.add_argument("--metadata", metavar="JSON", help='further metadata, such as \'{"tags": ["reviews"]}\'')
+        command.add_argument(
+            "--metadata", metavar="JSON", type=_json_object, help='further metadata, such as \'{"tags": ["reviews"]}\''
+        )
 
-    info = commands.add_parser("info", help="describe an adapter without loading its base model")
+    info = add("info", _info, "describe an adapter without loading its base model")
     info.add_argument("--json", action="store_true", help="print one JSON object")
-    info.set_defaults(run=_info)
 
-    predict = commands.add_parser("predict", help="predict for texts or for the rows of a file")
-    predict.set_defaults(run=_predict)
-    export = commands.add_parser("export", help="export an adapter with its base model to ONNX")
-    export.set_defaults(run=_export)
+    predict = add("predict", _predict, "predict for texts or for the rows of a file")
+    export = add("export", _export, "export an adapter with its base model to ONNX")
     for command in (info, predict, export):
         command.add_argument("adapter", help="user/name on the Hub, or a folder")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
@@ -114,6 +127,7 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         nargs="+",
         help="column of --file with the texts, or two for pairs; default: those of the training, or detected by name",
     )
+    predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
     predict.add_argument("--question-column", help="column of --file with the questions; default: question")
     predict.add_argument("--context-column", help="column of --file with the texts that answer; default: context")
     predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
@@ -121,10 +135,13 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
     export.add_argument("--int8", action="store_true", help="also write a model quantized to 8-bit integers")
     for command in (predict, export):
+        command.add_argument(
+            "--other-base", choices=["refuse", "warn"], default="refuse", help="what to do with another base model"
+        )
         command.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
-    serve = commands.add_parser("serve", help="serve a folder or a list of adapters over HTTP, on Ray Serve")
+    serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP, on Ray Serve")
     serve.add_argument(
         "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or YAML or JSON list"
     )
@@ -138,9 +155,8 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     serve.add_argument("--max-queued", type=int, default=512, help="requests that may wait (default: 512)")
     serve.add_argument("--watch", type=float, default=5, help="seconds between looks at the adapters; 0: never look")
     serve.add_argument("--print-config", action="store_true", help="print the deployment file for a cluster instead")
-    serve.set_defaults(run=_serve)
 
-    convert = commands.add_parser("convert", help="convert an adapter from AdapterHub's format, or to it")
+    convert = add("convert", _convert, "convert an adapter from AdapterHub's format, or to it")
     convert.add_argument("source", help="user/name on the Hub, or a folder")
     convert.add_argument("target", type=Path, help="new folder for the converted adapter")
     convert.add_argument("--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target")
@@ -150,7 +166,6 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     convert.add_argument(
         "--allow-pickle", action="store_true", help="read weights from a pickled file, of whose author you are sure"
     )
-    convert.set_defaults(run=_convert)
     return parser
 
 
@@ -160,92 +175,76 @@ def _push(options: argparse.Namespace) -> None:
     chosen = _card_options(options)
     if options.message is not None:
         chosen["message"] = options.message
-    if chosen["example"] is not None:
-        _hide_messages()
     print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen))
 
 
 def _card(options: argparse.Namespace) -> None:
+    from houlsby_peft.checkpoints.saved import SavedAdapter
     from houlsby_peft.hub.card import write_card
     from houlsby_peft.hub.push import predict_example
 
-    chosen = _card_options(options)
-    example = chosen["example"]
-    if example is not None:
-        _hide_messages()
-    answer = None if example is None else predict_example(options.folder, example, options.base_model)
+    chosen, answer = _card_options(options), None
+    if chosen["example"] is not None:
+        answer = predict_example(SavedAdapter.open(options.folder), chosen["example"], options.base_model)
     print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
 
 
 def _info(options: argparse.Namespace) -> None:
+    from houlsby_peft.checkpoints.saved import SavedAdapter
     from houlsby_peft.hub.info import describe, describe_as_text
 
+    saved = SavedAdapter.open(options.adapter, options.revision)
     if options.json:
-        print(json.dumps(describe(options.adapter, options.revision), indent=2, ensure_ascii=False))
+        print(json.dumps(describe(saved), indent=2, ensure_ascii=False))
         return
-    for name, value in describe_as_text(options.adapter, options.revision):
+    for name, value in describe_as_text(saved):
         print(f"{name:<34}  {value}")
 
 
 def _predict(options: argparse.Namespace) -> None:
+    from houlsby_peft.checkpoints.saved import SavedAdapter
+    from houlsby_peft.tables import check_number_of_texts
+
+    config = SavedAdapter.open(options.adapter, options.revision).config
     if options.file is not None:
-        return _predict_file(options)
+        return _predict_file(options, config)
     if options.output is not None:
-        raise ValueError(f"--output needs --file, the rows to predict for; got --output {options.output}.")
-    _check_pairs(options)
-    texts = options.texts
-    if texts == ["-"]:
-        lines = [line.rstrip("\n") for line in sys.stdin]
-        texts = _split_pairs(lines) if options.pairs else lines
-    inputs = _read_inputs(texts, options.pairs)
+        raise ValueError("--output needs --file, the rows to predict for.")
+    given = ["a text", "a second text"] if options.pairs else ["a text"]
+    check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
+    texts = [line.rstrip("\n") for line in sys.stdin] if options.texts == ["-"] else options.texts
+    if options.pairs and options.texts == ["-"]:
+        for number, line in enumerate(texts, start=1):
+            if line.count("\t") != 1:
+                raise ValueError(
+                    f"--pairs needs two texts in each line, with one tab between them; line {number} is {line!r}."
+                )
+        texts = [text for line in texts for text in line.split("\t")]
     adapter = _load(options, options.device)
-    for result in adapter.predict(inputs, batch_size=options.batch_size, top_k=options.top_k):
+    for result in adapter.predict(_read_inputs(texts, options.pairs), options.batch_size, top_k=options.top_k):
         print(json.dumps(result, default=float, ensure_ascii=False))
 
 
-def _check_pairs(options: argparse.Namespace) -> None:
-    """Check that an adapter that was trained on pairs gets pairs, and one of single texts those."""
-    from houlsby_peft.checkpoints.untrusted import read_config
-    from houlsby_peft.errors import shortened
-    from houlsby_peft.serving.load import find_folder
-
-    record = read_config(find_folder(options.adapter, options.revision)).record
-    columns = record and record.text_columns
-    if columns and (len(columns) == 2) != options.pairs:
-        kind, other = ("single texts", "pairs") if options.pairs else ("pairs of texts", "single texts")
-        remedy = "Leave out --pairs" if options.pairs else "Give --pairs, and the two texts of each pair in turn"
-        names = " and ".join(shortened(repr(name)) for name in columns)
-        raise ValueError(f"This adapter must read {kind}, as it was trained on {names}; got {other}. {remedy}.")
-
-
-def _split_pairs(lines: list[str]) -> list[str]:
-    for number, line in enumerate(lines, start=1):
-        if line.count("\t") != 1:
-            raise ValueError(
-                f"--pairs needs two texts in each line, with one tab between them; line {number} is {line!r}."
-            )
-    return [text for line in lines for text in line.split("\t")]
-
-
-def _predict_file(options: argparse.Namespace) -> None:
-    """Check all that can be wrong with files and columns before the model is loaded."""
-    from houlsby_peft.checkpoints.untrusted import read_config
+def _predict_file(options: argparse.Namespace, config: HoulsbyConfig) -> None:
+    """Check files and columns before the model is loaded, then predict for each row."""
     from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
-    from houlsby_peft.serving.load import find_folder
-    from houlsby_peft.tables import TableReader, check_number_of_texts, check_output, find_text_columns
+    from houlsby_peft.tables import TableReader, check_number_of_texts, find_format, find_text_columns
 
     if options.texts:
         raise ValueError(f"predict takes either texts or --file; got both, with the text {options.texts[0]!r}.")
-    check_output(options.output, options.file, options.overwrite)
-    config = read_config(find_folder(options.adapter, options.revision))
+    if options.output is not None:
+        find_format(options.output)
+        if options.output.exists() and not options.overwrite:
+            raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
     named, count = options.text_column, 2 if options.pairs else None
-    if task_of_config(config).pipeline == "question-answering":
+    task = task_of_config(config).pipeline
+    if task == "question-answering":
         count = 2
         named = named or [options.question_column or "question", options.context_column or "context"]
-    elif task_of_config(config).pipeline != "text-classification":
+    elif task != "text-classification":
         count = 1
-    table = TableReader(options.file)
+    table = TableReader(options.file, options.encoding)
     recorded = config.record.text_columns if config.record else None
     columns = find_text_columns(table.columns, named, count, recorded)
     check_number_of_texts(columns, recorded, "--text-column")
@@ -269,38 +268,42 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    from houlsby_peft.errors import check_count
     from houlsby_peft.serving.local_service import run
 
-    cores = os.cpu_count() or 1
+    cores, base = os.cpu_count() or 1, Path(options.base_model or "").expanduser()
     cpus = min(cores, 4) if options.cpus is None else options.cpus
-    check_count("--cpus", cpus)
-    base = Path(options.base_model or "").expanduser()
-    chosen = {
+    chosen = {name: getattr(options, name) for name in ("batch_size", "watch", "gpus", "max_queued")} | {
         "adapters": str(Path(options.adapters).expanduser().resolve()),
         "base_model": str(base.resolve()) if options.base_model and base.is_dir() else options.base_model,
-        "batch_size": options.batch_size,
-        "watch": options.watch,
-        "max_replicas": max(1, cores // cpus) if options.max_replicas is None else options.max_replicas,
+        "max_replicas": max(1, cores // max(1, cpus)) if options.max_replicas is None else options.max_replicas,
         "cpus": cpus,
-        "gpus": options.gpus,
-        "max_queued": options.max_queued,
     }
-    try:
-        if not options.print_config:
-            run(chosen, options.host, options.port)
-            return
-        from houlsby_peft.serving.service import ServiceOptions, deployment_file
-    except ModuleNotFoundError as error:
-        raise OSError(f"serve needs Ray Serve; there is no {error.name}. Install the extra 'serve'.") from error
+    if not options.print_config:
+        run(chosen, options.host, options.port)
+        return
+    from houlsby_peft.serving.service import ServiceOptions, deployment_file
+
     print(deployment_file(ServiceOptions(**chosen), options.host, options.port), end="")
 
 
 def _convert(options: argparse.Namespace) -> None:
-    from houlsby_peft.adapterhub.converting import convert
+    from houlsby_peft.adapterhub.convert import convert
 
-    chosen = {name: value for name, value in vars(options).items() if name not in ("run", "source", "target")}
+    chosen = {name: value for name, value in vars(options).items() if name not in ("run", "debug", "source", "target")}
     print(convert(options.source, options.target, **chosen))
+
+
+def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
+    from houlsby_peft.serving.load import load
+
+    _hide_messages()
+    return load(
+        options.adapter,
+        revision=options.revision,
+        base_model=options.base_model,
+        device=device,
+        other_base=options.other_base,
+    )
 
 
 def _hide_messages() -> None:
@@ -313,29 +316,22 @@ def _hide_messages() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
-def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
-    from houlsby_peft.serving.load import load
-
-    _hide_messages()
-    return load(options.adapter, revision=options.revision, base_model=options.base_model, device=device)
-
-
 def _card_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that `push_to_hub` and `make_card` share."""
+    """Return the arguments that `push_to_hub` and `write_card` share."""
     example = _read_inputs(options.example or [], options.pairs) or None
-    try:
-        metadata = json.loads(options.metadata or "{}")
-    except ValueError:
-        metadata = None
-    if not isinstance(metadata, dict):
-        raise ValueError(f"--metadata must be a JSON object; got {options.metadata!r}.")
-    metadata |= {key: getattr(options, key) for key in ("license", "language") if getattr(options, key) is not None}
+    if example is not None:
+        _hide_messages()
+    named = {key: value for key in ("license", "language") if (value := getattr(options, key)) is not None}
     return {
         "base_model": options.base_model,
         "results": options.results,
         "example": example[0] if example and len(example) == 1 else example,
-        "metadata": metadata,
+        "metadata": {**(options.metadata or {}), **named},
     }
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    return dict(json.loads(text))
 
 
 def _read_inputs(texts: list[str], pairs: bool) -> list[Input]:

@@ -15,8 +15,8 @@ from peft import PeftConfig, TaskType
 from transformers.activations import ACT2FN
 
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.checkpoints.untrusted import check_weights, read_config
-from houlsby_peft.config_rules import POSITIONS, PROBLEM_TYPES
+from houlsby_peft.checkpoints.saved import SavedAdapter
+from houlsby_peft.config import POSITIONS, PROBLEM_TYPES
 from hub_models import make_adapter, make_base
 from mutated_adapters import mutate
 
@@ -82,16 +82,13 @@ def test_a_valid_configuration_survives_copying_and_its_file(fields):
 
 
 @EXAMPLES
-@given(some.sampled_from([*FIELDS, "rank_pattern", "recorded", "base_fingerprint", "inference_mode"]), JSON)
-def test_any_other_value_is_refused_in_one_line_that_names_field_and_file(name, value):
+@given(some.sampled_from([*FIELDS, "rank_pattern", "recorded"]), JSON)
+def test_any_other_value_is_refused_in_one_line_that_names_the_field(name, value):
     refusal = refusal_of(lambda: HoulsbyConfig(**{name: value}), ValueError)
-    assert refusal is None or name in refusal or "recorded" in refusal or name == "task_type"
+    assert refusal is None or name in refusal or name == "task_type"
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "adapter_config.json")
-        file.write_text(json.dumps({"peft_type": "HOULSBY", name: value}))
-        from_file = refusal_of(lambda: HoulsbyConfig.from_pretrained(folder), AdapterError)
-        assert (from_file is None) == (refusal is None)
-        assert from_file is None or from_file.startswith(f"{file} cannot be used: ")
+        Path(folder, "adapter_config.json").write_text(json.dumps({"peft_type": "HOULSBY", name: value}))
+        assert refusal_of(lambda: HoulsbyConfig.from_pretrained(folder), ValueError) == refusal
 
 
 @pytest.fixture(scope="module")
@@ -109,5 +106,5 @@ def test_a_damaged_folder_is_read_or_refused_in_one_line(number, files):
         warnings.simplefilter("ignore")  # of keys that PEFT does not know
         for path, content in changed.items():
             Path(name, path).write_bytes(content)
-        refusal = refusal_of(lambda: check_weights(Path(name), read_config(Path(name))), AdapterError)
+        refusal = refusal_of(lambda: SavedAdapter.open(name).load_weights(), AdapterError)
         assert refusal is None or name in refusal, what

@@ -327,9 +327,7 @@ def test_a_base_in_half_precision_with_adapters_in_full(row, dtype):
     expected = reference(row, [(file_of(model, FIRST), row.first)], dtype)
     heads = {p.dtype for name, p in model.named_parameters() if f".modules_to_save.{FIRST}." in name}
     assert heads <= {torch.float32}
-    assert output(model, row).dtype == (
-        torch.float32 if model.base_model.model.houlsby_records[FIRST].heads else dtype
-    )
+    assert output(model, row).dtype == dtype
     assert distance(output(model, row), expected) < 0.03
     assert distance(output(model, row, adapter_names=[FIRST, SECOND] * 3)[::2], expected[::2]) < 0.03
     model.train()
@@ -351,6 +349,6 @@ def test_heads_are_found_wrapped_and_given_back(row):
     names = {name for name, _ in base.named_modules()}
     model = get_peft_model(base, HoulsbyConfig(**row.first))
     heads = [name for name, module in base.named_modules() if isinstance(module, HoulsbyHead)]
-    expected = {"bert": ["classifier"], "roberta": ["classifier"]}.get(row.name.split(",")[0], [])
+    expected = ["classifier"] if row.name.startswith("bert") else []
     assert sorted(heads) == sorted(expected + row.first.get("modules_to_save", []))
     assert {name for name, _ in model.unload().named_modules()} == names

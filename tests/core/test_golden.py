@@ -119,7 +119,7 @@ def test_what_the_files_say_of_the_adapter(name):
     for field, value in {"r": 2, **ADAPTERS[name][1]}.items():
         assert getattr(config, field) == value, field
     if name in HEADS:
-        assert (config.id2label, config.problem_type, config.two_layer_head) == HEADS[name]
+        assert (config.labels, config.kind_of_problem, config.record.two_layer_head) == HEADS[name]
 
 
 if __name__ == "__main__":

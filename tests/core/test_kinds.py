@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -23,21 +20,15 @@ from transformers import (
     DistilBertForMaskedLM,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTModel,
-    RobertaConfig,
-    RobertaForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
 )
 
-from houlsby_peft import AdapterError, Bottleneck, FrozenPrefix, HoulsbyConfig, HoulsbyLayer, ablate
-from houlsby_peft.invertible import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
-from houlsby_peft.skip import SkipConnection
+from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.bottleneck import InvertibleCoupling
+from houlsby_peft.layer import HoulsbyEmbedding, HoulsbyOutputEmbedding, SkipConnection
 from tiny_models import perturb, tiny_bert
 
 
@@ -79,12 +70,6 @@ def t5(layer: Any, x: torch.Tensor) -> SubLayer:
 # What builds each model, its lists of layers, the feed-forward, and the module whose output is the residual input x.
 MODELS: dict[str, tuple[Callable[[], nn.Module], list[str], Callable[[Any, torch.Tensor], SubLayer], str]] = {
     "bert": (lambda: BertForMaskedLM(BertConfig(**WIDE)), ["bert.encoder.layer"], bert, "attention.output.LayerNorm"),
-    "roberta": (
-        lambda: RobertaForMaskedLM(RobertaConfig(**WIDE)),
-        ["roberta.encoder.layer"],
-        bert,
-        "attention.output.LayerNorm",
-    ),
     "xlm-roberta": (
         lambda: XLMRobertaForMaskedLM(XLMRobertaConfig(**WIDE)),
         ["roberta.encoder.layer"],
@@ -293,52 +278,6 @@ def test_the_invertible_module_of_the_first_adapter_only(name, tmp_path):
     assert torch.equal(logits(loaded, name), expected)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_an_invertible_adapter_beside_one_that_trains_tokens(name, tmp_path):
-    """The output embedding, which PEFT has wrapped for the tied tokens, gets the inverse all the same."""
-    model = with_adapters(base_of(name), ["own"], trainable_token_indices=[5])
-    model.add_adapter("language", HoulsbyConfig(r=4, **ADAPTERS["language"]))
-    model.set_adapter("language")
-    perturb(model)
-    model.eval().save_pretrained(tmp_path)
-    for adapter in ("own", "language"):
-        model.set_adapter(adapter)
-        alone = PeftModel.from_pretrained(base_of(name), tmp_path / adapter).eval()
-        assert torch.equal(logits(model, name), logits(alone, name))
-        with ablate(model, [0]), ablate(alone, [0]):
-            assert torch.equal(logits(model, name), logits(alone, name))
-
-
-@pytest.mark.parametrize("invertible", [None, "nice"])
-def test_tied_tokens_behind_an_inverse_are_those_of_one_adapter(invertible):
-    """PEFT does not find the wrapper of the tied tokens again."""
-    tokens = {"r": 4, "trainable_token_indices": [5]}
-    model = get_peft_model(base_of("bert"), HoulsbyConfig(**tokens, invertible="nice"), "first").eval()
-    perturb(model)
-    expected, before = logits(model, "bert"), set(model.state_dict())
-    with pytest.raises(ValueError, match=r"no further adapter can train tokens; both are so at 'cls\.pred"):
-        model.add_adapter("second", HoulsbyConfig(**tokens, invertible=invertible))
-    assert list(model.peft_config) == ["first"]
-    assert set(model.state_dict()) == before
-    assert torch.equal(logits(model, "bert"), expected)
-
-
-@pytest.mark.parametrize("order", [["language", "own"], ["own", "language"], ["both"]], ids=str)
-def test_an_invertible_module_around_trained_tokens_is_refused(order):
-    """Their saved name would have `base_layer`, which no other model has."""
-    fields = {"language": ADAPTERS["language"], "own": {"trainable_token_indices": [5]}}
-    fields["both"] = fields["language"] | fields["own"]
-    *first, last = order
-    model = LlamaForCausalLM(LlamaConfig(**WIDE))
-    for name in first:
-        model = get_peft_model(model, HoulsbyConfig(r=4, **fields[name]), name)
-    before = set(model.state_dict())
-    add = model.add_adapter if first else partial(get_peft_model, model)
-    with pytest.raises(ValueError, match=r"whose tokens are trained; '(model\.)?embed_tokens' would have both"):
-        add(*((last,) if first else ()), HoulsbyConfig(r=4, **fields[last]))
-    assert set(model.state_dict()) == before
-
-
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_a_further_invertible_adapter_changes_nothing_in_what_trains(is_trained, is_loaded, tmp_path):
@@ -395,10 +334,10 @@ def test_a_copy_on_another_device_reads_through_the_norm_of_the_original():
     post_norm, hidden = nn.Sequential(nn.LayerNorm(4)), torch.randn(2, 4)
     skip = SkipConnection(post_norm, "0")
     skip.enter(hidden)
-    expected = skip.leave()("pfeiffer", hidden)
+    expected = skip.read("pfeiffer", hidden, skip.leave())
     post_norm.to("cuda")
     skip.enter(hidden)
-    torch.testing.assert_close(skip.leave()("pfeiffer", hidden), expected)
+    torch.testing.assert_close(skip.read("pfeiffer", hidden, skip.leave()), expected)
 
 
 def test_scaling_starts_at_one_and_is_counted():
@@ -465,10 +404,12 @@ def test_threads_read_their_own_residual_inputs():
 
 @pytest.mark.slow
 def test_a_captured_graph_computes_the_same():
-    model = with_adapters(base_of("bert"), ["inner", "beside"])
+    base: Any = base_of("bert")
+    base.bert.encoder.layer = base.bert.encoder.layer[:1]
+    model = with_adapters(base, ["inner", "beside"])
     model.base_model.set_adapter(["inner", "beside"])
     expected = logits(model, "bert")
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(logits(compiled, "bert"), expected, **EXACT)
 
 
@@ -487,128 +428,7 @@ def test_an_adapter_of_another_kind_trains_what_it_reads_through():
         torch.testing.assert_close((values[0] - values[1]) / 2e-6, weight.grad[tuple(position)], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("build", "fields", "said"),
-    [
-        (
-            lambda: OPTModel(
-                OPTConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, ffn_dim=8, num_attention_heads=2)
-            ),
-            {"kind": "parallel"},
-            r"decoder\.layers\.0\.fc2.* of OPTModel, of model_type 'opt'",
-        ),
-        (
-            lambda: OPTModel(
-                OPTConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, ffn_dim=8, num_attention_heads=2)
-            ),
-            {"invertible": "nice"},
-            "HoulsbyConfig.invertible must be None .* OPTModel",
-        ),
-        (tiny_bert, {"invertible": "nice", "exclude_modules": ["embeddings"]}, "left out"),
-        (
-            lambda: base_of("bert"),
-            {"invertible": "nice", "modules_to_save": ["predictions.decoder"]},
-            "cannot be trained as a whole; got 'cls.predictions.decoder'",
-        ),
-    ],
-)
-def test_what_is_unknown_is_refused_by_name(build, fields, said):
-    base = build()
-    names = [name for name, _ in base.named_modules()]
-    with pytest.raises(ValueError, match=said):
-        get_peft_model(base, HoulsbyConfig(r=4, **fields))
-    assert [name for name, _ in base.named_modules()] == names
-
-
-@pytest.mark.parametrize(
-    ("fields", "name", "said"),
-    [
-        ({"kind": "adapterplus"}, "kind", "'adapterplus'"),
-        ({"kind": None}, "kind", "houlsby"),
-        ({"kind": "parallel", "target_modules": ["output.dropout"]}, "target_modules", "kind='parallel'"),
-        ({"scaling": 0}, "scaling", "got 0"),
-        ({"scaling": float("nan")}, "scaling", "nan"),
-        ({"scaling": "learnt"}, "scaling", "'learned' or 'channel'"),
-        ({"scaling": True}, "scaling", "True"),
-        ({"invertible": "glow"}, "invertible", "'glow'"),
-        ({"invertible_reduction_factor": 0.1}, "invertible_reduction_factor", "0.25"),
-        ({"invertible_reduction_factor": float("inf")}, "invertible_reduction_factor", "inf"),
-    ],
-)
-def test_a_wrong_value_is_refused_with_rule_value_and_remedy(fields, name, said):
-    with pytest.raises(ValueError, match=rf"^HoulsbyConfig\.{name} must be .*; got .*\. .*\.$") as error:
-        HoulsbyConfig(**fields)
-    assert said in str(error.value)
-
-
 def test_positions_depend_on_the_kind():
     assert HoulsbyConfig().positions == ("attention", "feed_forward")
     assert HoulsbyConfig(kind="pfeiffer").positions == HoulsbyConfig(kind="parallel").positions == ("feed_forward",)
     assert HoulsbyConfig(kind="pfeiffer", positions=("attention",)).positions == ("attention",)
-
-
-def test_a_failed_load_leaves_nothing_that_is_told(tmp_path):
-    """An adapter that cannot be added must not leave behind a layer that keeps the hidden states told to it."""
-    model = with_adapters(base_of("gpt2"), ["own"], train_layer_norm=True)
-    other = with_adapters(base_of("gpt2"), ["beside"])
-    other.save_pretrained(tmp_path)
-    # PEFT may map such names, so that they are refused only after the adapter has been added.
-    file = tmp_path / "beside" / "adapter_model.safetensors"
-    save_file({key.replace("down_proj", "side_proj"): value for key, value in load_file(file).items()}, file)
-    names = [name for name, _ in model.named_modules()]
-    with pytest.raises(ValueError, match="must fit"):
-        model.load_adapter(tmp_path / "beside", "new")
-    assert [name for name, _ in model.named_modules()] == names
-    assert not any(getattr(module, "readers", None) for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("position", "change", "said"),
-    [
-        ("feed_forward", {"entry": "attention"}, "must name the modules that it reads"),
-        ("feed_forward", {"entry": None}, "must name the modules that it reads"),
-        ("feed_forward", {"norm": "intermediate.dense"}, "must name the modules that it reads"),
-        ("embeddings", {"module": "bert.encoder"}, "must name the modules that it reads"),
-        ("embeddings", {"position": "output_embedding"}, "must have the end of the embeddings once"),
-        ("embeddings", None, "must have the end of the embeddings once"),
-    ],
-)
-def test_a_record_that_names_other_modules_is_refused(position, change, said, tmp_path):
-    config = HoulsbyConfig(r=4, kind="pfeiffer", invertible="nice")
-    get_peft_model(tiny_bert(), config).save_pretrained(tmp_path)
-    file = tmp_path / "adapter_config.json"
-    fields = json.loads(file.read_text())
-    places = fields["recorded"]["places"]
-    place = next(each for each in places if each["position"] == position)
-    if change is None:
-        places.append(place | {"module": "bert.pooler.activation"})
-    else:
-        place.update(change)
-    fields["recorded"]["places"] = [{key: value for key, value in each.items() if value} for each in places]
-    for each in fields["recorded"]["places"]:
-        each.update(stack=each.get("stack", ""), layers=each.get("layers", ""))
-    file.write_text(json.dumps(fields))
-    base = tiny_bert()
-    names = [name for name, _ in base.named_modules()]
-    with pytest.raises(ValueError, match=said):
-        PeftModel.from_pretrained(base, tmp_path)
-    assert [name for name, _ in base.named_modules()] == names
-
-
-def test_only_the_end_of_a_sub_layer_cannot_run():
-    model = with_adapters(base_of("bert"), ["beside"])
-    layer = model.get_submodule("base_model.model.bert.encoder.layer.0.output.dropout")
-    with pytest.raises(AdapterError, match="'parallel' reads the input of a sub-layer"):
-        layer(torch.zeros(1, 2, 16, dtype=torch.float64))
-
-
-def test_frozen_layers_are_cached_below_every_kind():
-    for fields in ({"kind": "pfeiffer", "train_layer_norm": False}, {"kind": "parallel"}):
-        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, layers_to_transform=[2, 3], **fields)).eval()
-        perturb(model)
-        with torch.no_grad():
-            expected = model(IDS).logits
-            prefix = FrozenPrefix(model)
-            for _ in range(2):
-                torch.testing.assert_close(model(IDS).logits, expected)
-        prefix.remove()

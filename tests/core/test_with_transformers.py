@@ -21,7 +21,7 @@ from peft import (
     get_peft_model_state_dict,
     set_peft_model_state_dict,
 )
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
@@ -117,23 +117,6 @@ def test_adapters_by_way_of_transformers(tmp_path, token_ids):
     saved = load_file(tmp_path / "adapter_model.safetensors")
     own = other.get_adapter_state_dict("renamed")
     assert {f"base_model.model.{key}" for key in own} == saved.keys()
-
-
-def test_transformers_is_kept_from_loading_what_does_not_fit(tmp_path):
-    model = tiny_bert()
-    model.add_adapter(HoulsbyConfig(r=4))
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    weights = load_file(file)
-    key = next(iter(weights))
-    save_file({name: value for name, value in weights.items() if name != key}, file)
-    with pytest.raises(ValueError, match=f"it lacks {key}"):
-        tiny_bert().load_adapter(tmp_path)
-    save_file(weights | {key: torch.zeros(1, 2)}, file)
-    with pytest.raises(ValueError, match=rf"{key} has the shape \(1, 2\)"):
-        tiny_bert().load_adapter(tmp_path)
-    with pytest.raises(ValueError, match="Hotswapping is currently only supported for LoRA"):
-        model.load_adapter(tmp_path, "default", hotswap=True)
 
 
 def tokenizer():
@@ -316,28 +299,23 @@ def test_trained_tokens(build, tmp_path):
 
     model = get_peft_model(base(), HoulsbyConfig(**fields), adapter_name="one")
     model.add_adapter("two", HoulsbyConfig(**fields))
-    model.add_adapter("none", HoulsbyConfig(r=4))
     perturb_adapter(model, "one", seed=1)
     perturb_adapter(model, "two", seed=2)
-    perturb_adapter(model, "none", seed=3)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if "trainable_tokens_delta" in key:
                 parameter += 1.0 + key.endswith("two")
     model.eval()
     alone = {}
-    for name in ("one", "two", "none"):
+    for name in ("one", "two"):
         model.set_adapter(name)
         alone[name] = model(IDS).logits
-    mixed = model(IDS, adapter_names=["one", "two", "none"] * 2).logits
+    mixed = model(IDS, adapter_names=["one", "two"] * 3).logits
     for row, name in enumerate(alone):
-        torch.testing.assert_close(mixed[row::3], alone[name][row::3], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(mixed[row::2], alone[name][row::2], atol=1e-5, rtol=1e-5)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(base(), tmp_path / "two")
     assert torch.equal(loaded(IDS).logits, alone["two"])
-    loaded.load_adapter(tmp_path / "none", "none")
-    loaded.set_adapter("none")
-    assert torch.equal(loaded(IDS).logits, alone["none"])
     model.add_weighted_adapter(["one", "two"], [2.0, -1.0], "mean")
     one, two, mean = (get_peft_model_state_dict(model, adapter_name=name) for name in ("one", "two", "mean"))
     assert any("token" in key for key in mean)

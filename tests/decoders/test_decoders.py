@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from transformers import (
     set_seed,
 )
 
-import generation
 import houlsby_peft
 from decoders import SMOLLM2, is_smollm2_here, save_smollm2, save_tiny_decoder
 from houlsby_peft import HoulsbyConfig, placement_map
@@ -225,14 +223,3 @@ def test_the_page_shows_the_places_and_the_sizes():
         with torch.device("meta"):
             adapted = get_peft_model(copy.deepcopy(model), HoulsbyConfig(r=64, share_layers=share_layers))
         assert adapted.get_nb_trainable_parameters()[0] == count * bottleneck + norms
-
-
-@pytest.mark.slow
-def test_the_benchmark_of_generation_measures_every_method(monkeypatch, capsys):
-    flags = ["--layers", "1", "--rounds", "1", "--new_tokens", "2", "--rows", "2"]
-    monkeypatch.setattr(sys, "argv", ["generation.py", *flags])
-    generation.main()
-    lines = capsys.readouterr().out.splitlines()
-    for name in (generation.BASE, *generation.METHODS, *(f"{name}, 2 adapters" for name in generation.METHODS)):
-        [line] = [line for line in lines if re.fullmatch(rf"  {re.escape(name)} +\d+\.\d\d .*", line)]
-        assert float(line.split()[-4]) > 0

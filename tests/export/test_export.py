@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
-from houlsby_peft.cli import main
 from houlsby_peft.heads.tasks import task_of_class
+from houlsby_peft_cli import main
 from hub_models import LABELS, TEXTS, make_adapter, make_base
 from snippets import run_snippets
 from tiny_models import perturb
@@ -73,6 +73,7 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     adapter.config.record.max_length = 9
     other = houlsby_peft.load(tmp_path / "other", beside=adapter)
     other.model.set_adapter(other.name)
+    adapter.base_model.config.output_hidden_states = True  # which the file leaves out
     state = {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()}
     expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
 
@@ -180,20 +181,12 @@ def refused(predictor, folder, **options):
 def test_refusals_name_rule_value_and_remedy_and_write_nothing(tokenizer, tmp_path, monkeypatch):
     folder = tmp_path / "out"
     decoder = new_predictor("llama", "CausalLM", tokenizer)
-    assert "this adapter's task is text-generation. Serve it with houlsby_peft.load." in refused(decoder, folder)
+    assert "its task is text-generation. Serve it with houlsby_peft.load" in refused(decoder, folder)
 
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
     with monkeypatch.context() as patch:
         patch.setattr(tokenizer, "model_input_names", ["input_ids", "position_ids"])
-        assert "BertForSequenceClassification also reads position_ids" in refused(predictor, folder)
-    with monkeypatch.context() as patch:
-        patch.setattr(houlsby_peft.export, "find_spec", lambda name: None if name == "onnxscript" else name)
-        assert "onnxscript is not installed. Install them with pip install onnx onnxscript onnxruntime." in refused(
-            predictor, folder
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(predictor.base_model.config, "output_hidden_states", True)
-        assert "TypeError: its hidden_states must be tensors" in refused(predictor, folder)
+        assert "its base model also reads position_ids" in refused(predictor, folder)
     linear = predictor.base_model.bert.pooler.dense
     with monkeypatch.context() as patch:
         patch.setattr(linear.weight, "data", linear.weight.data.char())
@@ -201,9 +194,36 @@ def test_refusals_name_rule_value_and_remedy_and_write_nothing(tokenizer, tmp_pa
     with monkeypatch.context() as patch:
         quantized = torch.ao.nn.quantized.dynamic.Linear(32, 32)
         patch.setitem(predictor.base_model.bert.pooler._modules, "dense", quantized)
-        assert "pooler.dense is quantized. Load the base model without" in refused(predictor, folder)
+        assert "pooler.dense is quantized or offloaded" in refused(predictor, folder)
     predictor.base_model.bert.embeddings.to(torch.device("meta"))
-    assert "word_embeddings.weight is offloaded" in refused(predictor, folder)
+    assert "word_embeddings.weight is quantized or offloaded" in refused(predictor, folder)
+
+
+def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_is_left(
+    tokenizer, tmp_path, monkeypatch
+):
+    predictor = new_predictor("bert", "SequenceClassification", tokenizer)
+    (tmp_path / "file").write_text("")
+    with monkeypatch.context() as patch:
+        # Found before the model is exported.
+        patch.setattr(houlsby_peft.export, "_write_model", lambda *_: pytest.fail("is not reached"))
+        with pytest.raises(NotADirectoryError):
+            export_onnx(predictor, tmp_path / "file" / "out")
+
+    def disk_is_full(model, sample, outputs, path):
+        path.write_bytes(b"begun")
+        raise OSError(28, "No space left on device")
+
+    # What a killed export has left is replaced.
+    (tmp_path / "out" / ".unfinished").mkdir(parents=True)
+    (tmp_path / "out" / ".unfinished" / "model.onnx").write_text("old")
+    (tmp_path / "out" / "notes.txt").write_text("kept")
+    with monkeypatch.context() as patch:
+        patch.setattr(houlsby_peft.export, "_write_model", disk_is_full)
+        for folder in ("out", "new"):
+            with pytest.raises(OSError, match="No space left"):
+                export_onnx(predictor, tmp_path / folder)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "notes.txt", "out"]
 
 
 def test_a_model_that_computes_something_else_is_refused_with_the_difference(tokenizer, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
@@ -28,10 +27,10 @@ from transformers import (
     pipeline,
 )
 
-import houlsby_peft.hub.card
+import houlsby_peft
 from houlsby_peft import HoulsbyConfig
+from houlsby_peft.checkpoints.saved import SavedAdapter
 from houlsby_peft.hub.card import make_card
-from houlsby_peft.hub.sections import is_template
 from hub_models import LABELS, TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -55,37 +54,32 @@ def test_saving_writes_the_card_and_keeps_what_people_wrote(base, tmp_path):
     model, folder = adapted(base, id2label=dict(enumerate(LABELS))), tmp_path / "my-adapter"
     model.save_pretrained(folder)
     card = ModelCard.load(folder / "README.md")
-    assert card.text.lstrip().startswith("# my-adapter")
+    assert "\n# my-adapter\n" in card.text
     assert f"- **classes**: {', '.join(LABELS)}" in card.text
     assert 'houlsby_peft.load("user/my-adapter", base_model=' in card.text
     assert "loaded from a folder" in card.text
     assert str(base) not in card.content
-    assert "pip install" not in card.content
     assert card.data.to_dict() == {
         "library_name": "peft", "pipeline_tag": "text-classification", "tags": ["adapter", "houlsby", "peft"]
     }  # fmt: skip
 
     path = folder / "README.md"
-    edited = (
-        path.read_text()
-        .replace("## Adapter", "## Why\n\nBecause.\n\n## Adapter")
-        .replace("---\n", "---\nlicense: mit\n", 1)
+    path.write_text(
+        path.read_text().replace("tags:\n", "license: mit\ntags:\n- mine\n- 2024\n-\n", 1) + "\n## Why\n\nBecause.\n"
     )
-    path.write_text(edited.replace("- houlsby", "- houlsby\n- mine\n- 2024\n-"))
     model.save_pretrained(folder)
     again = ModelCard.load(path)
-    assert "## Why\n\nBecause.\n\n## Adapter" in again.text
+    assert again.text == f"{card.text}\n## Why\n\nBecause.\n"
     assert again.data.license == "mit"
     assert again.data.tags == ["2024", "adapter", "houlsby", "mine", "peft"]
-    assert again.text.replace("## Why\n\nBecause.\n\n", "") == card.text
 
 
 def test_each_adapter_has_its_card_beside_it(base, tmp_path):
     model = adapted(base)
     model.add_adapter("mails", HoulsbyConfig(r=2))
     model.save_pretrained(tmp_path / "all")
-    assert (tmp_path / "all" / "README.md").read_text().count("bottleneck size `r`**: 4")
-    assert (tmp_path / "all" / "mails" / "README.md").read_text().count("bottleneck size `r`**: 2")
+    assert (tmp_path / "all" / "README.md").read_text().count("HoulsbyConfig(r=4)")
+    assert (tmp_path / "all" / "mails" / "README.md").read_text().count("HoulsbyConfig(r=2)")
     model.save_pretrained(tmp_path / "second", is_main_process=False)
     assert not list((tmp_path / "second").rglob("README.md"))
 
@@ -95,7 +89,7 @@ def test_the_cards_of_other_methods_stay_those_of_peft(base, tmp_path):
         AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(target_modules=["query"])
     )
     lora.save_pretrained(tmp_path)
-    assert is_template((tmp_path / "README.md").read_text())
+    assert "[More Information Needed]" in (tmp_path / "README.md").read_text()
 
 
 def test_the_trainer_adds_to_the_card(base, tmp_path):
@@ -116,7 +110,7 @@ def test_the_trainer_adds_to_the_card(base, tmp_path):
 
 def test_a_card_that_cannot_be_written_does_not_stop_saving(base, tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
-    with pytest.warns(UserWarning, match="The adapter is saved, but its card is not written: .*not valid YAML"):
+    with pytest.warns(UserWarning, match="The adapter is saved, but its card is not written: "):
         adapted(base).save_pretrained(tmp_path)
     assert houlsby_peft.load(tmp_path).predict("a")
     assert (tmp_path / "README.md").read_text() == "---\nlicense: [mit\n---\n"
@@ -191,10 +185,9 @@ def test_a_base_model_from_the_cache_has_its_name_and_its_commit(base, tmp_path)
     snapshot.parent.mkdir(parents=True)
     snapshot.symlink_to(base)
     adapted(snapshot).save_pretrained(tmp_path / "adapter")
-    fields = fields_of(tmp_path / "adapter")
-    assert (fields["base_model_name_or_path"], fields["revision"]) == ("org/tiny-bert", "0" * 40)
     card = ModelCard.load(tmp_path / "adapter" / "README.md")
     assert card.data.base_model == "org/tiny-bert"
+    assert f"`{'0' * 40}`" in card.text
     assert str(tmp_path) not in card.content
 
 
@@ -204,7 +197,6 @@ def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, m
     folder.symlink_to(base)
     adapted(folder).save_pretrained(tmp_path / "adapter")
     name = "sentence-transformers/all-MiniLM-L6-v2"
-    assert fields_of(tmp_path / "adapter")["base_model_name_or_path"] == name
     assert ModelCard.load(tmp_path / "adapter" / "README.md").data.base_model == name
     monkeypatch.setitem(sys.modules, folder.parent.name, SimpleNamespace(get_model_path=lambda: folder))
     assert houlsby_peft.load(tmp_path / "adapter").predict("a")
@@ -213,42 +205,12 @@ def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, m
 def test_the_results_beside_an_adapter_count_only_for_its_weights(base, tmp_path):
     folder = make_adapter(tmp_path / "run" / "adapter", base)
     weights = (folder / "adapter_model.safetensors").read_bytes()
-    listed = {"adapter/adapter_model.safetensors": {"bytes": len(weights), "crc32": zlib.crc32(weights)}}
-    run = {"seed": 1, "epochs": [{"epoch": 1.0, "step": 3, "accuracy": 0.75}], "files": listed}
+    run = {"seed": 1, "epochs": [{"epoch": 1.0, "step": 3, "accuracy": 0.75}], "adapter_crc32": zlib.crc32(weights)}
     (tmp_path / "run" / "results.json").write_text(json.dumps(run))
-    card = make_card(folder)
-    assert card.text.lstrip().startswith("# run\n")
+    card = make_card(SavedAdapter.open(folder))
+    assert "\n# run\n" in card.text
     assert "| accuracy | 0.750 |" in card.text
     make_adapter(folder, base, seed=5)
-    card = make_card(folder)
-    assert card.text.lstrip().startswith("# adapter\n")
+    card = make_card(SavedAdapter.open(folder))
+    assert "\n# adapter\n" in card.text
     assert "accuracy" not in card.text
-
-
-@pytest.mark.parametrize(
-    ("example", "answer", "widget"),
-    [
-        (
-            "Late.",
-            [{"label": "a", "score": 0.123456}],
-            [{"text": "Late.", "output": [{"label": "a", "score": 0.1235}]}],
-        ),
-        (["x", "y"], None, [{"text": "x"}, {"text": "y"}]),
-        (("x", "y"), [{"label": "a", "score": 0.5}], None),  # the widget has one field
-    ],
-)
-def test_the_example_is_in_the_widget(example, answer, widget, base, tmp_path):
-    folder = make_adapter(tmp_path, base)
-    card = make_card(folder, "user/x", example=example, answer=answer)
-    assert yaml.safe_load(card.content.split("---\n")[1]).get("widget") == widget
-    (folder / "README.md").write_text(card.content)
-    merged = houlsby_peft.hub.card.merge_cards(make_card(folder, "user/x"), [folder / "README.md"])
-    # Predictions of older weights are not kept, and an example by hand is.
-    assert merged.data.get("widget") == (widget if answer is None else None)
-
-
-def test_the_address_of_the_library_comes_from_its_metadata(base, tmp_path, monkeypatch):
-    folder = make_adapter(tmp_path, base)
-    assert "Install the library `houlsby_peft` from its source code" in make_card(folder, "user/x").text
-    monkeypatch.setattr(houlsby_peft.hub.card, "find_source", lambda: "https://git.example/houlsby")
-    assert "`pip install git+https://git.example/houlsby`" in make_card(folder, "user/x").text

@@ -26,8 +26,8 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.placement import places
-from houlsby_peft.placement.place import Place
 from houlsby_peft.placement.plan import Plan
+from houlsby_peft.record import Place
 
 
 SAMPLE = {
@@ -84,9 +84,7 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
     for key, module in attentions_in_lists(model).items():
         if is_cross(key, module) or re.fullmatch(left_out, key):
             continue
-        # An asterisk stands for all lists of a model that has one for each part of its layers, as XLM does.
-        names = [name for layer in layers_around(key) for name in (layer, re.sub(r"[^.]+\.(\d+)$", r"*.\1", layer))]
-        around = [name for name in names if name in positions]
+        around = [name for name in layers_around(key) if name in positions]
         assert len(around) == 1, f"{key} is in {len(around)} adapted layers"
         attentions[around[0]] += 1
     for layer, count in attentions.items():
@@ -106,7 +104,7 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
     ends = defaultdict(set)
     modules = dict(model.named_modules())
     for place in bottlenecks.values():
-        if place.position == "feed_forward" and not place.stack.endswith("*"):
+        if place.position == "feed_forward":
             ends[place.stack].add((place.relative(place.key), type(modules[place.key])))
     for stack, adapted in ends.items():
         for index in range(len(modules[stack])):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import logging
-import re
 
 import pytest
 import torch
@@ -14,10 +12,9 @@ from torch import nn
 from architecture_rows import ROWS
 from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.layer import base_modules
-from houlsby_peft.placement.inference import infer_layers, log_once
-from houlsby_peft.placement.place import fold_indices
+from houlsby_peft.placement.inference import infer_layers
 from houlsby_peft.placement.places import find_places
+from houlsby_peft.placement.table import ARCHITECTURES
 from tiny_models import perturb
 
 
@@ -41,11 +38,13 @@ def no_table(monkeypatch):
     monkeypatch.setattr("houlsby_peft.placement.places.ARCHITECTURES", {})
 
 
-@pytest.mark.parametrize("name", ROWS)
+# One row of each layer, where the inference finds what the row's ends are: projections that are called.
+ONE_OF_EACH = {ARCHITECTURES[name.partition(":")[0]].stacks: name for name, row in ROWS.items() if row.inferred}
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_the_same_places_as_in_the_table(name, no_table):
     row = ROWS[name]
-    if not row.inferred:
-        pytest.skip(f"{name}: the inference finds projections that are called, and this row's ends are none")
     base = row.model()
     expected = {f"{name}.{end}": position for name, _, ends in row.layers(base) for position, end in ends.items()}
     places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
@@ -56,15 +55,6 @@ def test_the_same_places_as_in_the_table(name, no_table):
 def test_a_projection_that_is_never_called_is_no_candidate(no_table):
     with pytest.raises(ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"):
         get_peft_model(ROWS["wavlm"].model(), HoulsbyConfig(r=4))
-
-
-def test_a_second_adapter_is_inferred_on_the_wrapped_model(no_table):
-    model = get_peft_model(ROWS["qwen2_moe"].model(), HoulsbyConfig(r=4))
-    before = [name for name, module in model.named_modules() if isinstance(module, HoulsbyLayer)]
-    model.add_adapter("other", HoulsbyConfig(r=8))
-    after = [name for name, module in model.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert after == before
-    assert all(set(model.get_submodule(name).houlsby_adapter) == {"default", "other"} for name in after)
 
 
 def test_a_transformer_made_at_home_trains():
@@ -101,16 +91,16 @@ def test_the_choice_is_logged_once(caplog):
 def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
     with pytest.raises(ValueError, match=r"2 candidates: net0\.2, net1\.2") as error:
         get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
-    remedy = ["attention.to_out.0", "net0.2"]
+    remedy = ["attention.to_out.0", "net1.2"]
     assert f"target_modules={remedy}" in str(error.value)
-    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=[*remedy, "net1.2"]))
+    model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=[*remedy, "net0.2"]))
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 9
     only_attention = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",)))
     assert sum(isinstance(module, HoulsbyLayer) for module in only_attention.modules()) == 3
 
 
 def test_a_model_without_layers_is_an_error():
-    with pytest.raises(ValueError, match=r"list of layers with attention .* got a Sequential .* target_modules"):
+    with pytest.raises(ValueError, match=r"list of layers with attention; Sequential, .* target_modules"):
         get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
 
 
@@ -207,19 +197,13 @@ def two_towers():
     return nn.ModuleDict({"text": ROWS["bert"].model(), "image": HomeMade(feed_forwards=2)})
 
 
-def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_out(caplog):
+def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_out():
     with pytest.raises(ValueError, match=r"in image\.blocks, .* 2 candidates") as error:
         find_places(two_towers(), HoulsbyConfig())
     assert "exclude_modules=['image.blocks']" in str(error.value)
-    log_once.cache_clear()
-    with caplog.at_level(logging.WARNING, "houlsby_peft.placement.inference"):
-        places = places_of(two_towers(), exclude_modules=["image.blocks"])
+    places = places_of(two_towers(), exclude_modules=["image.blocks"])
     assert {key.partition(".")[0] for key in places} == {"text"}
     assert len(places) == 4
-    assert [record.getMessage() for record in caplog.records] == [
-        "Adapters go to the layers text.encoder.layer.0-1; left out, as exclude_modules, modules_to_save or positions "
-        "ask: image.blocks.0-2."
-    ]
 
 
 @pytest.mark.parametrize("names", [["image"], ["image.blocks"], ["blocks"], r"image\..*", r"(?!text\.).*"])
@@ -227,22 +211,10 @@ def test_ways_to_leave_a_part_out(names):
     assert {key.partition(".")[0] for key in places_of(two_towers(), exclude_modules=names)} == {"text"}
 
 
-@pytest.mark.parametrize("names", [["pooler"], r".*pooler"])
-def test_the_remedy_keeps_what_is_excluded_already(names):
-    with pytest.raises(ValueError, match="exclude_modules=") as error:
-        find_places(two_towers(), HoulsbyConfig(exclude_modules=names))
-    remedy = re.search(r"exclude_modules=(\[.*?\]|'.*?')", str(error.value))[1]
-    assert len(places_of(two_towers(), exclude_modules=ast.literal_eval(remedy))) == 4
-
-
 def test_an_excluded_candidate_leaves_the_other_one():
     assert set(places_of(HomeMade(feed_forwards=2), exclude_modules=["net1"])) == {
         f"blocks.{index}.{end}" for index in range(3) for end in ENDS
     }
-
-
-def test_an_excluded_position_is_left_out():
-    assert set(places_of(HomeMade(feed_forwards=2), exclude_modules=["net0", "net1"]).values()) == {"attention"}
 
 
 def test_attentions_in_a_list_of_their_own_are_refused():
@@ -295,17 +267,3 @@ def test_encoder_layers_of_pytorch_need_their_fast_path_off():
                 torch.testing.assert_close(model(hidden), before)
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
-
-
-def test_names_of_the_base_model_stay_when_it_is_wrapped():
-    base = HomeMade()
-    before = [name for name, _ in base_modules(base)]
-    get_peft_model(base, HoulsbyConfig(r=4))
-    assert [name for name, _ in base_modules(base)] == before
-
-
-@pytest.mark.parametrize(
-    ("indices", "folded"), [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([3, 5], "3,5")]
-)
-def test_fold_indices(indices, folded):
-    assert fold_indices(indices) == folded

@@ -1,103 +1,125 @@
-"""Models made of models, and what selects places: layers, positions, exclusions."""
+"""Models made of models, lists whose layers differ, and what selects places: layers, positions, exclusions."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from peft import get_peft_model
+import transformers
+from peft import NoMatchingPeftModuleError, PeftModel, get_peft_model
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    BertModel,
-    CLIPVisionConfig,
-    EncoderDecoderModel,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    VisionEncoderDecoderModel,
-    ViTModel,
-    XLNetConfig,
-    XLNetModel,
-)
+from transformers import BertConfig, BertLMHeadModel, BertModel, GPT2LMHeadModel, ViTModel
 
 from architecture_rows import LAYERS, ROWS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
+from houlsby_peft.layer import base_modules
 from houlsby_peft.placement.places import find_places
-from tiny_models import perturb
+from houlsby_peft.record import fold_places, unfold_places
+from tiny_models import perturb, tiny_bert
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 
 
+def config_of(name, **changes):
+    return getattr(transformers, ROWS[name].model_class).config_class(**{**ROWS[name].config, **changes})
+
+
 def tiny(name, model_class, **changes):
-    return model_class(model_class.config_class(**{**ROWS[name].config, **changes})).eval()
+    return model_class(config_of(name, **changes)).eval()
 
 
 def two_berts():
     decoder = {"is_decoder": True, "add_cross_attention": True}
-    return EncoderDecoderModel(encoder=tiny("bert", BertModel), decoder=tiny("bert", BertLMHeadModel, **decoder))
+    return transformers.EncoderDecoderModel(
+        encoder=tiny("bert", BertModel), decoder=tiny("bert", BertLMHeadModel, **decoder)
+    )
 
 
 def image_to_text():
     decoder = tiny("gpt2", GPT2LMHeadModel, add_cross_attention=True)
-    return VisionEncoderDecoderModel(encoder=tiny("vit", ViTModel), decoder=decoder)
+    return transformers.VisionEncoderDecoderModel(encoder=tiny("vit", ViTModel), decoder=decoder)
 
 
 def image_and_text():
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**ROWS["clip_vision_model"].config),
-        text_config=LlamaConfig(**{**ROWS["llama"].config, "hidden_size": 24}),
-        image_token_id=49,
+    config = transformers.LlavaConfig(
+        vision_config=config_of("clip_vision_model"), text_config=config_of("llama", hidden_size=24), image_token_id=49
     )
-    return LlavaForConditionalGeneration(config)
+    return transformers.LlavaForConditionalGeneration(config)
 
 
-class Wrapper(nn.Module):
+def instruct_blip():
+    config = transformers.InstructBlipConfig(
+        vision_config=config_of("instructblip_vision_model").to_dict(),
+        qformer_config=config_of("instructblip_qformer").to_dict(),
+        text_config=config_of("opt").to_dict(),
+        image_token_index=49,
+    )
+    return transformers.InstructBlipForConditionalGeneration(config)
+
+
+def seamless():
+    return transformers.SeamlessM4Tv2Model(config_of("seamless_m4t_v2"))
+
+
+def wrapper():
     """A model of another library that holds one of transformers."""
+    model = nn.Module()
+    model.parts = nn.Sequential(nn.ModuleDict({"auto_model": BertModel(BertConfig(**ROWS["bert"].config))}))
+    return model
 
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.Sequential(nn.ModuleDict({"auto_model": BertModel(BertConfig(**ROWS["bert"].config))}))
 
-
-BERT_ENDS = ("attention.output.dropout", "output.dropout")
-BERT_CROSS = "crossattention.output.dropout"
-GPT2_ENDS = ("attn.resid_dropout", "mlp.dropout", "crossattention.resid_dropout")
+BERT = ("attention.output.dropout", "output.dropout")
+ENCODER, DECODER = ("attn_dropout", "ffn_dropout"), ("self_attn.out_proj", "ffn_dropout", "cross_attention.out_proj")
 COMPOSITES = {
     two_berts: {
-        "encoder.encoder.layer": BERT_ENDS,
-        "decoder.bert.encoder.layer": (*BERT_ENDS, BERT_CROSS),
+        "encoder.encoder.layer": BERT,
+        "decoder.bert.encoder.layer": (*BERT, "crossattention.output.dropout"),
     },
     image_to_text: {
         "encoder.layers": ("attention.o_proj", "mlp.fc2"),
-        "decoder.transformer.h": GPT2_ENDS,
+        "decoder.transformer.h": ("attn.resid_dropout", "mlp.dropout", "crossattention.resid_dropout"),
     },
     image_and_text: {
         "model.vision_tower.encoder.layers": ("self_attn.out_proj", "mlp.fc2"),
         "model.language_model.layers": ("self_attn.o_proj", "mlp.down_proj"),
     },
-    Wrapper: {"parts.0.auto_model.encoder.layer": BERT_ENDS},
+    wrapper: {"parts.0.auto_model.encoder.layer": BERT},
+    instruct_blip: {
+        "vision_model.encoder.layers": ("self_attn.projection", "mlp.fc2"),
+        "qformer.encoder.layer": (*BERT, "crossattention.output.dropout", "output_query.dropout"),
+        "language_model.model.decoder.layers": ("self_attn.out_proj", "fc2"),
+    },
+    seamless: {
+        "speech_encoder.encoder.layers": ("self_attn_dropout", "ffn1.output_dropout", "ffn2.output_dropout"),
+        "speech_encoder.adapter.layers": ("self_attn_dropout", "ffn.output_dropout"),
+        "text_encoder.layers": ENCODER,
+        "text_decoder.layers": DECODER,
+        "t2u_model.model.encoder.layers": ENCODER,
+        "t2u_model.model.decoder.layers": ("self_attn.out_proj", "conv_dropout"),
+    },
 }
 
 
 @pytest.mark.parametrize(("build", "stacks"), COMPOSITES.items())
-def test_the_parts_of_a_model_are_found_by_their_own_type(build, stacks):
-    base = build()
-    expected = {f"{stack}.{index}.{end}" for stack, ends in stacks.items() for index in range(LAYERS) for end in ends}
-    places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
-    assert {key for key, place in places.items() if not place.is_norm} == expected
-    assert {place.stack for place in places.values()} == set(stacks)
+def test_every_part_of_a_model_is_found_by_its_own_type(build, stacks):
+    with torch.device("meta"):
+        base = build()
+    found = find_places(base, HoulsbyConfig(positions=EVERY_POSITION, modules_to_save=[]))
+    ends = {stack: set() for stack in stacks}
+    for place in found.values():
+        if not place.is_norm:
+            ends[place.stack].add(place.relative(place.key))
+    assert ends == {stack: set(each) for stack, each in stacks.items()}
+    layers = {(place.stack, place.layer) for place in found.values()}
+    assert layers == {(stack, index) for stack in stacks for index in range(len(base.get_submodule(stack)))}
 
 
-@pytest.mark.parametrize("build", [two_berts, image_to_text, image_and_text])
+@pytest.mark.parametrize("build", [two_berts, image_and_text])
 def test_the_parts_of_a_model_share_no_bottleneck(build):
     model = get_peft_model(build(), HoulsbyConfig(r=4, share_layers=LAYERS))
     owners = [name for name, module in model.named_modules() if getattr(module, "houlsby_adapter", None)]
-    stacks = COMPOSITES[build]
-    assert len(owners) == len(stacks)
-    assert all(f".{stack}." in owner for stack, owner in zip(stacks, owners, strict=True))
+    assert len(owners) == len(COMPOSITES[build])
+    assert all(f".{stack}." in owner for stack, owner in zip(COMPOSITES[build], owners, strict=True))
 
 
 def test_an_encoder_decoder_of_two_models_runs():
@@ -112,21 +134,9 @@ def test_an_encoder_decoder_of_two_models_runs():
         torch.testing.assert_close(model(**batch).logits, before)
 
 
-def test_cross_attention_that_the_model_does_not_have():
-    with pytest.raises(ValueError, match=r"positions must name a sub-layer .* a BertModel of this configuration"):
-        get_peft_model(ROWS["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
-
-
-def test_xlnet_is_refused_and_its_feed_forward_can_be_adapted():
-    config = XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=24, pad_token_id=0)
-    base, ids = XLNetModel(config).eval(), torch.randint(3, 50, (2, 5))
-    with pytest.raises(ValueError, match=r"no module's output meets .* target_modules=\['ff.layer_2'\]"):
-        get_peft_model(base, HoulsbyConfig(r=4))
-    before = base(ids).last_hidden_state
-    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=["ff.layer_2"]))
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 2
-    perturb(model)
-    assert not torch.allclose(model(ids).last_hidden_state, before, atol=1e-3)
+def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
+    with pytest.raises(NoMatchingPeftModuleError, match=r"layers_to_transform=\[0\]"):
+        get_peft_model(ROWS["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))
 
 
 def test_layers_of_one_stack_only():
@@ -135,6 +145,32 @@ def test_layers_of_one_stack_only():
     assert {(place.stack, place.layer) for place in both.values()} == {("encoder.layers", 1), ("decoder.layers", 1)}
     one = find_places(base, HoulsbyConfig(layers_to_transform=[1], layers_pattern="decoder.layers"))
     assert {(place.stack, place.layer) for place in one.values()} == {("decoder.layers", 1)}
+
+
+def test_cross_attention_that_the_model_does_not_have():
+    with pytest.raises(ValueError, match=r"BertModel, .* has no cross_attention .* other positions"):
+        get_peft_model(ROWS["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
+
+
+@pytest.mark.parametrize("name", ["Reformer", "SqueezeBert", "XLM", "XLNet"])
+def test_the_remedy_for_an_architecture_that_is_refused_works(name):
+    sizes = {"hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24, "attention_head_size": 8,
+             "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "embedding_size": 16,
+             "local_attn_chunk_length": 4, "axial_pos_embds": False}  # fmt: skip
+    own = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
+    config = getattr(transformers, f"{name}Config")(vocab_size=50, **(own if name.startswith("XL") else sizes))
+    base, ids = getattr(transformers, f"{name}Model")(config), torch.randint(3, 50, (2, 8))
+    with pytest.raises(ValueError, match="target_modules=") as error:
+        get_peft_model(base, HoulsbyConfig(r=4))
+    text = str(error.value)
+    remedy = text[text.index("target_modules=[") + len("target_modules=[") : text.index("]")]
+    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy.replace("'", "").split(", ")))
+    if name == "Reformer":
+        base.enable_input_require_grads()
+    perturb(model)
+    model(ids)[0].pow(2).sum().backward()
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == (2 if name == "XLNet" else 4)
+    assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
 
 
 def test_norms_of_queries_and_keys_train_with_all_norms_only():
@@ -151,9 +187,43 @@ def test_a_norm_of_no_row_never_trains():
     assert "encoder.LayerNorm" not in every
 
 
+def test_a_name_that_ends_like_a_place_is_no_place():
+    base = ROWS["gemma4_text:experts"].model()
+    model = get_peft_model(base, HoulsbyConfig(r=4, train_layer_norm="all"))
+    wrapped = {name for name, module in model.get_base_model().named_modules() if hasattr(module, "houlsby_norm")}
+    assert "norm" in wrapped
+    assert not any(name.endswith("router.norm") for name in wrapped)
+    assert "layers.0.router.norm" in dict(base_modules(base))
+
+
 def test_a_bottleneck_inside_a_wrapped_module_is_refused():
     with pytest.raises(ValueError, match=r"'layers.0.mlp.down_proj' is inside 'layers.0.mlp'"):
         get_peft_model(ROWS["llama"].model(), HoulsbyConfig(target_modules=["mlp", "mlp.down_proj"]))
     model = get_peft_model(ROWS["llama"].model(), HoulsbyConfig(target_modules=["mlp.down_proj"]))
     with pytest.raises(ValueError, match=r"'layers.0.mlp.down_proj' is inside 'layers.0.mlp'"):
         model.add_adapter("outer", HoulsbyConfig(target_modules=["mlp", "mlp.down_proj"]))
+
+
+@pytest.mark.parametrize("norms", [True, "all"])
+def test_recorded_places_fit_every_class_of_the_architecture(norms):
+    """Names begin inside the encoder; a norm of the head begins with a dot."""
+    masked = transformers.BertForMaskedLM(BertConfig(**ROWS["bert"].config))
+    rows = fold_places(find_places(masked, HoulsbyConfig(train_layer_norm=norms)).values(), "bert")
+    outside = [row["module"] for row in rows if row["module"].startswith(".")]
+    assert outside == ([".cls.predictions.transform.LayerNorm"] if norms == "all" else [])
+    for base, encoder in ((ROWS["bert"].model(), ""), (tiny_bert(), "bert")):
+        own = find_places(base, HoulsbyConfig(train_layer_norm=norms))
+        found = {place.key for place in unfold_places(rows, encoder) if "predictions" not in place.key}
+        assert {key for key in own if ".layer.2." not in key and ".layer.3." not in key} == found
+
+
+def test_no_pattern_of_a_saved_adapter_is_matched(tmp_path, monkeypatch):
+    options = {"target_modules": r".*output\.dense", "exclude_modules": r".*attention.*", "rank_pattern": {"1.*": 2}}
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options)).eval()
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[1, 2, 3]])
+    monkeypatch.setattr("houlsby_peft.placement.places.is_included", None)
+    monkeypatch.setattr("houlsby_peft.placement.plan.get_pattern_key", None)
+    loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
-from peft import get_peft_model
+from peft import NoMatchingPeftModuleError, get_peft_model
 from torch import nn
-from transformers.pytorch_utils import Conv1D
+from transformers import FalconMambaConfig, FalconMambaModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.wrapper import HoulsbyHead
+from houlsby_peft.placement.inference import log_once
 from tiny_models import perturb, tiny_bert
+
+
+BERT_ENDS = ("attention.output.dropout", "output.dropout")
 
 
 @pytest.fixture
@@ -75,7 +81,6 @@ def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
         ({"modules_to_save": ["layer.1"]}, {}),
         ({"modules_to_save": ["LayerNorm"]}, {}),
         ({"modules_to_save": ["LayerNorm"], "train_layer_norm": False}, {"invertible": "nice"}),
-        ({"modules_to_save": ["word_embeddings"]}, {"trainable_token_indices": [1, 2]}),
         ({"modules_to_save": ["bert.embeddings"]}, {"train_layer_norm": "all"}),
     ],
     ids=str,
@@ -100,25 +105,54 @@ def test_modules_to_save_are_found_by_the_end_of_their_name():
 
 
 @pytest.mark.parametrize(
-    ("module", "sizes"),
+    ("options", "said"),
     [
-        (nn.Linear(3, 4), (3, 4)),
-        (Conv1D(4, 3), (3, 4)),
-        (nn.Embedding(5, 6), (5, 6)),
-        (nn.Conv2d(2, 7, 1), (2, 7)),
-        (nn.MultiheadAttention(8, 2), (8, 8)),
-        (nn.Dropout(), (None, None)),
+        ({"target_modules": ["o_proj", "output.dense"]}, "target_modules .*: 'o_proj'"),
+        ({"modules_to_save": ["classifier", "no_such"]}, "modules_to_save .*: 'no_such'"),
+        ({"layers_to_transform": [0, 5]}, "layers_to_transform .*: 5"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=str,
 )
-def test_a_layer_tells_the_sizes_of_the_module_it_wraps(module, sizes):
-    layer = HoulsbyLayer(module)
-    assert (layer.in_features, layer.out_features) == sizes
+def test_what_is_asked_for_in_vain_is_logged(options, said, caplog):
+    log_once.cache_clear()
+    get_peft_model(tiny_bert(), HoulsbyConfig(**{"r": 2, **options}))
+    assert re.search(said, caplog.text)
+    with pytest.raises(NoMatchingPeftModuleError, match="target_modules"):
+        get_peft_model(tiny_bert(), HoulsbyConfig(target_modules=["o_proj"]))
+
+
+def test_a_dropout_that_the_table_itself_wraps_may_be_named():
+    named = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, target_modules=list(BERT_ENDS)))
+    assert (
+        named.get_nb_trainable_parameters()
+        == get_peft_model(tiny_bert(), HoulsbyConfig(r=2)).get_nb_trainable_parameters()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_a_base_quantized_by_torch_itself():
+    base = tiny_bert()
+    base.bert = torch.ao.quantization.quantize_dynamic(base.bert, {nn.Linear}, dtype=torch.qint8)
+    ids = torch.tensor([[1, 2, 3]])
+    before = base(ids).logits
+    model = get_peft_model(base, HoulsbyConfig(r=2)).eval()
+    perturb(model)
+    assert not torch.allclose(model(ids).logits, before, atol=1e-3)
+    with model.disable_adapter():
+        assert torch.equal(model(ids).logits, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*is falling back to its reference")
+def test_norms_without_weights_are_left_alone():
+    config = FalconMambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=32)
+    model = get_peft_model(FalconMambaModel(config), HoulsbyConfig(r=2, target_modules=["mixer.out_proj"]))
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 2
 
 
 def test_a_layer_has_the_attributes_of_the_module_it_wraps():
     layer = HoulsbyLayerNorm(nn.LayerNorm(6, eps=0.25))
-    assert (layer.eps, layer.in_features, layer.out_features) == (0.25, 6, 6)
+    assert layer.eps == 0.25
+    assert HoulsbyLayer(nn.Linear(3, 4)).in_features == 3
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = layer.no_such_thing
     layer.base_layer._hf_hook = object()

@@ -27,7 +27,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank
 from houlsby_peft.errors import AdapterError
-from houlsby_peft.serving.padding import can_pad
+from houlsby_peft.serving.readers import can_pad
 from tiny_models import perturb
 
 

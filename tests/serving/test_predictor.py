@@ -6,8 +6,10 @@ import json
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from peft import PeftModel, get_peft_model
 from transformers import (
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -22,11 +24,9 @@ from transformers import (
 )
 
 import houlsby_peft
-from accelerate import dispatch_model
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.heads.tasks import task_of_class, task_of_config
-from houlsby_peft.serving.predictor import cut_arguments
-from houlsby_peft.serving.question_answering import QuestionAnswering
+from houlsby_peft.heads.tasks import task_of_config
+from houlsby_peft.serving.readers import cut_arguments
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -177,23 +177,15 @@ def test_question_answering_finds_the_best_span_of_all_windows(base, tokenizer, 
     assert windows > 2
     adapter = houlsby_peft.load(tmp_path)
     pipeline = adapter.pipeline(stride=stride, max_answer_length=longest)
-    example = {"question": QUESTION, "context": CONTEXT}
-    found = pipeline(example)
+    [found] = pipeline((QUESTION, CONTEXT))
     assert (found["start"], found["end"], found["answer"]) == (start, end, CONTEXT[start:end])
     assert found["score"] == pytest.approx(score, rel=1e-4)
     # In company, padded and in other batches, the answer is the same.
-    several = pipeline([{"question": "Where?", "context": "In town."}, example], batch_size=2)
+    several = pipeline([("Where?", "In town."), (QUESTION, CONTEXT)], batch_size=2)
     assert several[1]["answer"] == found["answer"]
     assert several[1]["score"] == pytest.approx(found["score"], rel=1e-3)
     assert several[0]["answer"] in "In town."
     assert len(adapter.predict((QUESTION, CONTEXT))) == 1
-
-
-def test_a_question_without_room_for_its_context_is_refused(base, tokenizer):
-    with pytest.raises(ValueError, match="A question must leave room for its context in 8 tokens"):
-        QuestionAnswering(AutoModelForQuestionAnswering.from_pretrained(base), tokenizer, max_length=8)(
-            {"question": QUESTION, "context": CONTEXT}
-        )
 
 
 @torch.no_grad()
@@ -212,34 +204,70 @@ def test_no_answer_is_given_where_the_adapter_was_trained_to_abstain(base, token
         assert found == {"answer": "", "score": pytest.approx(null.item(), rel=1e-4), "start": 0, "end": 0}
 
 
-def test_the_threshold_is_where_no_answer_scores_as_the_best_span(base, tokenizer):
-    model = AutoModelForQuestionAnswering.from_pretrained(base)
-    example = {"question": QUESTION, "context": "Best bread in town."}
-    inputs = tokenizer(example["question"], example["context"], return_tensors="pt", return_offsets_mapping=True)
-    inputs.pop("offset_mapping")
+def test_the_threshold_is_where_no_answer_scores_as_the_best_span(base, tokenizer, tmp_path):
+    model = save(tmp_path, AutoModelForQuestionAnswering, base)
+    pair = (QUESTION, "Best bread in town.")
+    inputs = tokenizer(*pair, return_tensors="pt")
     with torch.no_grad():
         outputs = model(**inputs)
     start, end = outputs.start_logits[0], outputs.end_logits[0]
     context = [i for i, part in enumerate(inputs.sequence_ids(0)) if part == 1]
     best = max(float(start[i] + end[j]) for i in context for j in context if i <= j)
     difference = float(start[0] + end[0]) - best
+    adapter = houlsby_peft.load(tmp_path)
     for threshold, answers in ((difference + 1e-3, True), (difference - 1e-3, False)):
-        assert bool(QuestionAnswering(model, tokenizer, null_threshold=threshold)(example)["answer"]) == answers
+        assert bool(adapter.predict(pair, null_threshold=threshold)[0]["answer"]) == answers
 
 
-def test_a_long_question_is_cut_as_in_training(base, tokenizer):
-    model = AutoModelForQuestionAnswering.from_pretrained(base)
-    pipeline = QuestionAnswering(model, tokenizer, max_length=64)
+def test_a_long_question_is_cut_as_in_training(base, tokenizer, tmp_path):
+    save(tmp_path, AutoModelForQuestionAnswering, base)
+    adapter = houlsby_peft.load(tmp_path)
     long = " ".join(["where"] * 200)
-    with pytest.raises(ValueError, match="A question must leave room"):
-        pipeline({"question": long, "context": CONTEXT})  # 64 tokens of a question in windows of 64
-    model.config.max_position_embeddings = tokenizer.model_max_length = 200
-    wide = QuestionAnswering(model, tokenizer, max_length=100)
-    windows = list(wide.windows({"question": long, "context": CONTEXT}))
-    assert all(
-        sum(token == tokenizer.vocab["where"] for token in window.inputs["input_ids"]) == 64 for window in windows
-    )
-    tokenizer.model_max_length = 64
+    with pytest.raises(ValueError, match="A question must leave room for its context in 64 tokens"):
+        adapter.predict((long, CONTEXT))
+    adapter.base_model.config.max_position_embeddings = adapter.tokenizer.model_max_length = 200
+    rows = adapter.reader(max_length=100).request((long, CONTEXT)).rows
+    where = tokenizer.vocab["where"]
+    assert {sum(token == where for token in row.inputs["input_ids"]) for row in rows} == {64}
+
+
+def test_results_are_plain_and_words_are_parts_of_the_text(base, tmp_path):
+    """An uncased tokenizer reads `jorg weiss`, but the word is as it stands in the text."""
+    save(tmp_path / "tags", AutoModelForTokenClassification, base, id2label={0: "NAME", 1: "WORD"})
+    save(tmp_path / "vector", AutoModel, base)
+    text = "J\u00f6rg Wei\u00df: Best bread"
+    found = houlsby_peft.load(tmp_path / "tags").predict(text)[0]
+    assert [text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
+    assert found[0]["word"] == "J\u00f6rg"
+    bank = houlsby_peft.TaskBank({task: tmp_path / task for task in ("tags", "vector")})
+    requests = [("tags", text), ("vector", text)]
+    assert json.loads(json.dumps(bank.predict(requests))) == bank.predict(requests)
+    assert {type(item["score"]) for item in found} == {float}
+
+
+@pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForSequenceClassification])
+def test_a_tokenizer_that_gives_no_mask(auto_class, base, tmp_path):
+    """Texts of unlike length go alone, as the model would read their padding."""
+    save(tmp_path, auto_class, base)
+    AutoTokenizer.from_pretrained(base, model_input_names=["input_ids"]).save_pretrained(tmp_path)
+    adapter = houlsby_peft.load(tmp_path)
+    texts = [WORDS[0], " ".join(WORDS[:2])]
+    assert adapter.predict(texts) == [adapter.predict(text)[0] for text in texts]
+
+
+@torch.no_grad()
+def test_the_pipelines_of_transformers_are_of_this_adapter(base, tmp_path):
+    for seed, names in enumerate((["a", "b"], ["x", "y", "z"])):
+        save(tmp_path / str(seed), AutoModelForSequenceClassification, base, seed, dict(enumerate(names)))
+    first = houlsby_peft.load(tmp_path / "0")
+    pipeline = first.pipeline()
+    second = houlsby_peft.load(tmp_path / "1", beside=first)
+    for adapter, own in ((first, pipeline), (second, second.pipeline())):
+        assert [own(text)[0]["label"] for text in WORDS] == [item["label"] for item in adapter.predict(WORDS)]
+    first.model.train()
+    with pytest.raises(AdapterError, match="in training mode"):
+        first.pipeline()
+    assert first.model.training
 
 
 @torch.no_grad()
@@ -298,12 +326,23 @@ def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):
     fourth = houlsby_peft.load(folders[3], beside=first)
     assert (third.name, fourth.name) == ("default_3", "default_2")
     for name in ("default", "default_3"):
-        with pytest.raises(AdapterError, match=f"must be new to its model; '{name}' is one of default, default_3"):
+        with pytest.raises(AdapterError, match=f"has an adapter '{name}' already"):
             houlsby_peft.load(folders[1], beside=first, adapter_name=name)
     with pytest.raises(AdapterError, match=r"must hold no Houlsby adapters.* Give beside="):
         houlsby_peft.load(folders[1], base_model=first.model.get_base_model())
     for predictor, known in ((first, 0), (third, 2), (fourth, 3)):
         assert predictor.predict(WORDS) == expected[known]
+
+
+def test_an_adapter_stays_as_it_was_loaded_when_its_file_is_overwritten(base, tmp_path):
+    """safetensors maps the file into memory, and a loaded adapter must not."""
+    predictor = houlsby_peft.load(make_adapter(tmp_path, base, str(base)))
+    file = tmp_path / "adapter_model.safetensors"
+    with file.open("r+b") as content:
+        content.write(bytes(file.stat().st_size))
+    weights = [weight for key, weight in predictor.model.named_parameters() if ".default." in f"{key}."]
+    assert len(weights) > 10
+    assert all(weight.any() for weight in weights)
 
 
 def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
@@ -438,26 +477,6 @@ def test_a_task_without_a_pipeline_says_so(base, tmp_path):
 def test_the_task_is_known_from_the_task_type_or_the_class(task_type, class_name, auto_class):
     config = HoulsbyConfig(task_type=task_type, auto_mapping=class_name and {"base_model_class": class_name})
     assert task_of_config(config).auto_class == auto_class
-
-
-def test_labels_that_are_given_are_not_overwritten(base, tmp_path):
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
-    config = HoulsbyConfig(id2label={0: "mine", 1: "yours"}, problem_type="multi_label_classification")
-    get_peft_model(model, config).save_pretrained(tmp_path)
-    for found in (config, HoulsbyConfig.from_pretrained(tmp_path)):
-        assert found.record.id2label == found.labels == {0: "mine", 1: "yours"}
-        assert found.record.problem_type == found.kind_of_problem == "multi_label_classification"
-    assert task_of_class("NoSuchThing") is None
-
-
-def test_one_configuration_for_several_models_records_the_head_of_each(base):
-    config = HoulsbyConfig(r=4)
-    for names in ({0: "score"}, {0: "no", 1: "yes"}, {0: "low", 1: "middle", 2: "high"}):
-        model = AutoModelForSequenceClassification.from_pretrained(base, id2label=names)
-        get_peft_model(model, config)
-        assert config.labels == names
-        assert config.kind_of_problem == ("regression" if len(names) == 1 else None)
-        assert config.id2label is None
 
 
 def test_names_and_kind_that_a_model_gets_after_its_adapter_are_saved(base, tmp_path):

@@ -20,7 +20,6 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, load
-from houlsby_peft.batching import forward
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -91,15 +90,6 @@ def test_each_row_is_predicted_as_by_its_adapter_alone(folders, alone, batch_siz
     assert bank.predict([]) == []
 
 
-def test_no_weights_are_checked_before_a_batch(folders, alone, monkeypatch):
-    """They change only when an adapter is loaded or dropped."""
-    monkeypatch.setattr(forward._StackedWeights, "are_unchanged", lambda _: pytest.fail("weights were checked"))
-    bank = TaskBank(folders)
-    requests = [(task, WORDS[0]) for task in TASKS]
-    for _ in range(2):
-        assert_as_alone(bank.predict(requests), requests, alone)
-
-
 def size(folder):
     return sum(weight.nbytes for weight in load_file(folder / "adapter_model.safetensors").values())
 
@@ -125,22 +115,20 @@ def test_adapters_are_loaded_when_needed_and_the_least_recently_used_are_dropped
     # All tasks of a batch are there, even where they do not fit.
     requests = some_requests(alone, 40)
     assert_as_alone(bank.predict(requests), requests, alone)
-    assert set(bank_model(bank).get_base_model().houlsby_records) == set(bank_model(bank).peft_config)
     assert set(bank.held) == set(TASKS)
     assert sum(size(folders[task]) for task in ask("similarity") if task != "sentiment") <= bound
 
 
 def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders):
     bank = TaskBank(folders, max_bytes=0)
-    entries = bank._entries
-    adapter = bank._held.get([entries["sentiment"], entries["topic"]])[entries["topic"]]
-    assert adapter.nbytes == size(folders["topic"])
-    weights = [weakref.ref(p) for name, p in adapter.model.named_parameters() if f".{adapter.reader.name}." in name]
-    tokenizer = adapter.reader.tokenizer
-    del adapter
+    bank.predict([("sentiment", WORDS[0])])
+    bank.predict([("topic", WORDS[0])])
+    assert bank._held.nbytes == size(folders["topic"])
+    model, tokenizers = bank_model(bank), set(map(id, bank._held._tokenizers.values()))
+    weights = [weakref.ref(weight) for name, weight in model.named_parameters() if ".task_2." in name]
     assert len(weights) > 10
-    assert all(weight() is not None for weight in weights)
-    assert bank._held.get([entries["tags"]])[entries["tags"]].reader.tokenizer is tokenizer
+    bank.predict([("tags", WORDS[0])])
+    assert set(map(id, bank._held._tokenizers.values())) == tokenizers
     gc.collect()
     assert all(weight() is None for weight in weights)
 
@@ -249,15 +237,15 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
     for task, message in {
         "other": "was trained on the base model 'org/other'",
         "words": r"must be text-classification, .*; that of .* is fill-mask",
-        "damaged": "not a valid safetensors file",
-        "nowhere": "must be a folder, or a name on the Hub",
+        "damaged": "damaged: Error while deserializing header",
+        "nowhere": "neither a folder nor a name on the Hub",
     }.items():
         for _ in range(2):
             with pytest.raises(AdapterError, match=message):
                 bank.predict([request, (task, WORDS[0])])
             assert_as_alone(bank.predict([request]), [request], alone)
         assert task not in bank.held
-    with pytest.raises(AdapterError, match=r"among those of the bank: sentiment, .*; got neither, unknown\."):
+    with pytest.raises(AdapterError, match=r"among those of the bank: sentiment, .*; got unknown\."):
         bank.predict([request, ("unknown", WORDS[0]), ("neither", WORDS[0])])
 
 

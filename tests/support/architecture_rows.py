@@ -2,7 +2,7 @@
 
 Read the model's layer in transformers and write down here, without looking at the table: the projection that ends each
 sub-layer, how many norms the layers have, how the sub-layers' outputs meet the skip connections, and whether a dropout
-module stands between. A new architecture is one row here and one in `houlsby_peft/placement/architectures.py`.
+module stands between. A new architecture is one row here and one in `houlsby_peft/placement/table.py`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ class Row:
         after: the norms, modules or weights of `skip`, by position, as named in the layer.
         dropout: positions with a dropout module of their own between projection and skip; by the name of the list
             of layers, where the lists differ.
-        inputs: which inputs the model takes, a name in `INPUTS`.
-        checkpointing: values of `use_reentrant` with which the model can be trained with gradient checkpointing;
-            reentrant checkpointing needs inputs that require a gradient, which only embeddings of tokens give it.
+        inputs: which inputs the model takes, a name in `_INPUTS`.
+        checkpointing: whether transformers has gradient checkpointing for it.
         inferred: whether the inference finds the same projections without the row.
         layer: the layer's forward pass, instead of `skip` and `after`; by the name of the list of layers, where the
             lists differ.
@@ -47,20 +46,19 @@ class Row:
     model_class: str
     config: dict[str, Any]
     ends: dict[str, dict[str, str] | tuple[dict[str, str], ...]]
-    norms: int
+    norms: int = 2 * LAYERS
     skip: str = "pre"
     after: dict[str, str] = field(default_factory=dict)
     dropout: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     inputs: str = "text"
-    checkpointing: tuple[bool, ...] = (False, True)
+    checkpointing: bool = True
     inferred: bool = True
     layer: Callable[..., torch.Tensor] | dict[str, Callable[..., torch.Tensor]] | None = None
 
     def layers(self, base: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
         """Name and module of every layer, and the position and projection of every sub-layer in it."""
         for stack, ends in self.ends.items():
-            layers = _transpose(base) if stack == "*" else base.get_submodule(stack)
-            for index, layer in enumerate(layers):
+            for index, layer in enumerate(base.get_submodule(stack)):
                 yield f"{stack}.{index}", layer, ends[index] if isinstance(ends, tuple) else ends
 
     def of_layer(self, by_stack: Any, name: str) -> Any:
@@ -73,17 +71,7 @@ class Row:
         return build(model_class, model_class.config_class(**{**self.config, **changes}))
 
     def batch(self, rows: int = 3) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        return INPUTS[self.inputs](rows, generator)
-
-
-def _transpose(base: torch.nn.Module) -> list[torch.nn.ModuleDict]:
-    """The layers of a model that has a list for each part of them, in the order in which a layer calls its parts."""
-    parts = ("attentions", "layer_norm1", "ffns", "layer_norm2")
-    return [
-        torch.nn.ModuleDict(zip(parts, layer, strict=True))
-        for layer in zip(*(base.get_submodule(part) for part in parts), strict=True)
-    ]
+        return make_inputs(self.inputs, rows)
 
 
 def build(model_class: type, config: Any) -> transformers.PreTrainedModel:
@@ -96,80 +84,39 @@ def build(model_class: type, config: Any) -> transformers.PreTrainedModel:
     return model
 
 
-def _ids(rows: int, generator: torch.Generator, length: int = 6) -> torch.Tensor:
-    return torch.randint(3, 50, (rows, length), generator=generator)
-
-
-def _text(rows, generator):
-    return {"input_ids": _ids(rows, generator)}
-
-
-def _text_to_text(rows, generator):
-    return {"input_ids": _ids(rows, generator), "decoder_input_ids": _ids(rows, generator, 4)}
-
-
-def _decoder(rows, generator):
-    return {**_text(rows, generator), "encoder_hidden_states": torch.randn(rows, 5, 16, generator=generator)}
-
-
-def _image(rows, generator):
-    return {"pixel_values": torch.randn(rows, 3, 8, 8, generator=generator)}
-
-
-def _text_and_image(rows, generator):
-    # CLIP's text tower pools at the last token of the highest id.
-    return {**_text(rows, generator), **_image(rows, generator)}
-
-
-def _speech(rows, generator):
-    return {"input_values": torch.randn(rows, 80, generator=generator)}
-
-
-def _speech_to_text(rows, generator):
-    return {
-        "input_features": torch.randn(rows, 4, 16, generator=generator),
-        "decoder_input_ids": _ids(rows, generator, 4),
-    }
-
-
-def _mel(rows, generator):
-    return {"input_features": torch.randn(rows, 16, 8, generator=generator)}
-
-
-def _mel_to_text(rows, generator):
-    return {**_mel(rows, generator), "decoder_input_ids": _ids(rows, generator, 4)}
-
-
-def _patches(rows, generator):
-    places = torch.tensor([[x, y] for y in range(4) for x in range(4)]).expand(rows, 16, 2)
-    return {"pixel_values": torch.rand(rows, 16, 48, generator=generator), "pixel_position_ids": places}
-
-
-def _queries(rows, generator):
-    return {
-        "query_embeds": torch.randn(rows, 4, 16, generator=generator),
-        "encoder_hidden_states": torch.randn(rows, 5, 16, generator=generator),
-    }
-
-
-def _queries_and_text(rows, generator):
-    return {**_text(rows, generator), **_queries(rows, generator)}
-
-
-INPUTS = {
-    "mel": _mel,
-    "mel_to_text": _mel_to_text,
-    "patches": _patches,
-    "queries": _queries,
-    "queries_and_text": _queries_and_text,
-    "text": _text,
-    "decoder": _decoder,
-    "text_to_text": _text_to_text,
-    "image": _image,
-    "text_and_image": _text_and_image,
-    "speech": _speech,
-    "speech_to_text": _speech_to_text,
+# Shapes of a row's inputs; what is called ids has token numbers.
+_INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
+    "text": {"input_ids": (6,)},
+    "text_to_text": {"input_ids": (6,), "decoder_input_ids": (4,)},
+    "decoder": {"input_ids": (6,), "encoder_hidden_states": (5, 16)},
+    "image": {"pixel_values": (3, 8, 8)},
+    "image_alone": {"hidden_states": (3, 8, 8)},
+    "text_and_image": {"input_ids": (6,), "pixel_values": (3, 8, 8)},
+    "text_and_regions": {"input_ids": (6,), "visual_feats": (5, 8), "visual_pos": (5, 4)},
+    "patches": {"pixel_values": (16, 48)},
+    "video": {"pixel_values": (2, 3, 8, 8)},
+    "queries": {"query_embeds": (4, 16), "encoder_hidden_states": (5, 16)},
+    "queries_and_text": {"input_ids": (6,), "query_embeds": (4, 16), "encoder_hidden_states": (5, 16)},
+    "speech": {"input_values": (80,)},
+    "speech_to_text": {"input_features": (4, 16), "decoder_input_ids": (4,)},
+    "mel": {"input_features": (16, 8)},
+    "mel_to_text": {"input_features": (16, 8), "decoder_input_ids": (4,)},
 }
+
+
+def make_inputs(kind: str, rows: int) -> dict[str, torch.Tensor]:
+    """A batch of inputs, always the same."""
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        name: torch.randint(3, 50, (rows, *shape), generator=generator)
+        if name.endswith("ids")
+        else torch.randn(rows, *shape, generator=generator)
+        for name, shape in _INPUTS[kind].items()
+    }
+    if kind == "patches":
+        batch["pixel_position_ids"] = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(rows, 16, 2)
+    return batch
+
 
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TEXT = {
@@ -269,7 +216,6 @@ def _gpt_neox(**changes: Any) -> Row:
         "GPTNeoXModel",
         {**_TEXT, **changes},
         {"layers": {"attention": "attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
-        norms=2 * LAYERS,
         dropout=("attention", "feed_forward"),
     )
 
@@ -327,7 +273,6 @@ def _vit(name: str, skip: str = "pre", **changes: Any) -> Row:
         name,
         {**_IMAGE, **changes},
         {"layers": {"attention": "attention.o_proj", "feed_forward": "mlp.fc2"}},
-        norms=2 * LAYERS,
         skip=skip,
         after={"attention": "lambda_1", "feed_forward": "lambda_2"} if skip == "factor" else {},
         inputs="image",
@@ -349,7 +294,6 @@ def _wav2vec2(
     name: str,
     skip: str = "post",
     attention: str = "attention.out_proj",
-    checkpointing: tuple[bool, ...] = (False, True),
     inferred: bool = True,
     **changes: Any,
 ) -> Row:
@@ -357,12 +301,10 @@ def _wav2vec2(
         name,
         {**_SPEECH, **changes},
         {"encoder.layers": {"attention": attention, "feed_forward": "feed_forward.output_dense"}},
-        norms=2 * LAYERS,
         skip=skip,
         after={"attention": "layer_norm", "feed_forward": "final_layer_norm"} if skip == "post" else {},
         dropout=("attention", "feed_forward"),
         inputs="speech",
-        checkpointing=checkpointing,
         inferred=inferred,
     )
 
@@ -397,7 +339,6 @@ _WAV2VEC2_BERT: dict[str, Any] = {
     "norms": 6 * LAYERS,
     "dropout": _CONFORMER_DROPOUT,
     "inputs": "mel",
-    "checkpointing": (False,),
     "inferred": False,
     "layer": written_out.conformer,
 }
@@ -440,7 +381,6 @@ _PARAKEET = {
     "subsampling_conv_kernel_size": 3,
     "layerdrop": 0.0,
 }
-_XLM = {"vocab_size": 50, "emb_dim": 16, "n_layers": LAYERS, "n_heads": 2, "max_position_embeddings": 40}
 _MOBILEBERT = {
     **_TEXT,
     "hidden_size": 24,
@@ -468,7 +408,6 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
         norms=sum(map(len, each)),
         dropout=("attention", "feed_forward", "feed_forward 2", "cross_attention"),
         inputs="queries_and_text" if text else "queries",
-        checkpointing=(False, True) if text else (False,),
         inferred=not text,
         layer=written_out.qformer,
     )
@@ -476,7 +415,7 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
 
 def _blip_vision(name: str) -> Row:
     ends = {"attention": "self_attn.projection", "feed_forward": "mlp.fc2"}
-    return Row(name, _IMAGE, {"encoder.layers": ends}, norms=2 * LAYERS, inputs="image")
+    return Row(name, _IMAGE, {"encoder.layers": ends}, inputs="image")
 
 
 def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS) -> Row:
@@ -487,7 +426,6 @@ def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parake
         {"layers": {**ends, "feed_forward 2": "feed_forward2.linear2"}},
         norms=norms,
         inputs="mel",
-        checkpointing=(False,),
         inferred=False,
         layer=layer,
     )
@@ -509,22 +447,8 @@ def _seamless(name: str, conformer_norms: int) -> Row:
         norms=conformer_norms * LAYERS + 3 + 3 * LAYERS,
         dropout=dict(zip(stacks, dropout, strict=True)),
         inputs="mel_to_text",
-        checkpointing=(False,),
         inferred=False,
         layer=dict(zip(stacks, layers, strict=True)),
-    )
-
-
-def _xlm(name: str) -> Row:
-    # The feed-forward's module includes its dropout.
-    return Row(
-        name,
-        _XLM,
-        {"*": {"attention": "attentions.out_lin", "feed_forward": "ffns"}},
-        norms=2 * LAYERS,
-        checkpointing=(),
-        inferred=False,
-        layer=written_out.xlm,
     )
 
 
@@ -553,6 +477,48 @@ def _gemma4(norms: int, *ends: str, **changes: Any) -> Row:
     )
 
 
+_LXMERT_ENDS = {"attention": "attention.output.dense", "feed_forward": "output.dense"}
+_FLORENCE_ENDS = {
+    "attention": "spatial_block.window_attn",
+    "feed_forward": "spatial_block.ffn.fc2",
+    "attention 2": "channel_block.channel_attn.proj",
+    "feed_forward 2": "channel_block.ffn.fc2",
+}
+_DIVIDED = {"attention": "temporal_dense", "attention 2": "attention.output.dense", "feed_forward": "output.dense"}
+
+
+def _timesformer(ends: dict[str, str], norms: int, layer: Callable[..., torch.Tensor] | None, **changes: Any) -> Row:
+    return Row(
+        "TimesformerModel",
+        {**_IMAGE, "num_frames": 2, "drop_path_rate": 0, **changes},
+        {"encoder.layer": ends},
+        norms=norms * LAYERS,
+        dropout=("attention 2", "feed_forward") if layer else ("attention", "feed_forward"),
+        inputs="video",
+        checkpointing=False,
+        inferred=False,
+        layer=layer,
+    )
+
+
+def _granite(experts: int) -> Row:
+    ends = {"feed_forward": "shared_mlp.output_linear", **({"feed_forward 2": "block_sparse_moe"} if experts else {})}
+    return Row(
+        "GraniteMoeHybridModel",
+        {
+            **_GROUPED,
+            **_MAMBA,
+            "num_local_experts": experts,
+            "shared_intermediate_size": 24,
+            "layer_types": ["linear_attention", "full_attention"],
+            "residual_multiplier": 0.7,
+        },
+        {"layers": (ends, {"attention": "self_attn.o_proj", **ends})},
+        inferred=False,
+        layer=written_out.granite,
+    )
+
+
 _CLIP_TOWERS = {"text_config": _TEXT, "vision_config": _IMAGE}
 _BOTH_TOWERS = ("text_model.", "vision_model.")
 _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
@@ -572,7 +538,7 @@ ROWS: dict[str, Row] = {
         skip="post",
         after={"attention": "attention.LayerNorm", "feed_forward": "full_layer_layer_norm"},
         dropout=("attention",),
-        checkpointing=(),
+        checkpointing=False,
     ),
     "bamba": Row(
         "BambaModel",
@@ -583,7 +549,6 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.o_proj", "feed_forward": "feed_forward.down_proj"},
             )
         },
-        norms=2 * LAYERS,
         inferred=False,
         layer=written_out.jamba,
     ),
@@ -599,7 +564,6 @@ ROWS: dict[str, Row] = {
         "BloomModel",
         {"vocab_size": 50, "hidden_size": 16, "n_layer": LAYERS, "n_head": 2, **_SPECIAL},
         {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
-        norms=2 * LAYERS,
     ),
     "camembert": _bert("CamembertModel"),
     "clip": _clip("CLIPModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
@@ -621,7 +585,6 @@ ROWS: dict[str, Row] = {
         "Dinov2Model",
         {**_IMAGE, "mlp_ratio": 2},
         {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
-        norms=2 * LAYERS,
         inputs="image",
         # The inference finds the projections, which come before the layer scale.
         inferred=False,
@@ -638,7 +601,6 @@ ROWS: dict[str, Row] = {
             **_SPECIAL,
         },
         {"transformer.layer": {"attention": "attention.out_lin", "feed_forward": "ffn.lin2"}},
-        norms=2 * LAYERS,
         skip="post",
         after={"attention": "sa_layer_norm", "feed_forward": "output_layer_norm"},
         dropout=("feed_forward",),
@@ -653,14 +615,51 @@ ROWS: dict[str, Row] = {
         "FalconH1Model",
         {**_GROUPED, **_MAMBA, "mamba_d_ssm": 32, "attention_out_multiplier": 0.7, "mlp_multipliers": [0.9, 0.8]},
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
-        norms=2 * LAYERS,
         inferred=False,
         layer=written_out.falcon_h1,
     ),
-    "flaubert": _xlm("FlaubertModel"),
+    "florence_vision": Row(
+        "Florence2VisionBackbone",
+        {
+            "depths": (1, 1, 1, 1),
+            "embed_dim": (8, 16, 16, 16),
+            "num_heads": (2, 2, 2, 2),
+            "num_groups": (2, 2, 2, 2),
+            "patch_size": (3, 3, 3, 3),
+            "patch_stride": (1, 1, 1, 1),
+            "patch_padding": (1, 1, 1, 1),
+            "window_size": 3,
+            "drop_path_rate": 0,
+        },
+        {f"blocks.{stage}": _FLORENCE_ENDS for stage in range(4)},
+        norms=16,
+        inputs="image_alone",
+        checkpointing=False,
+        inferred=False,
+        layer=written_out.florence_vision,
+    ),
     "gemma": _llama("GemmaModel", head_dim=6),
     "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
     "gemma3_text": _llama("Gemma3TextModel", norms_per_layer=4, head_dim=6),
+    "gemma3n_text": Row(
+        "Gemma3nTextModel",
+        {
+            **_GROUPED,
+            "head_dim": 6,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 0,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 50,
+            "activation_sparsity_pattern": [0.0, 0.0],
+        },
+        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
+        norms=7 * LAYERS,
+        inferred=False,
+        layer=written_out.gemma3n,
+    ),
     "gemma4_audio": Row(
         "Gemma4AudioModel",
         {
@@ -681,7 +680,7 @@ ROWS: dict[str, Row] = {
         },
         norms=9 * LAYERS,
         inputs="mel",
-        checkpointing=(),
+        checkpointing=False,
         inferred=False,
         layer=written_out.gemma4_audio,
     ),
@@ -697,7 +696,6 @@ ROWS: dict[str, Row] = {
         skip="branch",
         after={"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"},
         inputs="patches",
-        checkpointing=(False,),
         inferred=False,
     ),
     "gpt2": _gpt2("GPT2Model"),
@@ -713,7 +711,6 @@ ROWS: dict[str, Row] = {
             "window_size": 4,
         },
         {"h": {"attention": "attn.attention.out_proj", "feed_forward": "mlp.c_proj"}},
-        norms=2 * LAYERS,
         dropout=("attention", "feed_forward"),
     ),
     "gpt_neox": _gpt_neox(),
@@ -725,16 +722,36 @@ ROWS: dict[str, Row] = {
         norms=LAYERS,
         dropout=("attention", "feed_forward"),
     ),
+    "granitemoehybrid": _granite(3),
+    "granitemoehybrid:dense": _granite(0),
     "hubert": _wav2vec2("HubertModel"),
     "hubert:stable": _wav2vec2("HubertModel", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
     "ibert": Row(
         "IBertModel",
         _TEXT,
         {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
-        norms=2 * LAYERS,
         dropout=("attention", "feed_forward"),
-        checkpointing=(),
+        checkpointing=False,
         layer=written_out.ibert,
+    ),
+    "inkling_text": Row(
+        "InklingTextModel",
+        {
+            **_GROUPED,
+            "head_dim": 8,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 1,
+            "swa_head_dim": 8,
+            "d_rel": 4,
+            "rel_extent": 8,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 3,
+            "num_experts_per_tok": 2,
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["hybrid_sliding", "hybrid"],
+        },
+        {"layers": {"attention": "attn_sconv", "feed_forward": "mlp_sconv"}},
+        inferred=False,
     ),
     "instructblip_qformer": _qformer("InstructBlipQFormerModel", 2),
     "instructblip_vision_model": _blip_vision("InstructBlipVisionModel"),
@@ -756,7 +773,6 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"},
             )
         },
-        norms=2 * LAYERS,
         inferred=False,
         layer=written_out.jamba,
     ),
@@ -770,9 +786,11 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.out_proj", "feed_forward": "feed_forward.w2"},
             )
         },
-        norms=2 * LAYERS,
         inferred=False,
         layer=written_out.lfm2,
+    ),
+    "lilt": _bert(
+        "LiltModel", hidden_size=24, intermediate_size=32, channel_shrink_ratio=2, max_2d_position_embeddings=64
     ),
     "llama": _llama("LlamaModel"),
     "longformer": _bert("LongformerModel", attention_window=4, sep_token_id=2),
@@ -784,6 +802,35 @@ ROWS: dict[str, Row] = {
         local_radius=3,
         global_block_size=2,
         encoder_attention_type="transient-global",
+    ),
+    "lxmert": Row(
+        "LxmertModel",
+        {
+            **{name: value for name, value in _TEXT.items() if name != "num_hidden_layers"},
+            "l_layers": 1,
+            "r_layers": 1,
+            "x_layers": 1,
+            "visual_feat_dim": 8,
+        },
+        {
+            "encoder.layer": _LXMERT_ENDS,
+            "encoder.r_layers": _LXMERT_ENDS,
+            "encoder.x_layers": {
+                "attention": "lang_self_att.output.dense",
+                "attention 2": "visn_self_att.output.dense",
+                "feed_forward": "lang_output.dense",
+                "feed_forward 2": "visn_output.dense",
+                "cross_attention": "visual_attention.output.dense",
+            },
+        },
+        norms=9,
+        skip="post",
+        after={"attention": "attention.output.LayerNorm", "feed_forward": "output.LayerNorm"},
+        dropout=("attention", "attention 2", "feed_forward", "feed_forward 2", "cross_attention"),
+        inputs="text_and_regions",
+        checkpointing=False,
+        inferred=False,
+        layer={"encoder.x_layers": written_out.lxmert},
     ),
     "m2m_100": _bart("M2M100Model", "pre"),
     "marian": _bart("MarianModel", "post"),
@@ -815,11 +862,10 @@ ROWS: dict[str, Row] = {
         "MPNetModel",
         _TEXT,
         {"encoder.layer": {"attention": "attention.attn.o", "feed_forward": "output.dense"}},
-        norms=2 * LAYERS,
         skip="post",
         after={"attention": "attention.LayerNorm", "feed_forward": "output.LayerNorm"},
         dropout=("attention", "feed_forward"),
-        checkpointing=(),
+        checkpointing=False,
     ),
     "mt5": _t5("MT5Model"),
     "nemotron_asr_streaming_encoder": _parakeet("NemotronAsrStreamingEncoder", norms=6 * LAYERS),
@@ -855,13 +901,11 @@ ROWS: dict[str, Row] = {
         "OPTModel",
         {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
-        norms=2 * LAYERS,
     ),
     "opt:post": Row(
         "OPTModel",
         {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
-        norms=2 * LAYERS,
         skip="post",
         after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
     ),
@@ -877,7 +921,6 @@ ROWS: dict[str, Row] = {
         "Phi3Model",
         _GROUPED,
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
-        norms=2 * LAYERS,
         dropout=("attention", "feed_forward"),
     ),
     "plbart": _bart("PLBartModel", "post"),
@@ -896,6 +939,10 @@ ROWS: dict[str, Row] = {
     "starcoder2": _llama("Starcoder2Model", mlp="mlp.c_proj"),
     "t5": _t5("T5Model"),
     "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
+    "timesformer": _timesformer(_DIVIDED, 3, written_out.timesformer),
+    "timesformer:places": _timesformer(
+        {"attention": "attention.output.dense", "feed_forward": "output.dense"}, 2, None, attention_type="space_only"
+    ),
     "umt5": _t5("UMT5Model"),
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
@@ -921,13 +968,19 @@ ROWS: dict[str, Row] = {
         inferred=False,
         layer=written_out.conformer,
     ),
-    # The attention reads the weights of its projection without calling it. Each layer hands on its position bias,
-    # which reentrant checkpointing follows in an endless recursion.
-    "wavlm": _wav2vec2("WavLMModel", attention="attention", checkpointing=(False,), inferred=False),
+    # The attention reads the weights of its projection without calling it.
+    "wavlm": _wav2vec2("WavLMModel", attention="attention", inferred=False),
     "whisper": _bart("WhisperModel", "pre", inputs="speech_to_text", **_WHISPER),
-    "xlm": _xlm("XLMModel"),
     "xlm-roberta": _bert("XLMRobertaModel"),
     "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
+    "xmod": Row(
+        "XmodModel",
+        {**_TEXT, "languages": ("en_XX",), "default_language": "en_XX"},
+        {"encoder.layer": _LXMERT_ENDS},
+        dropout=("attention",),
+        inferred=False,
+        layer=written_out.xmod,
+    ),
     "zamba2": Row(
         "Zamba2Model",
         {
@@ -939,7 +992,7 @@ ROWS: dict[str, Row] = {
             "n_mamba_heads": 4,
             "chunk_size": 4,
         },
-        {"layers": ({}, {"attention": "shared_transformer.self_attn.o_proj", "feed_forward": "linear"}) * 2},
+        {"layers": ({}, {"feed_forward": "linear"}) * 2},
         norms=6,
         inferred=False,
         layer=written_out.zamba2,

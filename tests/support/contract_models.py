@@ -18,8 +18,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -62,10 +60,6 @@ def bert() -> nn.Module:
     return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
 
 
-def roberta() -> nn.Module:
-    return RobertaForSequenceClassification(RobertaConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
-
-
 def gpt2() -> nn.Module:
     return GPT2LMHeadModel(
         GPT2Config(
@@ -90,7 +84,6 @@ IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_se
 FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 BERT_PLACES = [f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")]
 BERT = [f"bert.{place}" for place in BERT_PLACES]
-ROBERTA = [f"roberta.{place}" for place in BERT_PLACES]
 GPT2 = [f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_dropout", "mlp.dropout")]
 LLAMA = [f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
 T5 = [f"encoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1)] + [
@@ -161,8 +154,6 @@ ROWS = [
     ),
     Row("bert, one module trained whole", bert, BERT, {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER),
     Row("bert, sizes by place", bert, BERT, {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER),
-    Row("roberta", roberta, ROBERTA, {"r": 4}, OTHER),
-    Row("roberta, no norms", roberta, ROBERTA, {"r": 4, "share_layers": 2, "train_layer_norm": False}, OTHER),
     Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
     Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
     Row(
@@ -191,10 +182,6 @@ ROWS = [
     Row(
         "embedding", lambda: Plain(nn.Embedding(VOCABULARY, 4), nn.Linear(20, 3)), ["lin0"], {**PLAIN, "r": 2},
         {**PLAIN, "modules_to_save": ["lin1"]}, {"x": IDS},
-    ),
-    Row(
-        "convolution in 1d", lambda: Plain(nn.Conv1d(2, 5, 2), nn.Linear(15, 3)), ["lin0"], {**PLAIN, "r": 2},
-        {**PLAIN, "r": 3}, {"x": FLOATS.view(6, 2, 4)}, channel_dim=-2,
     ),
     Row(
         "convolution in 2d", lambda: Plain(nn.Conv2d(2, 5, 2), nn.Linear(5, 3)), ["lin0"], {**PLAIN, "r": 2},

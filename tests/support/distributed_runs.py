@@ -17,12 +17,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertTokenizer
 
-from tasks.minimal_pairs import minimal_pairs
+from common.minimal_pairs import minimal_pairs
 from tiny_models import tiny_bert
 
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = ROOT / "recipes" / "accelerate"
+CONFIGS = ROOT / "recipes" / "launch" / "accelerate"
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 STEPS = 20
 # Labels that are hard to learn, and validation splits that divide neither by two processes nor by the batch size.
@@ -45,7 +45,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Strategy:
-    """One of the configurations in recipes/accelerate, and what a run under it must say it was.
+    """One of the configurations in recipes/launch/accelerate, and what a run under it must say it was.
 
     Args:
         config: name of the file.
@@ -164,7 +164,7 @@ def _launch_flags(folder: Path, config: str) -> list[str]:
     flags = ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", "2"]
     if config.startswith("zero3"):
         # All weights of a tiny model are below the sizes up to which DeepSpeed leaves weights whole.
-        settings = json.loads((ROOT / "recipes" / "deepspeed" / f"{config}.json").read_text())
+        settings = json.loads((ROOT / "recipes" / "launch" / "deepspeed" / f"{config}.json").read_text())
         for size in ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance"):
             settings["zero_optimization"][f"stage3_{size}"] = 0
         (folder / "deepspeed.json").write_text(json.dumps(settings))

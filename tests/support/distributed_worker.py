@@ -27,7 +27,7 @@ from transformers import TrainerCallback, training_args
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import glue
-from training.trainer import RecipeTrainer
+from common.trainer import RecipeTrainer
 
 
 RANK = int(os.environ.get("RANK", "0"))

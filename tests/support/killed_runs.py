@@ -82,8 +82,8 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
 
 def make_flags(folder: Path, recipe: object) -> list[str]:
     """Return the command line of a task for a tiny model with dropout, of 3 epochs with a checkpoint each."""
+    from common.minimal_pairs import minimal_pairs
     from recipe_runs import save_tiny_encoder
-    from tasks.minimal_pairs import minimal_pairs
 
     def make() -> None:
         (folder / "data" / "cola").mkdir(parents=True)
@@ -142,7 +142,6 @@ def outcome(output: Path) -> dict[str, object]:
     for epoch in results["epochs"]:
         del epoch["seconds"]
     saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
-    del saved["adapter/training_args.bin"]
     del saved["adapter/README.md"]  # the card, with the same results, the time and the name of the folder
     return saved | results
 

@@ -29,10 +29,12 @@ from starlette.responses import Response
 from hub_protocol import Repo, Store, application
 
 
-CALL = """
+CLIENT = """
 import importlib, json, sys
-module, function, arguments = json.load(sys.stdin)
-print("\\n" + json.dumps(getattr(importlib.import_module(module), function)(*arguments)))
+for line in sys.stdin:
+    module, function, arguments = json.loads(line)
+    result = getattr(importlib.import_module(module), function)(*arguments)
+    print("\\nRESULT " + json.dumps(result), flush=True)
 """
 
 
@@ -60,6 +62,7 @@ class LocalHub:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self._app = application(self.store)
+        self._clients: dict[str, subprocess.Popen[str]] = {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -70,6 +73,8 @@ class LocalHub:
         return self
 
     def __exit__(self, *error: object) -> None:
+        for client in self._clients.values():
+            client.communicate()
         self.stop()
 
     def start(self) -> None:
@@ -118,19 +123,30 @@ class LocalHub:
         """Call a function in a client process, whose working folder is `home`, with its own cache there.
 
         The client imports what this process can import, so the function may stand in any test file. Its arguments and
-        its result travel as JSON.
+        its result travel as JSON. Calls with the same environment are made in the same process.
         """
-        Path(environment["home"]).mkdir(parents=True, exist_ok=True)
-        run = subprocess.run(
-            [sys.executable, "-c", CALL],
-            input=json.dumps([function.__module__, function.__name__, arguments]),
-            capture_output=True,
-            text=True,
-            cwd=environment["home"],
-            env={**self.environment(**environment), "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        assert run.returncode == 0, run.stdout + run.stderr
-        return json.loads(run.stdout.splitlines()[-1])
+        key = repr(sorted(environment.items()))
+        if key not in self._clients:
+            Path(environment["home"]).mkdir(parents=True, exist_ok=True)
+            self._clients[key] = subprocess.Popen(
+                [sys.executable, "-c", CLIENT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=environment["home"],
+                env={**self.environment(**environment), "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        client = self._clients[key]
+        client.stdin.write(json.dumps([function.__module__, function.__name__, arguments]) + "\n")
+        client.stdin.flush()
+        said = []
+        for line in client.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+            said.append(line)
+        self._clients.pop(key).communicate()
+        raise AssertionError("".join(said))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application: the protocol, and the faults before it."""

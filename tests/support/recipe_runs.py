@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
+import pandas as pd
 from transformers import BertTokenizer
 
-from tasks.minimal_pairs import minimal_pairs
+from common.minimal_pairs import minimal_pairs
 from tiny_models import tiny_bert
 
 
@@ -30,3 +32,21 @@ def run(recipe: ModuleType, *flags: object) -> None:
     """Runs a recipe as from the command line."""
     with patch.object(sys, "argv", [f"{recipe.__name__}.py", *map(str, flags)]):
         recipe.main()
+
+
+def results_of(folder: Path) -> dict:
+    """The content of a run's results.json."""
+    return json.loads((folder / "results.json").read_text())
+
+
+def write(path: Path, **columns: object) -> Path:
+    """Writes a table in the format of the path's extension, and its folder."""
+    frame = pd.DataFrame(columns)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, index=False)
+    return path

@@ -77,11 +77,7 @@ def nemotron_h(layer, hidden, branches):
 def zamba2(layer, hidden, branches):
     if not branches:
         return hidden + layer.mamba(layer.input_layernorm(hidden))
-    shared = layer.shared_transformer
-    index = layer.mamba_decoder.layer_idx
-    forwarded = layer.linear(shared.feed_forward(shared.pre_ff_layernorm(branches["attention"]), index))
-    torch.testing.assert_close(branches["feed_forward"], forwarded)
-    return layer.mamba_decoder(hidden, transformer_hidden_states=forwarded)
+    return layer.mamba_decoder(hidden, transformer_hidden_states=branches["feed_forward"])
 
 
 def seamless_decoder(layer, hidden, branches):
@@ -114,6 +110,50 @@ def ibert(layer, hidden, branches):
     return layer.output.LayerNorm(hidden + branches["feed_forward"])[0]
 
 
-def xlm(layer, hidden, branches):
-    hidden = layer["layer_norm1"](hidden + branches["attention"])
-    return layer["layer_norm2"](hidden + branches["feed_forward"])
+def granite(layer, hidden, branches):
+    mixed = branches["attention"] if "attention" in branches else layer.mamba(layer.input_layernorm(hidden))
+    hidden = hidden + 0.7 * mixed
+    return hidden + 0.7 * sum(branches[name] for name in branches if name != "attention")
+
+
+def xmod(layer, hidden, branches):
+    hidden = layer.attention.output.LayerNorm(hidden + branches["attention"])
+    languages = torch.zeros(len(hidden), dtype=torch.long)
+    return layer.output.LayerNorm(layer.output.lang_adapter(languages, hidden + branches["feed_forward"]))
+
+
+def lxmert(layer, hidden, branches):
+    """The text; the cross-attention, which runs twice, is recorded first for the text."""
+    hidden = layer.visual_attention.output.LayerNorm(hidden + branches["cross_attention"])
+    hidden = layer.lang_self_att.output.LayerNorm(hidden + branches["attention"])
+    return layer.lang_output.LayerNorm(hidden + branches["feed_forward"])
+
+
+def florence_vision(layer, hidden, branches):
+    for block, number in ((layer.spatial_block, ""), (layer.channel_block, " 2")):
+        hidden = hidden + block.conv1(hidden)
+        size = hidden.shape
+        hidden = hidden.flatten(2).transpose(1, 2) + branches[f"attention{number}"]
+        hidden = hidden.transpose(1, 2).view(size)
+        hidden = hidden + block.conv2(hidden)
+        hidden = hidden.flatten(2).transpose(1, 2) + branches[f"feed_forward{number}"]
+        hidden = hidden.transpose(1, 2).view(size)
+    return hidden
+
+
+def timesformer(layer, hidden, branches):
+    """Two frames, whose class tokens are averaged."""
+    first, rest = hidden[:, :1], hidden[:, 1:] + branches["attention"]
+    over_places = branches["attention 2"].unflatten(0, (len(hidden), 2))
+    places = over_places[:, :, 1:].transpose(1, 2).flatten(1, 2)
+    hidden = torch.cat([first + over_places[:, :, :1].mean(1), rest + places], dim=1)
+    return hidden + branches["feed_forward"]
+
+
+def gemma3n(layer, hidden, branches):
+    predictions = layer.altup.predict(hidden)
+    active = predictions[0]
+    laurel = layer.laurel(layer.input_layernorm(active))
+    joined = (active + layer.post_attention_layernorm(branches["attention"]) + laurel) / 2**0.5
+    joined = joined + layer.post_feedforward_layernorm(branches["feed_forward"])
+    return layer.altup.correct(predictions, joined)[:1]

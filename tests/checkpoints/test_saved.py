@@ -1,0 +1,287 @@
+"""The gate: what people save and move around is opened; what is damaged or means harm is refused, and never run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import struct
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from peft import get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import houlsby_peft
+from houlsby_peft import AdapterError, HubError
+from houlsby_peft.checkpoints.downloads import find_repo
+from houlsby_peft.checkpoints.saved import SavedAdapter
+from hub_models import LABELS, TEXTS, make_adapter, make_base
+from mutated_adapters import mutate
+
+
+CONFIG, WEIGHTS, TOKENIZER = "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"
+WORDS = [text for text, _ in TEXTS[:4]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def good(base, tmp_path_factory):
+    """An adapter with a tokenizer of its own."""
+    folder = make_adapter(tmp_path_factory.mktemp("good"), base, str(base))
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def adapter(good, tmp_path):
+    return shutil.copytree(good, tmp_path / "adapter")
+
+
+def edit(folder, **fields):
+    path = folder / CONFIG
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return folder
+
+
+def answers(folder, **options):
+    return houlsby_peft.load(folder, **options).predict(WORDS)
+
+
+def test_an_opened_adapter_is_what_its_files_say(good, base):
+    saved = SavedAdapter.open(good)
+    weights = load_file(good / WEIGHTS)
+    assert saved.shapes == {name: tensor.shape for name, tensor in weights.items()}
+    assert sum(saved.sizes.values()) == sum(tensor.numel() for tensor in weights.values())
+    assert (saved.name, saved.folder, saved.weights_file) == (str(good), good, good / WEIGHTS)
+    assert (saved.own_tokenizer, saved.commit, saved.config.r) == (True, None, 4)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in saved.load_weights().items())
+    assert saved.load_weights() is saved.load_weights()
+
+
+def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
+    names = {number: f"{number} {'类别名称' * 40}" for number in range(5000)}
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=5000)
+    config = houlsby_peft.HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=names)
+    get_peft_model(model, config).save_pretrained(tmp_path)
+    assert (tmp_path / CONFIG).stat().st_size > 1_000_000
+    assert houlsby_peft.load(tmp_path, base_model=str(base)).labels == tuple(names.values())
+
+
+def test_a_file_with_a_byte_order_mark_and_a_size_of_4_point_0_loads(adapter, good):
+    edit(adapter, r=4.0)
+    (adapter / CONFIG).write_bytes(b"\xef\xbb\xbf" + (adapter / CONFIG).read_bytes())
+    assert answers(adapter) == answers(good)
+
+
+def test_only_a_hub_cache_is_one(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "snapshots" / "last")
+    assert answers(folder) == answers(good)
+    assert SavedAdapter.open(folder).commit is None
+    assert find_repo(tmp_path / "models--org--x" / "snapshots" / "abc") == ("org/x", "abc")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"target_modules": r".*\.layer\..*\.(attention|output)\..*dropout.*.*"},
+        {"exclude_modules": r"(.*pooler.*)+.*x.*y.*z"},
+        {"rank_pattern": {r".*\..*\..*\..*\.nowhere": 8}},
+        {"exclude_modules": r"((a|b|.)+)+x"},
+    ],
+    ids=str,
+)
+def test_patterns_of_a_saved_adapter_are_never_matched(fields, adapter, good):
+    """Some patterns take a time that is exponential in the length of a name; the places are recorded."""
+    start = time.process_time()
+    assert answers(edit(adapter, **fields)) == answers(good)
+    assert time.process_time() - start < 20
+
+
+def test_a_base_model_may_be_pickled_and_is_read_as_weights_only(adapter, base, good, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    torch.save(load_file(base / "model.safetensors"), tmp_path / "base" / "pytorch_model.bin")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    assert answers(adapter, base_model=str(tmp_path / "base")) == answers(good)
+    (tmp_path / "base" / "pytorch_model.bin").write_bytes(pickle.dumps(_Trap(tmp_path / "trap"), protocol=2))
+    with pytest.raises((ValueError, OSError, pickle.UnpicklingError)):
+        houlsby_peft.load(adapter, base_model=str(tmp_path / "base"))
+    assert not (tmp_path / "trap").exists()
+
+
+def test_an_adapter_with_added_tokens_gets_a_base_model_of_their_number(base, good, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
+    model.resize_token_embeddings(207)
+    config = houlsby_peft.HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)))
+    adapted = get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path, save_embedding_layers=True)
+    tokens = torch.tensor([[2, 206, 205, 3]])
+    loaded = houlsby_peft.load(tmp_path)
+    assert torch.equal(loaded.model(tokens).logits, adapted(tokens).logits)
+    for options in (
+        {"beside": houlsby_peft.load(good)},
+        {"base_model": AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)},
+    ):
+        with pytest.raises(AdapterError, match=r"resize_token_embeddings\(207\)"):
+            houlsby_peft.load(tmp_path, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("dangling", TOKENIZER), ("folder", "tokenizer_config.json"), ("pipe", CONFIG), ("pipe", WEIGHTS)],
+)
+def test_what_is_no_file_is_refused_and_not_replaced(name, kind, adapter):
+    (adapter / name).unlink()
+    {"dangling": lambda path: path.symlink_to("nowhere"), "folder": Path.mkdir, "pipe": os.mkfifo}[kind](
+        adapter / name
+    )
+    with pytest.raises(AdapterError, match=f"{name} must be a file"):
+        houlsby_peft.load(adapter)
+
+
+def test_the_error_of_a_missing_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name, message in {
+        "runs/nope": r"^runs/nope: .*There is no folder of this name either",
+        str(tmp_path / "nope"): "is neither a folder nor a name on the Hub",
+    }.items():
+        with pytest.raises((AdapterError, HubError), match=message):
+            houlsby_peft.load(name)
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_connection_that_breaks_off_leaves_the_cache(is_cached, good, monkeypatch):
+    def download(name, local_files_only=False, **_):
+        if not local_files_only:
+            raise HTTPError("Server disconnected without sending a response.")
+        if not is_cached:
+            raise LocalEntryNotFoundError("nothing")
+        return str(good)
+
+    monkeypatch.setattr("houlsby_peft.checkpoints.saved.snapshot_download", download)
+    if is_cached:
+        assert answers("user/good") == answers(good)
+    else:
+        with pytest.raises(HubError, match=r"^user/good: .* cannot be reached \(Server disconnected"):
+            houlsby_peft.load("user/good")
+
+
+class _Trap:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def put(**contents):
+    """Replace whole files, or remove them (None), each by its name with __ for the dot."""
+    return lambda files: {
+        name: content
+        for name, content in (files | {name.replace("__", "."): c for name, c in contents.items()}).items()
+        if content is not None
+    }
+
+
+def config(**changes):
+    return lambda files: files | {CONFIG: json.dumps(json.loads(files[CONFIG]) | changes).encode()}
+
+
+def header(text, length=None):
+    """A safetensors file of nothing but a header, of which a false length may be announced."""
+    return put(adapter_model__safetensors=struct.pack("<Q", len(text) if length is None else length) + text.encode())
+
+
+TYPE = '{"x":{"dtype":"COMPLEX9","shape":[1],"data_offsets":[0,4]}}'
+FAR = '{"x.houlsby_adapter.down_proj.weight":{"dtype":"F32","shape":[9,9],"data_offsets":[0,324]}}'
+CODE = json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()
+# Case: (what is changed, what the error says).
+CASES = {
+    "no configuration": (put(adapter_config__json=None), "holds no adapter_config.json"),
+    "configuration is no JSON": (put(adapter_config__json=b"r: 8"), "is not valid JSON"),
+    "configuration is a list": (put(adapter_config__json=b"[]"), "must hold one JSON object"),
+    "configuration is nested": (put(adapter_config__json=b"[" * 100_000), "is not valid JSON"),
+    "configuration is huge": (put(adapter_config__json=b" " * 21_000_000), "must be smaller than 20,000,000 bytes"),
+    "another method": (config(peft_type="LORA"), "got 'LORA'. Load adapters of other methods with peft"),
+    "another library": (config(peft_type=None), "houlsby-peft convert"),
+    "r = 0": (config(r=0), "r must be"),
+    "r is too large": (config(r=10**9), "asks for bottlenecks of size 1000000000"),
+    "r overflows": (config(rank_pattern={"a": 10**40}), "asks for bottlenecks of size 1000000"),
+    "unknown activation": (config(activation="exec"), "activation must be"),
+    "a record of words": (config(recorded={"places": "all"}), "places"),
+    "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
+    "no weights": (put(adapter_model__safetensors=None), f"holds no {WEIGHTS}"),
+    "pickled weights": (put(adapter_model__safetensors=None, adapter_model__bin="pickle"), "can run any code"),
+    "empty weights": (put(adapter_model__safetensors=b""), "header"),
+    "weights are cut off": (lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]}, "header|incomplete"),
+    "header of 8 EB": (header("{}", 2**63 - 1), "header"),
+    "header names no bytes": (header(FAR), "header|incomplete"),
+    "header has an unknown type": (header(TYPE), "header"),
+    "header without tensors": (header("{}"), "its file lacks classifier"),
+    "tokenizer is no JSON": (put(tokenizer__json=b"{"), "The tokenizer of .* cannot be loaded"),
+    "tokenizer has code": (
+        put(tokenizer__json=b"{}", tokenizer_config__json=CODE, evil__py="code"),
+        "The tokenizer of",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_damage_gives_an_error_that_names_it_and_runs_nothing(case, good, tmp_path):
+    change, message = CASES[case]
+    folder = tmp_path / "damaged"
+    folder.mkdir()
+    traps = {
+        "pickle": pickle.dumps(_Trap(tmp_path / "trap")),
+        "code": f"from pathlib import Path\nPath({str(tmp_path / 'trap')!r}).touch()\nclass T: pass\n".encode(),
+    }
+    for name, content in change({path.name: path.read_bytes() for path in good.iterdir()}).items():
+        (folder / name).write_bytes(traps.get(content, content))
+    with pytest.raises(AdapterError, match=message) as error:
+        houlsby_peft.load(folder)
+    assert len(str(error.value)) < 1000
+    assert not (tmp_path / "trap").exists()
+
+
+def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good, tmp_path, caplog):
+    """In a model that is in use; each error is of a kind that the command and the service turn into one line."""
+    caplog.set_level(logging.CRITICAL)
+    running = houlsby_peft.load(good)
+    model, files = running.model, {path.name: path.read_bytes() for path in good.iterdir()}
+    before, shape = running.predict(WORDS), [(name, type(module)) for name, module in model.named_modules()]
+    loaded = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of keys that PEFT does not know
+        for number in range(200):
+            changed, what = mutate(number, files)
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            for name, content in changed.items():
+                (folder / name).write_bytes(content)
+            start = time.process_time()
+            try:
+                predictor = houlsby_peft.load(folder, beside=running)
+                model.delete_adapter(predictor.name)
+                loaded += 1
+            except AdapterError:
+                pass
+            except BaseException as error:
+                pytest.fail(f"{number} {what}: {type(error).__name__}: {error}")
+            assert time.process_time() - start < 5, f"{number} {what}"
+            assert list(model.peft_config) == ["default"], f"{number} {what}"
+    assert 20 < loaded < 180
+    assert running.predict(WORDS) == before
+    assert [(name, type(module)) for name, module in model.named_modules()] == shape

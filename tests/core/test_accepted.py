@@ -1,0 +1,192 @@
+"""Legitimate uses that an adapter of this method must not refuse, and what a failed one leaves behind: nothing."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from peft import (
+    AutoPeftModelForSequenceClassification,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+    set_peft_model_state_dict,
+)
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from houlsby_peft import HoulsbyConfig
+from hub_models import make_base
+from tiny_models import perturb, tiny_bert
+
+
+def test_values_of_numpy_and_of_json_are_pythons(tmp_path):
+    config = HoulsbyConfig(
+        r=np.int64(8),
+        dropout=np.float32(0.5),
+        layers_to_transform=range(12),
+        rank_pattern={"output": np.int32(4)},
+        id2label={np.int64(1): "b", np.int64(0): "a"},
+    )
+    assert (config.r, config.dropout, config.rank_pattern) == (8, 0.5, {"output": 4})
+    assert config.layers_to_transform == list(range(12))
+    config.save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps({**json.loads(file.read_text()), "r": 8.0}).encode())
+    assert HoulsbyConfig.from_pretrained(tmp_path) == config
+    assert HoulsbyConfig(layers_to_transform={10, 9}).layers_to_transform == [9, 10]
+    assert HoulsbyConfig(positions=("feed_forward", "attention")) == HoulsbyConfig()
+
+
+def test_an_adapters_name_may_be_part_of_the_methods_name():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Adapter name")
+        model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), "b")
+        model.add_adapter("houls", HoulsbyConfig(r=4))
+    assert (
+        get_peft_model_state_dict(model, adapter_name="b").keys()
+        == get_peft_model_state_dict(model, adapter_name="houls").keys()
+    )
+
+
+def test_labels_are_saved_once_and_as_they_are_written(tmp_path):
+    names = {0: "退款", 1: "Größe"}
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=names))
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_config.json").read_text(encoding="utf-8").count("退款") == 1
+    loaded = HoulsbyConfig.from_pretrained(tmp_path)
+    assert loaded.labels == names
+
+
+def test_the_name_of_the_base_model_stays_as_it_was_given(tmp_path):
+    folder = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
+    tiny_bert().save_pretrained(folder)
+    base = AutoModelForSequenceClassification.from_pretrained(folder)
+    get_peft_model(base, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "adapter")
+    assert HoulsbyConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(folder)
+
+
+def test_pickled_weights_are_written_and_never_read(tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    with pytest.warns(UserWarning, match="card is not written"):
+        model.save_pretrained(tmp_path, safe_serialization=False)
+    with pytest.raises(ValueError, match="safe_serialization"):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
+def test_a_cell_that_runs_again_makes_the_adapter_again(tmp_path, token_ids):
+    """PEFT warns. The file is that of an adapter on the base model."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    perturb(model)
+    with pytest.warns(UserWarning, match="modify a model with PEFT for a second time"):
+        again = get_peft_model(model, HoulsbyConfig(r=4, share_layers=1)).eval()
+    assert list(again.peft_config) == ["default"]
+    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=1)).eval()
+    assert again.get_nb_trainable_parameters() == fresh.get_nb_trainable_parameters()
+    perturb(again)
+    set_peft_model_state_dict(fresh, get_peft_model_state_dict(again))
+    assert torch.equal(fresh(token_ids).logits, again(token_ids).logits)
+
+
+def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
+    source = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    perturb(source)
+    weights = {
+        key.removeprefix("base_model.model."): value for key, value in get_peft_model_state_dict(source).items()
+    }
+    compiled = torch.compile(tiny_bert(), backend="eager")
+    keys_of_compiled = {f"_orig_mod.{key}": value for key, value in weights.items()}
+    model = inject_adapter_in_model(HoulsbyConfig(r=4), compiled, state_dict=keys_of_compiled)
+    set_peft_model_state_dict(model._orig_mod, weights)
+    torch.testing.assert_close(model.eval()(token_ids).logits, source(token_ids).logits)
+
+
+@pytest.fixture(scope="module")
+def more_labels(tmp_path_factory):
+    """The folders of a base model with two classes, and of an adapter with three of its own."""
+    base = make_base(tmp_path_factory.mktemp("base"))
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
+    adapted = get_peft_model(model, HoulsbyConfig(r=4, id2label={0: "no", 1: "maybe", 2: "yes"}, task_type="SEQ_CLS"))
+    perturb(adapted)
+    folder = tmp_path_factory.mktemp("adapter")
+    adapted.save_pretrained(folder)
+    return base, folder, adapted.eval()
+
+
+def test_classes_of_the_base_models_configuration_are_the_active_adapters(more_labels):
+    _, folder, _ = more_labels
+    model = AutoPeftModelForSequenceClassification.from_pretrained(folder)
+    assert model.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
+    assert model.config.label2id == {"no": 0, "maybe": 1, "yes": 2}
+    with model.disable_adapter():
+        assert model.config.num_labels == model(torch.arange(6)[None]).logits.shape[-1] == 2
+    assert model.config.num_labels == model(torch.arange(6)[None]).logits.shape[-1] == 3
+    model.add_adapter("plain", HoulsbyConfig(r=2))
+    model.set_adapter("plain")
+    assert model.config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+    model.set_adapter("default")
+    assert model.unload().config.id2label == {0: "LABEL_0", 1: "LABEL_1"}
+
+
+def test_a_pipeline_predicts_the_adapters_classes(more_labels):
+    base, folder, adapted = more_labels
+    found = pipeline("text-classification", model=str(folder), tokenizer=str(base))("one two", top_k=None)
+    assert {each["label"] for each in found} == {"no", "maybe", "yes"}
+    in_memory = pipeline("text-classification", model=adapted, tokenizer=str(base))("one two", top_k=None)
+    assert {each["label"]: each["score"] for each in found} == pytest.approx(
+        {each["label"]: each["score"] for each in in_memory}, abs=1e-6
+    )
+
+
+def test_a_failed_load_leaves_the_model_as_it_was(tmp_path, token_ids):
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_model.safetensors"
+    weights = load_file(file)
+    save_file({key: value for key, value in weights.items() if "up_proj" not in key}, file)
+    base = tiny_bert()
+    base.bert.embeddings.requires_grad_(False)
+    trained = [name for name, weight in base.named_parameters() if weight.requires_grad]
+    before, logits = [(name, type(module)) for name, module in base.named_modules()], base(token_ids).logits
+    with pytest.raises(ValueError, match="it lacks"):
+        PeftModel.from_pretrained(base, tmp_path)
+    assert [(name, type(module)) for name, module in base.named_modules()] == before
+    assert not hasattr(base, "peft_config")
+    assert [name for name, weight in base.named_parameters() if weight.requires_grad] == trained
+    assert torch.equal(base(token_ids).logits, logits)
+
+    model = get_peft_model(base, HoulsbyConfig(r=4)).eval()
+    perturb(model)
+    keys, logits = list(model.state_dict()), model(token_ids).logits
+    with pytest.raises(ValueError, match="it lacks"):
+        model.load_adapter(tmp_path, "second")
+    assert (list(model.state_dict()), list(model.peft_config)) == (keys, ["default"])
+    assert torch.equal(model(token_ids).logits, logits)
+    # Weights for an adapter that is in use are refused, and it stays.
+    with pytest.raises(ValueError, match="it lacks"):
+        model.load_adapter(tmp_path, "default")
+    assert torch.equal(model(token_ids).logits, logits)
+
+
+def test_saving_does_not_change_the_record(tmp_path):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    before = model.peft_config["default"].record
+    model.save_pretrained(tmp_path)
+    assert model.peft_config["default"].record == before
+
+
+def test_an_adapter_of_a_task_model_fits_its_encoder_and_back(tmp_path, token_ids):
+    """The names in the file begin with that of the encoder, or without it."""
+    for saved, other in ((tiny_bert(), tiny_bert().bert), (tiny_bert().bert, tiny_bert())):
+        model = get_peft_model(saved, HoulsbyConfig(r=4)).eval()
+        perturb(model)
+        folder = tmp_path / type(saved).__name__
+        model.save_pretrained(folder)
+        loaded = PeftModel.from_pretrained(other, folder).eval()
+        encoders = [getattr(each.get_base_model(), "bert", each) for each in (model, loaded)]
+        expected, found = (encoder(token_ids).last_hidden_state for encoder in encoders)
+        assert torch.equal(found, expected)
