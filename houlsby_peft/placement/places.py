@@ -130,7 +130,10 @@ def _width(module: nn.Module) -> int | None:
         width = getattr(module, attribute, None)
         if isinstance(width, int):
             return width
-    return module.get_parameter("weight").shape[-1] if is_norm(module) else None
+    if not is_norm(module):
+        return None
+    weight = module.get_parameter("weight")
+    return getattr(weight, "ds_shape", weight.shape)[-1]  # under DeepSpeed's ZeRO-3, a weight itself is empty
 
 
 def recorded_places(config: HoulsbyConfig) -> list[dict[str, str]] | None:

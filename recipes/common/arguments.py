@@ -414,7 +414,11 @@ def merge(groups: Sequence[Any]) -> dict[str, Any]:
 
 def defaults_of(groups: Sequence[Any]) -> dict[str, Any]:
     """Return the value of each argument that a command line without flags would have, as far as there is one."""
-    of_training = [RecipeTrainingArguments() for group in groups if isinstance(group, TrainingArguments)]
+    given = [group for group in groups if isinstance(group, TrainingArguments)]
+    of_training = [RecipeTrainingArguments() for _ in given]
+    # transformers remembers the configuration of DeepSpeed of the arguments that were made last.
+    for plugin in filter(None, (group.deepspeed_plugin for group in given)):
+        plugin.set_deepspeed_weakref()
     plain = {field.name: field.default for group in groups for field in fields(group)}
     return {name: value for name, value in plain.items() if _is_plain(value)} | merge(of_training)
 
