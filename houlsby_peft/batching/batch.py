@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from threading import get_ident
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from ..bottleneck import Bottleneck
 from ..heads.wrapper import HoulsbyHead
 from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm
+from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows
 
 
@@ -34,10 +35,14 @@ class MixedBatch:
 
     Args:
         names: The adapter of each row, or "__base__" for the base model.
+        fan_out: If texts have several adapters each, what repeats them. Its `names` are those of the rows.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], fan_out: FanOut | None = None) -> None:
         self.names = tuple(names)
+        self.fan_out = fan_out
+        # Whether an adapter has run, so that rows of one text may differ.
+        self.is_changed = False
         self.only_name = self.names[0] if len(set(self.names)) == 1 else None
         # Where the rows are in each layer's hidden states; None if nothing is known of the model.
         self.rows: Rows | None = None
@@ -64,6 +69,7 @@ class MixedBatch:
         inputs = first_tensor((*args, *kwargs.values()))
         if inputs is None or layer._get_available_adapters().isdisjoint(self.names):
             return run_adapter(layer, BASE, args, kwargs)
+        self.is_changed = True
         names = self._names_of_rows(layer, inputs)
         if isinstance(layer, HoulsbyLayer):
             return self._run_bottlenecks(layer, names, *args)
@@ -147,7 +153,7 @@ class MixedBatch:
         return result.to(hidden.dtype)
 
 
-def check_number(names: Sequence[str], inputs: torch.Tensor) -> None:
+def check_number(names: Sequence[object], inputs: torch.Tensor) -> None:
     """Refuse, in PEFT's words, names of which there is not one per row."""
     if len(names) != len(inputs):
         raise ValueError(
@@ -299,13 +305,17 @@ def _join(layer: nn.Module, outputs: Sequence[Any], rows: Sequence[torch.Tensor]
 
 @contextmanager
 def run_mixed_batch(
-    finder: RowFinder, names: Sequence[str], known: Collection[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    finder: RowFinder,
+    names: Sequence[Any],
+    known: Collection[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Iterator[None]:
     """Within this context and thread, apply to each row its own adapter.
 
     Args:
         finder: The model's.
-        names: The adapter of each row, or "__base__".
+        names: The adapter of each row, or "__base__"; or a list of them for each row, which then becomes as many rows.
         known: The adapters of the model.
         args, kwargs: What the model is called with.
 
@@ -315,13 +325,21 @@ def run_mixed_batch(
     """
     if finder.model.training:
         raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
+    fan_out = None
+    if any(isinstance(each, (list, tuple)) for each in names):
+        fan_out = FanOut(names)
+        names = fan_out.names
     if unknown := sorted(set(names) - {BASE} - set(known)):
         raise ValueError(
             f"Trying to infer with non-existing adapter(s): {', '.join(unknown)}. Loaded are {', '.join(known)}; rows "
             f"of the base model are named {BASE!r}."
         )
-    with finder.run(MixedBatch(names)):
+    batch = MixedBatch(names, fan_out)
+    with finder.run(batch), ExitStack() as stack:
         _find_rows(finder, args, kwargs)
+        if fan_out is not None:
+            is_running = lambda: finder.batches.get(get_ident()) is batch  # noqa: E731
+            stack.enter_context(fan_out.run(finder.model, is_running, lambda: batch.is_changed))
         yield
 
 
@@ -339,7 +357,11 @@ def _find_rows(finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any])
         return None
     inputs = first_tensor((*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values()))
     if inputs is not None:
-        check_number(batch.names, inputs)
+        if batch.fan_out is None:
+            check_number(batch.names, inputs)
+        else:
+            check_number(range(batch.fan_out.texts), inputs)
+            args, kwargs = batch.fan_out.repeat((args, kwargs))
         if batch.only_name is None:
             batch.rows = finder.find(len(batch.names), args, kwargs)
     return batch

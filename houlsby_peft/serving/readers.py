@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
@@ -392,11 +393,15 @@ def predict_requests(
         AdapterError: The outputs for a request are not finite.
     """
     rows = [(request.reader, row) for request in requests for row in request.rows]
-    # Rows of an adapter stand together, so that they need not be gathered.
+    texts = [(id(reader.model), *((name, *values) for name, values in row.inputs.items())) for reader, row in rows]
+    first = {text: number for number, text in reversed(list(enumerate(texts)))}
+    same = [first[text] for text in texts]
+    # Rows of a text stand together, which runs once below the adapters; and else those of an adapter, which then need
+    # not be gathered.
     groups: dict[object, list[int]] = {}
-    for number in sorted(range(len(rows)), key=lambda number: rows[number][0].name):
+    for number in sorted(range(len(rows)), key=lambda number: (rows[same[number]][0].name, same[number])):
         reader, row = rows[number]
-        alone = None if reader.can_pad else number
+        alone = None if reader.can_pad else same[number]
         # Without a mask, the model would read the padding as text.
         length = None if "attention_mask" in row.inputs else len(row.inputs["input_ids"])
         key = (id(reader.model), tuple(row.inputs), reader.tokenizer.padding_side, alone, length)
@@ -422,16 +427,19 @@ def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *a
 def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
     """Return the outputs for each row of one batch, as `Reader.decode` wants them."""
     first = rows[0][0]
-    inputs = [row.inputs for _, row in rows]
+    texts = [list(pairs) for _, pairs in groupby(rows, lambda pair: pair[1].inputs)]
+    inputs = [pairs[0][1].inputs for pairs in texts]
     if len({len(row["input_ids"]) for row in inputs}) == 1:  # there may be no pad token
         batch = {name: torch.tensor([row[name] for row in inputs]) for name in inputs[0]}
     else:
         batch = dict(DataCollatorWithPadding(first.tokenizer)(inputs))
     batch = {name: value.to(first.model.device) for name, value in batch.items()}
-    outputs = first.model(**batch, adapter_names=[reader.name for reader, _ in rows])
+    names = [[reader.name for reader, _ in pairs] for pairs in texts]
+    is_plain = len(texts) == len(rows)
+    outputs = first.model(**batch, adapter_names=[name for [name] in names] if is_plain else names)
     found = [[outputs[name][number].float().cpu() for name in first.outputs] for number in range(len(rows))]
     if first.is_per_token and "attention_mask" in batch:
-        masks = batch["attention_mask"].bool().cpu()
+        masks = [mask for mask, pairs in zip(batch["attention_mask"].bool().cpu(), texts, strict=True) for _ in pairs]
         found = [[value[mask] for value in own] for own, mask in zip(found, masks, strict=True)]
     if first.outputs == ("logits",):  # those of heads narrower than the widest in the batch are filled up with -inf
         found = [[own[0][..., : len(reader.labels)]] for own, (reader, _) in zip(found, rows, strict=True)]

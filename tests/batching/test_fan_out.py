@@ -1,0 +1,141 @@
+"""One text, many tasks: what the model gives for several adapters of a text, and what runs once for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import get_peft_model
+from peft.utils.error import NoMatchingPeftModuleError
+from torch import nn
+
+from architecture_rows import ROWS
+from contract_models import IDS, gpt2
+from houlsby_peft import AdapterError, HoulsbyConfig
+from houlsby_peft.placement.table import ARCHITECTURES
+from tiny_models import perturb, tiny_bert
+
+
+BASE = "__base__"
+NAMES = [["one", BASE, "two"], ["two"], [], ["two", "one", "one"]]
+# A row of each distinct layer with more than one layer in a list.
+LAYERS = {ARCHITECTURES[name.partition(":")[0]].stacks: name for name in reversed(ROWS)}.values()
+# Bloom's layers read a bias with several rows for each text; the other adapts the parts of one layer by their names.
+ALL_ROWS = ("bloom", "timesformer:places")
+
+
+def adapted(base, first=None, layers=(1,), **second):
+    """A model with the adapters "one" and "two", which are far from the identity."""
+    model = get_peft_model(base, HoulsbyConfig(r=4, layers_to_transform=[*layers], **(first or {})), "one")
+    model.add_adapter("two", HoulsbyConfig(**{"r": 2, "layers_to_transform": [*layers], **second}))
+    for seed, name in enumerate(("one", "two")):
+        model.set_adapter(name)
+        perturb(model, seed=seed, scale=0.3)
+    return model.eval()
+
+
+def tensors(result):
+    return {name: value for name, value in result.items() if torch.is_tensor(value) and value.dim()}
+
+
+@torch.no_grad()
+def check(model, batch, names=NAMES):
+    """Compare with the batch of repeated rows; return the number of rows of each layer, and whether all bits agree."""
+    rows = [row for row, own in enumerate(names) for _ in own]
+    repeated = {name: value[rows] for name, value in batch.items()}
+    expected = tensors(model(**repeated, adapter_names=[name for own in names for name in own]))
+    sizes = {}
+
+    def count(name, args, kwargs):
+        sizes[name] = len(next(value for value in (*args, *kwargs.values()) if torch.is_tensor(value)))
+
+    lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    handles = [
+        layer.register_forward_hook(
+            lambda _, args, kwargs, output, name=name: count(name, args, kwargs), with_kwargs=True
+        )
+        for name, layer in model.named_modules()
+        if name.rpartition(".")[0] in lists
+    ]
+    found = tensors(model(**batch, adapter_names=names))
+    for handle in handles:
+        handle.remove()
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        # A matrix product may round otherwise for another number of rows.
+        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()))
+    return sizes, all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_it_equals_the_repeated_batch_for_every_layer():
+    equal = []
+    for name in LAYERS:
+        row = ROWS[name]
+        try:
+            model = adapted(row.model())
+        except NoMatchingPeftModuleError:  # a single layer, or layers without a number
+            continue
+        try:
+            sizes, is_equal = check(model, row.batch(rows=len(NAMES)))
+        except AdapterError:
+            continue
+        # Three of the four texts have adapters, and seven pairs.
+        assert (3 in sizes.values()) is (name not in ALL_ROWS), (name, sizes)
+        if is_equal:
+            equal.append(name)
+    assert len(equal) >= 12, equal
+
+
+def test_lower_layers_run_once_for_a_text_and_upper_layers_for_each_pair(token_ids):
+    sizes, _ = check(adapted(tiny_bert(), layers=(3,)), {"input_ids": token_ids[:4]})
+    assert [sizes[f"base_model.model.bert.encoder.layer.{layer}"] for layer in range(4)] == [3, 3, 3, 7]
+    sizes, _ = check(adapted(tiny_bert(), {"train_layer_norm": "all"}, layers=(3,)), {"input_ids": token_ids[:4]})
+    assert set(sizes.values()) == {7}, "the norm of the embeddings differs"
+
+
+def test_the_lowest_layer_of_the_batchs_own_adapters_counts(token_ids):
+    model = adapted(tiny_bert(), layers=(3,), layers_to_transform=[1])
+    lower = "base_model.model.bert.encoder.layer.1"
+    assert check(model, {"input_ids": token_ids[:2]}, [["one", BASE], ["one"]])[0][lower] == 2
+    assert check(model, {"input_ids": token_ids[:2]}, [["one", "two"], ["one"]])[0][lower] == 3
+
+
+@pytest.mark.parametrize("length", [1, 3, 5, 7])
+def test_texts_as_long_as_there_are_texts_or_pairs(length, token_ids):
+    ids = token_ids[:, :1].repeat(1, length)[:4]
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "position_ids": torch.arange(length).expand(4, -1),
+    }
+    check(adapted(tiny_bert(), layers=(2, 3)), batch)
+
+
+def test_heads_of_unlike_widths_and_what_is_recorded_of_all_layers(token_ids):
+    model = tiny_bert(num_labels=2)
+    model = adapted(model, layers=(3,))
+    head = model.base_model.model.classifier.modules_to_save["two"]
+    model.base_model.model.classifier.modules_to_save["two"] = nn.Linear(head.in_features, 5)
+    pairs = [["one", "two"], ["two"], ["one"]]
+    logits = model(token_ids[:3], adapter_names=pairs).logits
+    flat = model(token_ids[[0, 0, 1, 2]], adapter_names=["one", "two", "two", "one"]).logits
+    assert torch.equal(logits, flat)
+    assert logits.shape == (4, 5)
+    hidden = model(token_ids[:3], adapter_names=pairs, output_hidden_states=True).hidden_states
+    assert {len(states) for states in hidden} == {4}
+
+
+def test_prompts_of_a_decoder_and_not_its_generation():
+    model = adapted(gpt2(), layers=(3,))
+    sizes, _ = check(model, {"input_ids": IDS[:4]})
+    assert sizes["base_model.model.transformer.h.0"] == 3
+    with pytest.raises(ValueError, match="runs once, and not a generation"):
+        model.generate(input_ids=IDS[:2], adapter_names=[["one", "two"], ["one"]], max_new_tokens=2)
+
+
+def test_what_does_not_fit_the_batch(token_ids):
+    model = adapted(tiny_bert(), layers=(3,))
+    with pytest.raises(ValueError, match="got 2 and 5"):
+        model(token_ids, adapter_names=[["one"], ["two"]])
+    with pytest.raises(ValueError, match=r"non-existing adapter\(s\): three"):
+        model(token_ids[:2], adapter_names=[["one"], ["three"]])
