@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from houlsby_peft import HoulsbyConfig
     from houlsby_peft.serving.predictor import Predictor
     from houlsby_peft.serving.readers import Input
+    from houlsby_peft.serving.task_bank import TaskBank
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -109,10 +110,11 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
     info = add("info", _info, "describe an adapter without loading its base model")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
-    predict = add("predict", _predict, "predict for texts or for the rows of a file")
+    predict = add("predict", _predict, "predict for texts or for the rows of a file, with one adapter or many")
     export = add("export", _export, "export an adapter with its base model to ONNX")
     for command in (info, predict, export):
-        command.add_argument("adapter", help="user/name on the Hub, or a folder")
+        several = "; or a folder of adapters, of which each answers" if command is predict else ""
+        command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     number = "*" if reads_file else "+"
     predict.add_argument("texts", nargs=number, help="texts, - to read one per line from standard input, or --file")
@@ -203,15 +205,30 @@ def _info(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     from houlsby_peft.checkpoints.saved import SavedAdapter
+    from houlsby_peft.serving.adapter_list import read_adapters
+    from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import check_number_of_texts
 
-    config = SavedAdapter.open(options.adapter, options.revision).config
+    folder = Path(options.adapter).expanduser()
+    if (folder / "adapter_config.json").exists() or not any(folder.glob("[!.]*/adapter_config.json")):
+        tasks, configs = {}, [SavedAdapter.open(options.adapter, options.revision).config]
+    else:
+        tasks = read_adapters(folder)
+        configs = [SavedAdapter.open(folder / task).config for task in tasks]
+
+    def load() -> Predictor | TaskBank:
+        if not tasks:
+            return _load(options, options.device)
+        _hide_messages()
+        return TaskBank(tasks, base_model=options.base_model, device=options.device)
+
     if options.file is not None:
-        return _predict_file(options, config)
+        return _predict_file(options, configs, load)
     if options.output is not None:
         raise ValueError("--output needs --file, the rows to predict for.")
-    given = ["a text", "a second text"] if options.pairs else ["a text"]
-    check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
+    for config in configs:
+        given = ["a text", "a second text"] if options.pairs else ["a text"]
+        check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
     texts = [line.rstrip("\n") for line in sys.stdin] if options.texts == ["-"] else options.texts
     if options.pairs and options.texts == ["-"]:
         for number, line in enumerate(texts, start=1):
@@ -220,12 +237,15 @@ def _predict(options: argparse.Namespace) -> None:
                     f"--pairs needs two texts in each line, with one tab between them; line {number} is {line!r}."
                 )
         texts = [text for line in texts for text in line.split("\t")]
-    adapter = _load(options, options.device)
-    for result in adapter.predict(_read_inputs(texts, options.pairs), options.batch_size, top_k=options.top_k):
+    adapter, inputs = load(), _read_inputs(texts, options.pairs)
+    requests = [([*tasks], text) for text in inputs] if tasks else inputs
+    for result in adapter.predict(requests, options.batch_size, top_k=options.top_k):  # type: ignore[arg-type]
         print(json.dumps(result, default=float, ensure_ascii=False))
 
 
-def _predict_file(options: argparse.Namespace, config: HoulsbyConfig) -> None:
+def _predict_file(
+    options: argparse.Namespace, configs: Sequence[HoulsbyConfig], load: Callable[[], Predictor | TaskBank]
+) -> None:
     """Check files and columns before the model is loaded, then predict for each row."""
     from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
@@ -238,21 +258,26 @@ def _predict_file(options: argparse.Namespace, config: HoulsbyConfig) -> None:
         if options.output.exists() and not options.overwrite:
             raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
     named, count = options.text_column, 2 if options.pairs else None
-    task = task_of_config(config).pipeline
-    if task == "question-answering":
+    kinds = {task_of_config(config).pipeline for config in configs}
+    if kinds == {"question-answering"}:
         count = 2
         named = named or [options.question_column or "question", options.context_column or "context"]
-    elif task != "text-classification":
+    elif "question-answering" in kinds:
+        raise ValueError(
+            "Question answering reads other columns than the other tasks of the folder. Predict it alone."
+        )
+    elif kinds != {"text-classification"}:
         count = 1
     table = TableReader(options.file, options.encoding)
-    recorded = config.record.text_columns if config.record else None
-    columns = find_text_columns(table.columns, named, count, recorded)
-    check_number_of_texts(columns, recorded, "--text-column")
+    recorded = [config.record.text_columns if config.record else None for config in configs]
+    # Adapters that were trained on columns of other names read what the first one reads.
+    columns = find_text_columns(table.columns, named, count, next(filter(None, recorded), None))
+    for own in recorded:
+        check_number_of_texts(columns, own, "--text-column")
     table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
-    adapter = _load(options, options.device)
-    empty = predict_file(adapter, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
+    empty = predict_file(load(), table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
     if empty:
         print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
     if options.output:

@@ -13,7 +13,8 @@ from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 from ..errors import AdapterError
 from ..tables import Row, TableReader, TableWriter, find_format
 from .predictor import Predictor
-from .readers import Input
+from .readers import Input, Reader
+from .task_bank import TaskBank
 
 
 _PART_ROWS = 2048
@@ -23,7 +24,7 @@ _DIGITS = 6
 
 
 def predict_file(
-    adapter: Predictor,
+    adapter: Predictor | TaskBank,
     table: TableReader,
     columns: Sequence[str],
     output: Path | None = None,
@@ -40,8 +41,11 @@ def predict_file(
     prefix `predicted_`. A row without text gets no prediction: a pair of texts needs one of them, as in the recipes'
     training, but a question needs its context.
 
+    Of a bank, the first of these columns is named after each task, and the others begin with its name: `topic` and
+    `topic_score`.
+
     Args:
-        adapter: What `load` has returned.
+        adapter: What `load` has returned, or a bank whose tasks all read such texts.
         table: The table.
         columns: Its column of texts, or two for pairs; for question answering, those of questions and contexts.
         output: The file to write; until it is complete, it ends in .part. None prints JSON lines.
@@ -54,13 +58,39 @@ def predict_file(
     Raises:
         ValueError: As for `Predictor.predict`.
     """
-    added, to_row = _plan_columns(adapter, top_k, is_json=output is None or find_format(output) == ".jsonl")
+    is_json = output is None or find_format(output) == ".jsonl"
+    readers: dict[str, Any] = {"": adapter}
+    if isinstance(adapter, TaskBank):
+        readers = {task: adapter.reader(task) for task in adapter.tasks}
+    plans, limits = {}, []
+    for task, reader in readers.items():
+        own, to_row = _plan_columns(reader, top_k, is_json)
+        first = next(iter(own))
+        named = {name: name if not task else task if name == first else f"{task}_{name}" for name in own}
+        plans[task] = ({named[name]: kind for name, kind in own.items()}, named, to_row)
+        is_several = reader.config.kind_of_problem == "multi_label_classification" and top_k is None
+        limits.append(max(1, len(reader.labels)) if is_several else top_k)
+    added = {name: kind for own, *_ in plans.values() for name, kind in own.items()}
     names = _rename(added, table.columns)
-    if adapter.config.kind_of_problem == "multi_label_classification" and top_k is None:
-        top_k = max(1, len(adapter.labels))
-    options = {"batch_size": batch_size, **({} if top_k is None else {"top_k": top_k})}
     columns_of_file = {names[name]: kind for name, kind in added.items()}
-    needs_all = adapter.task.pipeline == "question-answering"
+    needs_all = all(reader.task.pipeline == "question-answering" for reader in readers.values())
+
+    def predict(texts: Sequence[Input]) -> list[Row]:
+        """Return the values of all further columns for each text."""
+        if isinstance(adapter, TaskBank):
+            pairs = [(task, text) for text in texts for task in plans]
+            results = iter(adapter.predict(pairs, batch_size, limits * len(texts)))
+        else:
+            results = iter(adapter.predict(texts, batch_size, **({} if limits[0] is None else {"top_k": limits[0]})))
+        return [
+            {
+                names[named[name]]: value
+                for _, named, to_row in plans.values()
+                for name, value in to_row(next(results)).items()
+            }
+            for _ in texts
+        ]
+
     empty = 0
     with (
         TableWriter(output, table, columns_of_file) if output else nullcontext() as writer,
@@ -71,9 +101,8 @@ def predict_file(
             # Texts of like length stand together, so that little is padding.
             order = sorted((i for i, text in enumerate(inputs) if text), key=lambda i: sum(map(len, inputs[i] or ())))
             found: list[Row] = [dict.fromkeys(names.values()) for _ in rows]
-            results = adapter.predict([text for i in order if (text := inputs[i])], **options)
-            for i, result in zip(order, results, strict=True):
-                found[i] = {names[name]: value for name, value in to_row(result).items()}
+            for i, values in zip(order, predict([text for i in order if (text := inputs[i])]), strict=True):
+                found[i] = values
             empty += len(rows) - len(order)
             whole = [row | more for row, more in zip(rows, found, strict=True)]
             if writer is None:
@@ -85,7 +114,7 @@ def predict_file(
 
 
 def _plan_columns(
-    adapter: Predictor, top_k: int | None, is_json: bool
+    adapter: Predictor | Reader, top_k: int | None, is_json: bool
 ) -> tuple[dict[str, type], Callable[[Any], Row]]:
     """Return the columns of the predictions with their types, and what turns a prediction into their values."""
     task, kind = adapter.task.pipeline, adapter.config.kind_of_problem

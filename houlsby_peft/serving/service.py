@@ -52,7 +52,7 @@ class ServiceOptions:
     Args:
         adapters: See `read_adapters`. On a cluster, a path that all nodes can read.
         base_model: The base model, or its folder, in place of the one that the adapters name.
-        batch_size: Rows that a replica predicts at once, and the most rows of a request.
+        batch_size: Rows that a replica predicts at once, and the most rows of a request, counted once per task.
         batch_wait: Seconds to wait for further requests before a batch that is not full is predicted.
         max_bytes: Memory for adapters in each replica, in bytes (see `TaskBank`).
         watch: Seconds between two looks at the folder or list of adapters. 0: it is read once.
@@ -78,11 +78,12 @@ class ServiceOptions:
 
 
 class Row(BaseModel):
-    """A row of a request: `task`, and either `text`, `text` and `text_pair`, or `question` and `context`."""
+    """A row: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and `context`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    task: str
+    task: str | None = None
+    tasks: list[str] | None = Field(default=None, min_length=1)
     text: str | None = None
     text_pair: str | None = None
     question: str | None = None
@@ -94,8 +95,15 @@ class Row(BaseModel):
         given = {name for name in ("text", "text_pair", "question", "context") if getattr(self, name) is not None}
         if given not in ({"text"}, {"text", "text_pair"}, {"question", "context"}):
             raise ValueError("a row must have either text, text and text_pair, or question and context")
+        if (self.task is None) is (self.tasks is None):
+            raise ValueError("a row must have either task or tasks")
         "".join(getattr(self, name) for name in given).encode()  # no half of a surrogate pair, which is a ValueError
         return self
+
+    @property
+    def names(self) -> list[str]:
+        """The tasks."""
+        return [str(self.task)] if self.tasks is None else list(dict.fromkeys(self.tasks))
 
     @property
     def input(self) -> Input:
@@ -103,6 +111,11 @@ class Row(BaseModel):
         if self.question is not None:
             return self.question, str(self.context)
         return str(self.text) if self.text_pair is None else (str(self.text), self.text_pair)
+
+
+def count(rows: Sequence[Row]) -> int:
+    """Return the number of predictions that a request asks for."""
+    return sum(len(row.names) for row in rows)
 
 
 class Rows(BaseModel):
@@ -117,7 +130,7 @@ class Rows(BaseModel):
 
 
 class Predictions(BaseModel):
-    """The answer: the predictions of the rows, in their order, as `Predictor.predict` gives them."""
+    """The answer: the predictions of the rows, in their order, as `TaskBank.predict` gives them."""
 
     predictions: list[Any]
 
@@ -136,26 +149,32 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
     rows = [row for request in requests for row in request]
     try:
         found = bank.predict(
-            [(row.task, row.input) for row in rows], batch_size, [row.top_k for row in rows], return_errors=True
+            [(row.names, row.input) for row in rows], batch_size, [row.top_k for row in rows], return_errors=True
         )
     except Exception as error:
         if len(requests) > 1:  # the model itself fails for one of them
             return [answer(bank, [request], batch_size)[0] for request in requests]
-        return [_refuse(bank, rows[0], error, None)]
+        return [_refuse(bank, rows[0].names[0], error, None)]
     results = iter(found)
     answers: list[list[Any] | Refusal] = []
     for request in requests:
         own = [next(results) for _ in request]
-        wrong = next((number for number, result in enumerate(own) if isinstance(result, Exception)), None)
-        answers.append(own if wrong is None else _refuse(bank, request[wrong], own[wrong], wrong))
+        refusals = [
+            _refuse(bank, task, result, number)
+            for number, of_row in enumerate(own)
+            for task, result in of_row.items()
+            if isinstance(result, Exception)
+        ]
+        plain = [of_row[row.task] if row.tasks is None else of_row for row, of_row in zip(request, own, strict=True)]
+        answers.append(refusals[0] if refusals else plain)
     return answers
 
 
-def _refuse(bank: TaskBank, row: Row, error: Exception, number: int | None) -> Refusal:
-    if row.task in bank.failed and row.task not in bank.tasks:
-        return Refusal(500, f"The adapter of task {row.task!r} cannot be loaded; GET /health says why.", number)
-    if row.task not in bank.tasks:
-        return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(row.task))}.", number)
+def _refuse(bank: TaskBank, task: str, error: Exception, number: int | None) -> Refusal:
+    if task in bank.failed and task not in bank.tasks:
+        return Refusal(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
+    if task not in bank.tasks:
+        return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
     if isinstance(error, (AdapterError, HubError)):
         return Refusal(500, hide_folders(str(error)), number)
     if isinstance(error, ValueError):
@@ -188,7 +207,7 @@ class BankReplica:
         if options.watch:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    @serve.batch(max_batch_size=32, batch_size_fn=lambda requests: sum(map(len, requests)))  # type: ignore[untyped-decorator]
+    @serve.batch(max_batch_size=32, batch_size_fn=lambda requests: sum(map(count, requests)))  # type: ignore[untyped-decorator]
     async def predict(self, requests: list[list[Row]]) -> list[list[Any] | Refusal]:
         """Predict the rows of several requests together."""
         # In a thread, so that requests for the next batch are received meanwhile.
@@ -338,9 +357,8 @@ async def predict(body: Rows) -> Response:
     try:
         if ingress.is_ending:
             found = Refusal(503, "The service is ending.")
-        elif len(body.inputs) > ingress.options.batch_size:
-            most = ingress.options.batch_size
-            found = Refusal(400, f"inputs must have at most {most:,} rows; got {len(body.inputs):,}. Send several.")
+        elif count(body.inputs) > (most := ingress.options.batch_size):
+            found = Refusal(400, f"inputs must have at most {most:,} rows; got {count(body.inputs):,}. Send several.")
         else:
             found = await ingress.call("predict", body.inputs)
     except BackPressureError:
@@ -352,8 +370,8 @@ async def predict(body: Rows) -> Response:
         response, status = _json_error(found), found.status
     else:
         response = JSONResponse({"predictions": found})
-        for row in body.inputs:
-            ingress.rows.labels(row.task).inc()
+        for task in (task for row in body.inputs for task in row.names):
+            ingress.rows.labels(task).inc()
     ingress.requests.labels(str(status)).inc()
     ingress.seconds.observe(time.perf_counter() - start)
     return response

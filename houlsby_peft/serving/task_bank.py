@@ -106,24 +106,26 @@ class TaskBank:
 
     def predict(
         self,
-        requests: Iterable[tuple[str, Input]],
+        requests: Iterable[tuple[str | Sequence[str], Input]],
         batch_size: int = 32,
         top_k: int | Sequence[int | None] | None = None,
         return_errors: bool = False,
     ) -> list[Any]:
-        """Predict each input for its task.
+        """Predict each input for its task, or for several.
+
+        Where adapters change only upper layers, the layers below run once for all tasks of a text in a batch.
 
         Args:
             requests: Pairs of a task and an input: a text, a pair of texts or, for question answering, a pair
-                (question, context). Texts are cut as `Predictor.predict` does.
-            batch_size: Number of requests that are predicted at once.
+                (question, context). Texts are cut as `Predictor.predict` does. A list of tasks stands for all of them.
+            batch_size: Number of pairs of a task and an input that are predicted at once.
             top_k: As for `Predictor.predict`; or one for each request. Classes below a task's threshold are left out.
             return_errors: Whether a request that cannot be answered gets its error as the result, and the others
                 their answers, instead of the error being raised.
 
         Returns:
             One result per request, in their order, as `Predictor.predict` gives it and as the task's threshold, if it
-            has one, changes it.
+            has one, changes it; for a list of tasks, a dict with the result of each.
 
         Raises:
             AdapterError: A task is unknown, its adapter's files are damaged or for another base model, its kind of
@@ -136,12 +138,45 @@ class TaskBank:
         limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
         catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
         # Until all requests are answered, these keep the adapters that the tasks have now.
-        entries = [attempt(catch, self._find, task) for task, _ in several]
-        batch = [(entry, text, limit) for entry, (_, text), limit in zip(entries, several, limits, strict=True)]
-        results = []
+        batch = [
+            (attempt(catch, self._find, task), text, limit)
+            for (tasks, text), limit in zip(several, limits, strict=True)
+            for task in ([tasks] if isinstance(tasks, str) else tasks)
+        ]
+        results: list[Any] = []
         for start in range(0, len(batch), batch_size):
             results += self._predict_batch(batch[start : start + batch_size], batch_size, catch)
-        return results
+        each = iter(results)
+        return [next(each) if isinstance(tasks, str) else {task: next(each) for task in tasks} for tasks, _ in several]
+
+    def ask(self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64) -> dict[str, Any]:
+        """Ask one text many questions.
+
+        Args:
+            text: An input that all of the tasks read.
+            tasks: The tasks. Default: all of them.
+            batch_size: Number of tasks that are predicted at once.
+
+        Returns:
+            The result of each task, as `predict` gives it.
+
+        Raises:
+            AdapterError, HubError, ValueError: As for `predict`.
+        """
+        [found] = self.predict([(self.tasks if tasks is None else tuple(tasks), text)], batch_size)
+        return found  # type: ignore[no-any-return]
+
+    def reader(self, task: str) -> Reader:
+        """Return what reads the inputs of a task, whose adapter is loaded if it is not.
+
+        Raises:
+            AdapterError: There is no such task, or its adapter cannot be loaded.
+            HubError: The repository does not exist, is private or cannot be reached.
+        """
+        entry = self._find(task)
+        entry.open(self._held.token)
+        with self._lock:
+            return self._held.get([entry])[entry]  # type: ignore[return-value]
 
     def serve(self, adapters: Mapping[str, Source]) -> dict[str, str]:
         """Serve these tasks and no others.

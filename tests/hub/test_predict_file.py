@@ -336,3 +336,19 @@ def test_text_columns_are_found_by_name():
     assert find_text_columns(["text", "Title", "BODY"], recorded=["title", "body"]) == ["Title", "BODY"]
     assert find_text_columns(["text", "Title", "BODY"], count=1, recorded=["title", "body"]) == ["text"]
     assert find_text_columns(["text", "Title"], recorded=["title", "body"]) == ["text"]
+
+
+def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):
+    other = make_adapter(tmp_path / "other", base, str(base), 3)
+    folder = tmp_path / "tasks"
+    for name, source in (("mood", adapter), ("topic", other)):
+        shutil.copytree(source, folder / name)
+    source = write(tmp_path / "new.csv", ROWS)
+    both = predict(folder, source, tmp_path / "both.csv")
+    assert list(both[0]) == [*ROWS[0], "mood", "mood_score", "topic", "topic_score"]
+    for name, one in (("mood", adapter), ("topic", other)):
+        alone = predict(one, source, tmp_path / f"{name}.csv")
+        assert [row[name] for row in both] == [row["label"] for row in alone]
+    main(["predict", str(folder), *WITH_TEXT])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["topic"]["label"] for line in lines] == [row["topic"] for row in both if row["topic"]]

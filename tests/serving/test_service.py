@@ -293,6 +293,13 @@ def test_a_wrong_request_is_refused_with_the_rule(service, rows, status, rule, n
 def test_bodies_and_paths_of_another_form_are_refused(service):
     row = b'{"inputs": [{"task": "first", "text": "a"}]}'
     assert service.ask("/predict", row)[0] == 200
+    both = {"tasks": ["first", "second"], "text": "a"}
+    status, found = service.predict(both, {"task": "second", "text": "a"})
+    assert status == 200
+    assert list(found["predictions"][0]) == both["tasks"]
+    assert found["predictions"][0]["second"]["label"] == found["predictions"][1]["label"]
+    assert service.predict({**both, "task": "first"})[0] == service.predict({"text": "a"})[0] == 400
+    assert service.predict({**both, "tasks": ["first", "nothing"]})[0] == 404
     for body in (b"{", b"[]", b"[" * 100_000, b"\xff\xfe"):
         assert service.ask("/predict", body)[0] == 400
     assert service.ask("/predict", row, "text/plain")[0] == 400  # which any page in a browser may send

@@ -256,3 +256,23 @@ def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):
     assert bank_model(bank).get_base_model().dtype == torch.bfloat16
     expected = [alone[task][text]["score"] for task, text in requests]
     assert [item["score"] for item in found] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_text_for_several_tasks(folders):
+    bank = TaskBank(folders)
+    found = bank.predict(
+        [(["sentiment", "tags"], WORDS[0]), ("topic", WORDS[0]), (["topic"], WORDS[1]), ([], WORDS[0])]
+    )
+    assert [type(each) for each in found] == [dict] * 4
+    for result, task, text in (
+        (found[0]["sentiment"], "sentiment", 0), (found[0]["tags"], "tags", 0), (found[1], "topic", 0),
+        (found[2]["topic"], "topic", 1),
+    ):  # fmt: skip
+        [expected] = load(folders[task]).predict([WORDS[text]])
+        assert result["label"] == expected["label"]
+        assert result["score"] == pytest.approx(expected["score"], abs=1e-5)
+    assert found[3] == {}
+    asked = bank.ask(WORDS[0])
+    assert asked.keys() == folders.keys()
+    assert asked["tags"]["score"] == pytest.approx(found[0]["tags"]["score"], abs=1e-5)
+    assert bank.ask(WORDS[0], ["topic"]).keys() == {"topic"}
