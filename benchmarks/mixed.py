@@ -87,7 +87,7 @@ def spread(rows: int, number: int) -> list[str]:
     return [f"task_{row * number // rows}" for row in range(rows)]
 
 
-def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cpu") -> PeftModel:
+def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cpu", **options: object) -> PeftModel:
     """Return a BERT with float32 adapters of random weights, task_0 and so on, in evaluation mode.
 
     They are put into the layers directly: PEFT's `add_adapter` visits all modules for each.
@@ -95,7 +95,7 @@ def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cp
     torch.manual_seed(0)
     with torch.device(device):
         base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False).to(dtype)
-        model = get_peft_model(base, HoulsbyConfig(r=64), adapter_name="task_0")
+        model = get_peft_model(base, HoulsbyConfig(r=64, **options), adapter_name="task_0")
         layers = [module for module in model.modules() if isinstance(module, (HoulsbyLayer, HoulsbyLayerNorm))]
         for added in (getattr(layer, name) for layer in layers for name in layer.adapter_layer_names):
             for name in (f"task_{task}" for task in range(1, number)):

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+import fan_out
 import growth
 import mixed
 import starting
@@ -45,7 +46,7 @@ CELLS = {
         f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
     ],
 }
-PARTS = ("steps", "mixed", "changes", "growth", "start", "export")
+PARTS = ("steps", "mixed", "changes", "fan_out", "growth", "start", "export")
 
 
 def main() -> None:
@@ -62,6 +63,9 @@ def main() -> None:
         result["tasks"] = in_each_cell(mixed.by_tasks, args)
     if "changes" in args.parts:
         result["changes"] = in_each_cell(mixed.after_a_change, args)
+    if "fan_out" in args.parts:
+        shape, length, numbers = ("tiny", 16, (1, 4)) if args.quick else ("base", 128, (1, 2, 4, 8, 16, 32, 64))
+        result["fan_out"] = shown(fan_out.by_tasks_of_a_text(shape, length, numbers, args.rounds, args.device, 420))
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:

@@ -19,6 +19,7 @@ from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
+    from .adapter_drop import AdapterDrop
     from .adapterhub.convert import convert
     from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
 _LAZY = {
+    "AdapterDrop": ".adapter_drop",
     "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
@@ -43,6 +45,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AdapterDrop",
     "AdapterError",
     "Bottleneck",
     "FrozenPrefix",

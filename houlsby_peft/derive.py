@@ -54,13 +54,7 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
     Raises:
         ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
     """
-    if isinstance(model, PeftModel):
-        model = model.get_base_model()
-    elif isinstance(model, BaseTuner):
-        model = model.model
-    configs = getattr(model, "peft_config", {})
-    own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
-    places = {key: place for config in own for key, place in _recorded_places(model, config).items()}
+    model, places = _find_all_places(model)
     modules = [
         module
         for key, place in _select_layers(places, set(layers)).items()
@@ -77,6 +71,12 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
     finally:
         for module, disabled in zip(modules, before, strict=True):
             module._disable_adapters = disabled
+
+
+def find_adapted_layers(model: nn.Module) -> list[int]:
+    """Return the indices of the layers with a bottleneck, in ascending order."""
+    places = _find_all_places(model)[1].values()
+    return sorted({place.layer for place in places if place.layer is not None and place.is_bottleneck})
 
 
 def prune(
@@ -339,6 +339,17 @@ def _check_alike(
                 f"Only adapters with the same options can be combined; {names[0]!r} and {names[number]!r} differ: "
                 f"{differences[0]}. Train them with the same configuration, or stack them with set_adapter([...])."
             )
+
+
+def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
+    """Return the base model and the places of all of its adapters, no matter how they were added."""
+    if isinstance(model, PeftModel):
+        model = model.get_base_model()
+    elif isinstance(model, BaseTuner):
+        model = model.model
+    configs = getattr(model, "peft_config", {})
+    own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
+    return model, {key: place for config in own for key, place in _recorded_places(model, config).items()}
 
 
 def _recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:

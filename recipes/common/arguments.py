@@ -270,7 +270,7 @@ class RecipeTrainingArguments(TrainingArguments):
     # Without an accelerator, every run would warn about pinned memory.
     dataloader_pin_memory: bool = HfArg(default=torch.accelerator.is_available(), help="Pin batches in memory.")
     # Every step uses all trained weights, and the buffers of a frozen encoder never change.
-    ddp_find_unused_parameters: bool | None = HfArg(default=False, help="Let DDP search for unused parameters.")
+    ddp_find_unused_parameters: bool = HfArg(default=False, help="Let DDP search for unused parameters.")
     ddp_broadcast_buffers: bool | None = HfArg(default=False, help="Let DDP send the buffers before every step.")
     logging_steps: float = HfArg(default=50, help="Steps between two reports of the loss.")
     load_best_model_at_end: bool = HfArg(default=True, help="End with the weights of the best epoch, not the last.")
@@ -280,6 +280,11 @@ class RecipeTrainingArguments(TrainingArguments):
     logging_nan_inf_filter: bool = HfArg(default=False, help="Leave NaN and infinite losses out of the log.")
     early_stopping_patience: int | None = HfArg(
         default=None, help="Stop after this many evaluations without improvement; default: never."
+    )
+    adapter_drop: bool = HfArg(
+        default=False,
+        help="In each step, skip the adapters of the lowest layers, a random number of them, so that the trained "
+        "adapter also works without them (AdapterDrop).",
     )
     # Early stopping must go on counting after a crash.
     restore_callback_states_from_checkpoint: bool = HfArg(
@@ -321,6 +326,7 @@ class RecipeTrainingArguments(TrainingArguments):
             self.eval_strategy, self.load_best_model_at_end = "no", False
         if self.overwrite_output_dir and self.resume_from_checkpoint is not None:
             raise RecipeError("--overwrite_output_dir starts over, --resume_from_checkpoint goes on: give one.")
+        self.ddp_find_unused_parameters |= self.adapter_drop
         super().__post_init__()
         if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
             self._n_gpu = 1

@@ -30,6 +30,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, 
 
 from common.edge import RecipeError, log
 from common.scores import ClassScores, format_scores, without_times
+from houlsby_peft import AdapterDrop
 
 
 TRAIN_SECONDS = "train_seconds"
@@ -102,6 +103,8 @@ class RecipeTrainer(Trainer):
         self.add_callback(self._clock)
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
+        if self.args.adapter_drop:
+            self.add_callback(AdapterDrop())
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
         """Print the number of trained parameters, train as Trainer.train does, and score the last step if it has the

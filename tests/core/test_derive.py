@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM
+from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
 
 import houlsby_peft
 from contract_models import ROWS, output
@@ -121,6 +121,32 @@ class TestWithoutLayers:
         for other in (model.base_model, model.get_base_model(), injected):
             with houlsby_peft.ablate(other, [0, 2], keep_norms=False):
                 assert torch.equal(logits(other, token_ids), expected)
+
+    def test_adapter_drop_skips_a_random_number_of_the_lowest_layers_in_each_step(self, token_ids, tmp_path):
+        model = adapted(layers_to_transform=[0, 1, 2])
+        rows = [{"input_ids": ids, "labels": torch.tensor(number % 2)} for number, ids in enumerate(token_ids)]
+        steps = []
+
+        class Trained(TrainerCallback):
+            def on_pre_optimizer_step(self, args, state, control, **kwargs):
+                names = [name for name, weight in model.named_parameters() if weight.grad is not None]
+                steps.append({int(layer[1]) for name in names if (layer := re.search(r"\.layer\.(\d)\.", name))})
+
+        def train(**options):
+            args = TrainingArguments(
+                tmp_path, seed=3, max_steps=12, per_device_train_batch_size=2, use_cpu=True, report_to="none",
+                disable_tqdm=True, save_steps=6, **options,
+            )  # fmt: skip
+            trainer = Trainer(model, args, train_dataset=rows, callbacks=[houlsby_peft.AdapterDrop(), Trained()])
+            trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6") if steps else None)
+            return trainer
+
+        trainer = train(learning_rate=1e-2)
+        assert {frozenset(step) for step in steps} == {frozenset({2}), frozenset({1, 2}), frozenset({0, 1, 2})}
+        assert trainer.predict(rows).predictions == pytest.approx(logits(model, token_ids).numpy(), abs=1e-5)
+        last = steps[6:]
+        train(learning_rate=1e-2)
+        assert steps[12:] == last
 
     def test_rows_of_a_mixed_batch_are_bypassed_as_well(self, token_ids):
         model = two_adapters(two={"layers_to_transform": [2]})

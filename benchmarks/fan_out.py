@@ -1,0 +1,74 @@
+"""Measure one text with many tasks: the lower half once, against a row for each task and against LoRA."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import BertConfig, BertModel
+
+from mixed import evaluate, with_adapters
+from models import SHAPES
+from report import Rows
+from timing import compared, interleaved
+
+
+def by_tasks_of_a_text(
+    shape: str, length: int, numbers: Sequence[int], rounds: int, device: str, at_most: float
+) -> Rows:
+    """Measure one text with 1 to many tasks, relative to a batch that repeats the text for each.
+
+    The adapters have r=64 and are in the upper half of the layers. LoRA has r=8, on query and value in all layers.
+
+    Args:
+        shape: A name of `SHAPES`.
+        length: Tokens of the text.
+        numbers: Numbers of tasks.
+        rounds: Number of rounds.
+        device: "cpu" or "cuda".
+        at_most: See `interleaved`; for each number.
+
+    Returns:
+        A row for each number and way. `expected` is the share of layers that run: ((L - k) + N k) / (N L).
+    """
+    depth = SHAPES[shape]["num_hidden_layers"]
+    upper = range(depth - depth // 2, depth)
+    adapters = with_adapters(shape, max(numbers), torch.float32, device, layers_to_transform=list(upper))
+    lora = _with_lora(shape, max(numbers), device)
+    text = torch.randint(0, 30522, (1, length), device=device)
+    result: Rows = []
+    for number in numbers:
+        names, rows = [f"task_{task}" for task in range(number)], text.expand(number, -1)
+        calls = {
+            "repeated": partial(evaluate, adapters, rows, names),
+            "fan-out": partial(evaluate, adapters, text, [names]),
+            "separate passes": partial(_evaluate_each, adapters, text, names),
+            "LoRA, separate passes": partial(_evaluate_each, lora, text, names),
+            "LoRA, mixed batch": partial(evaluate, lora, rows, names),
+        }
+        torch.testing.assert_close(calls["fan-out"](), calls["repeated"](), rtol=0, atol=1e-5)
+        expected = {"fan-out": (depth - len(upper) + number * len(upper)) / (number * depth)}
+        found = compared(interleaved(calls, rounds, device, at_most), "repeated")
+        one = {"shape": shape, "tokens": length, "tasks": number}
+        result += [{**one, "way": way, **row, "expected": expected.get(way)} for way, row in found.items()]
+    return result
+
+
+def _with_lora(shape: str, number: int, device: str) -> PeftModel:
+    torch.manual_seed(0)
+    base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False)
+    config = LoraConfig(r=8, target_modules=["query", "value"], init_lora_weights=False)
+    model = get_peft_model(base, config, adapter_name="task_0")
+    for task in range(1, number):
+        model.add_adapter(f"task_{task}", copy.copy(config))
+    return model.to(device).eval()
+
+
+@torch.inference_mode()
+def _evaluate_each(model: PeftModel, ids: torch.Tensor, names: Sequence[str]) -> None:
+    for name in names:
+        model.set_adapter(name)
+        model(input_ids=ids)
