@@ -2,7 +2,8 @@
 
 To the outside, the model runs on a row per pair of a text and an adapter, so heads, losses and everything between
 layers see an ordinary mixed batch. Only a layer that computes the same for all pairs of a text is narrowed to one row
-per text, and its output is repeated. Where that cannot be told of a layer, it runs on all rows, to the same result.
+per text, and its output is repeated. Where that cannot be told of a layer, it runs on all rows, to the same result; so
+do all layers of a model that `torch.compile` has compiled.
 """
 
 from __future__ import annotations
