@@ -9,6 +9,7 @@ To add a command, write a function that runs it, and its parser's block in `_mak
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
@@ -25,13 +26,31 @@ if TYPE_CHECKING:
     from houlsby_peft.serving.task_bank import TaskBank
 
 
+_RECIPES = ("text_classification", "token_classification", "squad", "mlm")
+_FLAGS = """\
+flags of the recipe, after the data:
+  --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no download from the Hub
+  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data
+  --text_columns A [B]        column of the texts, or two for pairs; default: detected
+  --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
+  --validation_file FILE      validation data; default: a tenth of the training examples
+  --num_train_epochs N        passes over the data
+  --learning_rate RATE        1e-4 to 1e-3 are usual for adapters
+  --r N                       width of the bottleneck; default: 64
+  --layers N [N ...]          layers to adapt, counted from 0; default: all
+  --push_to_hub true          share the adapter on the Hub at the end
+"""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. If it fails, print the error as one line on stderr and exit with status 1.
 
     Flags may be written with hyphens or, like those of the recipes, with underscores. With `--debug`, or the
     environment variable HOULSBY_DEBUG=1, an error shows its traceback.
     """
-    words = _with_hyphens(sys.argv[1:] if arguments is None else arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # The recipes' flags are handed on as they are.
+    words = given if given[:1] in (["train"], ["evaluate"]) else _with_hyphens(given)
     reads_file = any(word.partition("=")[0] in ("--file", "--help", "-h") for word in words)
     options = _make_parser(reads_file).parse_args(words)
     try:
@@ -78,6 +97,24 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
         )
         return command
+
+    train = add("train", _train, "train an adapter for your own data")
+    train.add_argument(
+        "data", nargs="?", help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub"
+    )
+    evaluate = add("evaluate", _evaluate, "score a trained adapter or model on other data")
+    evaluate.add_argument("run", nargs="?", help="folder of the run")
+    evaluate.add_argument("data", nargs="?", help="as for train")
+    for command in (train, evaluate):
+        command.usage = f"%(prog)s [options] {'RUN ' * (command is evaluate)}DATA [flags of the recipe]"
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        command.epilog = _FLAGS if command is train else None
+        command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        command.add_argument("--recipe", choices=_RECIPES, help="kind of the task; default: by the data, or the run's")
+        command.add_argument(
+            "--config-file", metavar="FILE", help="configuration of accelerate launch, for several GPUs"
+        )
+        command.add_argument("--help-all", action="store_true", help="show all flags of the recipe")
 
     push = add("push", _push, "push a saved adapter to the Hub with a generated card")
     push.add_argument("folder", type=Path, help="folder of the adapter")
@@ -169,6 +206,38 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         "--allow-pickle", action="store_true", help="read weights from a pickled file, of whose author you are sure"
     )
     return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    is_tagging = str(options.data).endswith(".conll")
+    recipe = options.recipe or ("token_classification" if is_tagging else "text_classification")
+    _launch(options, recipe, ["--data", options.data])
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    recipe = options.recipe
+    if recipe is None and options.run is not None:
+        results = Path(options.run).expanduser() / "results.json"
+        command = json.loads(results.read_text())["command"] if results.exists() else ""
+        recipe = next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
+    _launch(options, recipe or "text_classification", ["--evaluate", options.run, "--data", options.data])
+
+
+def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -> None:
+    """Become the recipe, in this process, or in those of `accelerate launch`."""
+    if lacking := [name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None]:
+        raise ImportError(f"Training needs {lacking[0]}: pip install 'houlsby-peft[recipes]'")
+    # In a checkout, they are beside the package.
+    folders = [Path(__file__).parent / "houlsby_peft" / "recipes", Path(__file__).parent / "recipes"]
+    script = next(folder for folder in folders if folder.exists()) / f"{recipe}.py"
+    if options.help_all:
+        words, options.flags = ["--help"], []
+    elif None in words:
+        raise ValueError("The data are missing; houlsby-peft train --help shows what to give.")
+    launcher = [] if options.config_file is None else ["-m", "accelerate.commands.launch", "--config_file"]
+    launcher += [options.config_file] if launcher else []
+    debug = ["--debug"] if "debug" in options else []
+    os.execv(sys.executable, [sys.executable, *launcher, str(script), *map(str, words), *options.flags, *debug])
 
 
 def _push(options: argparse.Namespace) -> None:

@@ -30,6 +30,8 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("question", "sentence"),
     *((name,) for name in ("message", "body", "sentence", "content", "review", "comment", "description")),
     *((name,) for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")),
+    *((name,) for name in ("nachricht", "mitteilung", "beschreibung", "betreff", "texto", "mensaje", "comentario")),
+    *((name,) for name in ("texte", "commentaire", "testo", "messaggio", "commento", "mensagem", "tekst", "bericht")),
 )
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _QUOTED = re.compile(r'(^|\t)"[^\t]*""[^\t]*"(\t|$)')

@@ -106,7 +106,7 @@ def train(
         processing_class=tokenizer,
         data_collator=task.collator(tokenizer),
         compute_metrics=task.score,
-        score_classes=task.score_classes if len(task.labels) > 1 else None,
+        describe=task.describe,
     )
     trainer.train(run.checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them

@@ -50,7 +50,7 @@ def main() -> None:
     )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
     arguments, paper, method, adapter, training = parser.parse(
-        more_defaults=lambda _: {"output_dir": "runs/paper_tasks"}
+        more_defaults=lambda _: {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     )
     if not training.do_predict:
         raise RecipeError("The table has test accuracies: also give --do_predict, or none of the three --do_ flags.")

@@ -81,6 +81,7 @@ def main() -> None:
         own = runs[name]
         trainer = task.make_trainer(model, tokenizer, arguments.max_length, own)
         trainer.train()
+        trainer.restore_unit()
         learned[name] = Learned(
             task, trainer, trainer.predict(task.data["validation"], metric_key_prefix="again").predictions
         )

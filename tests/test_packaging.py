@@ -46,10 +46,17 @@ def distributions(tmp_path_factory):
 
 def package_files():
     """Where each file of the package stands in the checkout -> where it is installed."""
-    files = [*(ROOT / "houlsby_peft").rglob("*.py"), ROOT / "houlsby_peft/py.typed", ROOT / "houlsby_peft_cli.py"]
-    cards = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
+    files = [
+        *(ROOT / "houlsby_peft").rglob("*.py"),
+        ROOT / "houlsby_peft/py.typed",
+        ROOT / "houlsby_peft/serving/page.html",
+        ROOT / "houlsby_peft_cli.py",
+    ]
+    inside = [*(ROOT / "hub_cards").glob("*.py"), *(ROOT / "hub_cards").glob("*.jinja")]
+    inside += [path for path in (ROOT / "recipes").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     installed = {path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files}
-    return installed | {f"hub_cards/{path.name}": f"houlsby_peft/hub_cards/{path.name}" for path in cards}
+    names = [path.relative_to(ROOT).as_posix() for path in inside]
+    return installed | {name: f"houlsby_peft/{name}" for name in names}
 
 
 def requirements(text):
@@ -63,7 +70,7 @@ def test_wheel_holds_the_package_and_nothing_else(distributions):
     assert f"{dist_info}licenses/LICENSE" in names
 
 
-def test_sdist_holds_the_sources_and_no_tests_or_recipes(distributions):
+def test_sdist_holds_the_sources_and_no_tests(distributions):
     with tarfile.open(distributions[1]) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     names = {name for name in names if not name.startswith("houlsby_peft.egg-info/")}

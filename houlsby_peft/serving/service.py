@@ -12,13 +12,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
@@ -342,9 +343,9 @@ def _ingress() -> Ingress:
 
 
 @app.get("/", include_in_schema=False)
-async def index() -> dict[str, str]:
-    """Say what this is."""
-    return {"service": "houlsby_peft", "docs": "/docs"}
+async def index() -> Response:
+    """Return a page on which to try the tasks."""
+    return FileResponse(Path(__file__).with_name("page.html"))
 
 
 @app.post("/predict", response_model=Predictions)

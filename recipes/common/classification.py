@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments, TextArguments
 from common.data import (
@@ -30,6 +31,7 @@ from common.data import (
     rows_with_text,
     sample,
     with_validation,
+    without_known,
 )
 from common.edge import RecipeError, log
 from common.labels import (
@@ -47,8 +49,10 @@ from common.labels import (
     label_texts,
     rarest_labels,
     rows_with_label,
+    split_labels,
 )
 from common.model import Saved, load_saved, settle
+from common.report import defused
 from common.run import EVALUATED, Run, find_evaluated, plan_push
 from common.scores import SCORES, check_finite
 from common.task import Task, evaluate, files_of, load_data, split_to_score, train
@@ -61,7 +65,7 @@ _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
     MULTI: ("macro_f1", "micro_f1", "accuracy", "loss"),
-    REGRESSION: ("spearmanr", "pearson", "mean_absolute_error", "loss"),
+    REGRESSION: ("spearmanr", "pearson", "mean_absolute_error", "root_mean_squared_error", "loss"),
 }
 
 
@@ -82,6 +86,12 @@ class ClassificationArguments(TextArguments):
     labels_as_text: bool = HfArg(
         default=False, help="Numbers among the labels are only names: 7 and 007 are two classes, and 1.5 is one."
     )
+    label_separator: str | None = HfArg(
+        default=None, help="What separates several labels of one text in the column, such as '|'."
+    )
+    keep_repeated: bool = HfArg(
+        default=False, help="Keep validation examples whose text is a training example as well."
+    )
     class_weights: Literal["balanced"] | None = HfArg(
         default=None, help="'balanced': give each class the same weight in the loss, however rare it is."
     )
@@ -94,17 +104,31 @@ class ClassificationArguments(TextArguments):
         return name + (f"_{self.data_config}" if self.data_config else "")
 
 
+def last_linear(model: nn.Module) -> nn.Linear:
+    """Return the layer that gives a classifier's output: the last linear one that is trained."""
+    *_, last = (module for module in model.modules() if isinstance(module, nn.Linear) and module.weight.requires_grad)
+    return last
+
+
 class ClassificationTrainer(RecipeTrainer):
-    """A trainer whose loss may count some classes more than others.
+    """A trainer whose loss may count some classes more than others, or standardize the targets of a regression.
 
     Args:
         weights: The weight of each class; None: the model's own loss.
+        scale: Mean and standard deviation of the targets. The model learns standardized ones, whatever their unit. Its
+            head gives values in the unit, also when it is saved.
         kwargs: As for a RecipeTrainer.
     """
 
-    def __init__(self, weights: Sequence[float] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, weights: Sequence[float] | None = None, scale: tuple[float, float] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.weights = None if weights is None else torch.tensor(weights, device=self.args.device)
+        self.scale = scale
+        if scale is not None:
+            self._output, (mean, deviation) = last_linear(self.model), scale
+            self._hook = self._output.register_forward_hook(lambda _, args, out: out.float() * deviation + mean)
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean of the weighted losses of the rows, or the model's own loss if there are no weights.
@@ -112,7 +136,9 @@ class ClassificationTrainer(RecipeTrainer):
         The mean is over the rows, not over their weights, so that a batch of one row has its weight as well.
         """
         if self.weights is None:
-            return super().compute_loss(model, inputs, return_outputs)
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            loss = loss if self.scale is None else loss / self.scale[1] ** 2
+            return (loss, outputs) if return_outputs else loss
         labels = inputs["labels"]
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         logits = outputs.logits.float()
@@ -124,16 +150,31 @@ class ClassificationTrainer(RecipeTrainer):
             loss = total / len(labels)
         return (loss, outputs) if return_outputs else loss
 
+    def restore_unit(self) -> None:
+        """Let the weights themselves give values in the unit of the targets, after the training."""
+        if self.scale is not None:
+            (mean, deviation), self.scale = self.scale, None
+            self._hook.remove()
+            with torch.no_grad():
+                self._output.weight.mul_(deviation)
+                self._output.bias.mul_(deviation).add_(mean)
+
+    def save_trained(self) -> None:
+        """Save the weights of the kept epoch."""
+        self.restore_unit()
+        super().save_trained()
+
 
 @dataclass(kw_only=True)
 class ClassificationTask(Task):
     """A classification task: its splits have the column `label` for the model, but for a test split without labels.
 
-    With `weights`, the loss counts each class that much.
+    With `weights`, the loss counts each class that much; with `scale`, the model learns standardized scores.
     """
 
     kind: Labels
     weights: tuple[float, ...] | None = None
+    scale: tuple[float, float] | None = None
     trainer_class = ClassificationTrainer
 
     @property
@@ -150,7 +191,12 @@ class ClassificationTask(Task):
         training: RecipeTrainingArguments, **options: Any,
     ) -> RecipeTrainer:  # fmt: skip
         """Return a trainer with the tokens of all splits."""
-        return super().make_trainer(model, tokenizer, max_length, training, weights=self.weights, **options)
+        scale = self.scale
+        # A head without a bias cannot give values around another mean, and a sharded one cannot be changed here.
+        if scale and (last_linear(model).bias is None or is_deepspeed_zero3_enabled() or training.fsdp):
+            scale = None
+        options |= {"weights": self.weights, "scale": scale}
+        return super().make_trainer(model, tokenizer, max_length, training, **options)
 
     def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, float] | None:
         """Write the predictions for the test split to `prefix`predictions.csv in the output folder; return the scores
@@ -167,14 +213,9 @@ class ClassificationTask(Task):
             if is_labeled:
                 table["label"] = self.kind.decode(test["label"])
             table = table.assign(**predicted_columns(prediction.predictions, self.kind))
-            table.map(_defused).to_csv(path, index=False)
+            table.map(defused).to_csv(path, index=False)
             log(f"predictions for the test split: {path}")
         return self.score(prediction) if is_labeled else None
-
-
-def _defused(value: Any) -> Any:
-    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def load_task(arguments: ClassificationArguments, training: RecipeTrainingArguments) -> ClassificationTask:
@@ -192,19 +233,23 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
     splits = _encode(splits, labels, text_columns)
     if training.do_eval:
         splits = with_validation(splits, rarest_labels(labels, texts))
+        splits = splits if arguments.keep_repeated else without_known(splits, text_columns)
     splits["train"] = data = sample(splits["train"], arguments.max_train_samples)
     log(f"{arguments.name}: {len(data):,} training examples; {describe_balance(labels, data['label'])}")
-    weights = None
+    weights = scale = None
+    if labels.problem_type == REGRESSION:
+        targets = np.asarray(data["label"], dtype=float)
+        scale = (float(targets.mean()), float(targets.std()) or 1.0)
     if arguments.class_weights:
         weights = balanced_weights(labels, data["label"])
         shown = (f"{label} {weight:.2f}" for label, weight in zip(labels.names, weights[:SHOWN], strict=False))
         log(f"weights of the classes in the loss: {', '.join(shown)}{', ...' if len(weights) > SHOWN else ''}")
-    return _make_task(arguments, splits, text_columns, labels, weights)
+    return _make_task(arguments, splits, text_columns, labels, weights, scale)
 
 
 def _make_task(
     arguments: ClassificationArguments, splits: dict[str, Dataset], text_columns: tuple[str, ...], labels: Labels,
-    weights: tuple[float, ...] | None = None,
+    weights: tuple[float, ...] | None = None, scale: tuple[float, float] | None = None,
 ) -> ClassificationTask:  # fmt: skip
     return ClassificationTask(
         name=arguments.name,
@@ -214,6 +259,7 @@ def _make_task(
         problem_type=labels.problem_type,
         kind=labels,
         weights=weights,
+        scale=scale,
     )
 
 
@@ -225,7 +271,8 @@ def load_evaluated(
     splits, text_columns, columns = _read_splits(arguments, training, saved.text_columns)
     labels = Labels(columns, problem_type, saved.labels)
     texts = label_texts(splits["train"], columns)
-    splits = split_to_score(_encode(splits, labels, text_columns), arguments, saved, rarest_labels(labels, texts))
+    rarest = rarest_labels(labels, texts)
+    splits = split_to_score(_encode(splits, labels, text_columns), arguments, saved, rarest, text_columns)
     return _make_task(arguments, splits, text_columns, labels)
 
 
@@ -237,6 +284,13 @@ def _read_splits(
     text_columns, columns = _find_columns(splits["train"], arguments, recorded)
     if clash := [column for column in columns if column in text_columns]:
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
+    if arguments.label_separator and len(columns) == 1:
+        splits = {
+            name: split_labels(split, columns[0], arguments.label_separator)
+            if columns[0] in split.column_names
+            else split
+            for name, split in splits.items()
+        }
     for name, split in splits.items():
         is_labeled = name != "test" or has_labels(split, columns)
         check_columns(split, name, text_columns, columns if is_labeled else ())

@@ -22,6 +22,7 @@ from houlsby_peft.tables import find_text_columns as find_usual_columns
 
 
 SPLITS = ("train", "validation", "test")
+_WIDTH_OF_TEXT = 15  # characters of a column, on average, that is taken for the text
 VALIDATION_SHARE = 0.1
 LABEL_NAMES = ("label", "labels", "label_ids")  # columns that the Trainer takes for labels
 # Far more than a token has on average, so that text cut before tokenizing would also be cut after it.
@@ -174,18 +175,22 @@ def find_text_columns(
     data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None = None
 ) -> tuple[str, ...]:
     """Return the columns of a text or a pair of texts: those named on the command line, else those recorded if the
-    data have all of them, else by their usual names."""
+    data have all of them, else by their usual names, else the one with the longest texts."""
     columns = columns_of(data)
     try:
         found = tuple(find_usual_columns(columns, named, recorded=recorded))  # as `houlsby-peft predict` finds them
     except AdapterError as error:
-        widths = {name: sum(map(len, map(str, data[:100][name]))) for name in columns}
-        longest = shlex.quote(max(widths, key=widths.__getitem__))
-        wanted = f"no column {' and '.join(map(repr, named))}" if named else "no column with a usual name for text"
-        raise RecipeError(
-            f"There is {wanted}, such as text or message: there are {', '.join(columns)}. Name one, or two for pairs: "
-            f"--text_columns {longest} if that is the text."
-        ) from error
+        head = data[:100]
+        widths = {name: sum(map(len, map(str, head[name]))) / len(head[name]) for name in columns if head[name]}
+        longest = max(widths, key=widths.__getitem__, default="")
+        if named or recorded or widths.get(longest, 0) < _WIDTH_OF_TEXT:
+            wanted = " and ".join(map(repr, named)) if named else "with a usual name for text, such as text or message"
+            raise RecipeError(
+                f"There is no column {wanted}, only {', '.join(columns)}. Name one, or two for pairs: --text_columns "
+                f"{shlex.quote(longest)} if that is the text."
+            ) from error
+        log(f"no column has a usual name for text; {longest!r} has the longest")
+        found = (longest,)
     if taken := [name for name in found if name in LABEL_NAMES]:
         raise RecipeError(f"--text_columns must not name {taken[0]!r}, which is a label's name. Rename the column.")
     check_number_of_texts(found, recorded, "--text_columns")
@@ -242,7 +247,7 @@ def keep_rows(data: Dataset, rows: Sequence[int], what: str) -> Dataset:
 def report_repeated(
     splits: Mapping[str, Dataset], text_columns: Sequence[str], labels: Sequence[Hashable] | None = None
 ) -> None:
-    """Log how many texts of train repeat, or have different labels, and how many of another split are in it."""
+    """Log how many texts of train repeat, or have different labels, and how many of test are in it."""
     texts = {
         name: list(zip(*(split[column] for column in text_columns), strict=True)) for name, split in splits.items()
     }
@@ -255,13 +260,31 @@ def report_repeated(
     if twice:
         both = f", {conflicts:,} of these texts with different labels" if conflicts else ""
         log(f"note: {twice:,} training examples repeat the text of another one{both}")
-    for name in [name for name in splits if name != "train"]:
-        known = sum(text in train for text in texts[name])
-        if known:
-            log(
-                f"note: {known:,} of the {len(texts[name]):,} texts of {name} are training examples as well: their "
-                "scores say little about new texts"
-            )
+    known = sum(text in train for text in texts.get("test", ()))
+    if known:
+        log(
+            f"note: {known:,} of the {len(texts['test']):,} texts of test are training examples as well: its scores "
+            "say little about new texts"
+        )
+
+
+def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> dict[str, Dataset]:
+    """Return the splits without the validation examples whose texts are training examples as well."""
+    train, validation = (
+        list(zip(*(splits[name][column] for column in text_columns), strict=True)) for name in ("train", "validation")
+    )
+    seen = set(train)
+    new = [row for row, text in enumerate(validation) if text not in seen]
+    if len(new) == len(validation):
+        return splits
+    if not new:
+        log("note: all texts of validation are training examples as well: its scores say little about new texts")
+        return splits
+    log(
+        f"validation: {len(validation) - len(new):,} of {len(validation):,} left out, whose texts are training "
+        "examples as well; --keep_repeated keeps them"
+    )
+    return {**splits, "validation": splits["validation"].select(new)}
 
 
 def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -93,6 +94,29 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
     axes.set(xlabel="prediction", ylabel="label (examples)")
     axes.spines[:].set_visible(False)
     figure.suptitle(f"{_plain(title)}\n{'share' if few else 'percent'} of the label's examples", fontsize=8)
+    return figure
+
+
+def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
+    """Draw the share of right predictions against the model's probabilities; on the dotted line, they are equal."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
+    axes.plot([0, 1], [0, 1], color="gray", linestyle=":")
+    axes.plot(bins["confidence"], bins["right"], color=BLUE)
+    axes.scatter(bins["confidence"], bins["right"], 10 + 200 * bins["examples"] / bins["examples"].sum(), color=BLUE)
+    axes.set(
+        xlabel="probability of the prediction", ylabel="share of right predictions", xlim=(0, 1.03), ylim=(0, 1.03)
+    )
+    axes.set_title(f"{_plain(title)}: expected calibration error {error:.3f}")
+    return figure
+
+
+def draw_values(expected: NDArray[np.float64], predicted: NDArray[np.float64], title: str) -> Figure:
+    """Draw the predictions against the targets; on the dotted line, they are equal."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
+    ends = [min(expected.min(), predicted.min()), max(expected.max(), predicted.max())]
+    axes.plot(ends, ends, color="gray", linestyle=":")
+    axes.scatter(expected, predicted, 4, color=BLUE, alpha=0.4, linewidths=0)
+    axes.set(xlabel="target", ylabel="prediction", title=_plain(title))
     return figure
 
 

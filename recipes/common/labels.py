@@ -16,10 +16,13 @@ from houlsby_peft.tables import match_column
 
 LABEL_COLUMNS = (
     *("label", "labels", "class", "category", "categories", "target", "tag", "tags", "topic", "sentiment", "intent"),
-    *("emotion", "score", "rating", "stars"),
+    *("emotion", "score", "rating", "stars", "kategorie", "klasse", "thema", "abteilung", "stimmung", "bewertung"),
+    *("etiqueta", "categoria", "categoría", "clase", "tema", "sentimiento", "étiquette", "catégorie", "classe"),
+    *("sujet", "etichetta", "rótulo", "categorie"),
 )
 REGRESSION, SINGLE, MULTI = "regression", "single_label_classification", "multi_label_classification"
 SHOWN = 20
+RARE = 10  # examples, below which the scores of a class say little
 
 
 @dataclass(frozen=True)
@@ -74,21 +77,23 @@ class Labels:
 
 
 def find_label_columns(train: Dataset, named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the column of the label, or several 0/1 columns, as named on the command line, or else the first of
-    LABEL_COLUMNS that exists."""
+    """Return the column of the label, or several 0/1 columns: those named on the command line, else the first of
+    LABEL_COLUMNS that exists, else the only column with few values."""
     own = columns_of(train)
     names = named or [name for name in LABEL_COLUMNS if match_column(own, name)][:1]
     columns = {name: match_column(own, name) for name in names}
-    missing = [name for name, column in columns.items() if column is None]
-    if missing or not columns:
-        wanted = repr(missing[0]) if missing else f"with one of the names {', '.join(LABEL_COLUMNS)}"
-        counts = {name: len(set(map(str, train[name]))) for name in own}
-        few = [f"{name} ({count} values)" for name, count in counts.items() if 1 < count <= min(SHOWN, len(train) / 2)]
-        hint = f"; it may be {' or '.join(few)}" if few else ""
-        raise RecipeError(
-            f"There is no column {wanted}, only {', '.join(counts)}. Name the label with --label_columns{hint}."
-        )
-    return tuple(column for column in columns.values() if column is not None)
+    if columns and None not in columns.values():
+        return tuple(column for column in columns.values() if column is not None)
+    counts = {name: len(set(map(str, train[name]))) for name in own}
+    few = [name for name, count in counts.items() if 1 < count <= min(SHOWN, len(train) / 2)]
+    if not named and len(few) == 1:
+        return (few[0],)
+    missing = next((name for name, column in columns.items() if column is None), None)
+    hint = f"; it may be {' or '.join(f'{name} ({counts[name]} values)' for name in few)}" if few else ""
+    raise RecipeError(
+        f"There is no column {repr(missing) if missing else 'with a usual name for labels, such as label'}, only "
+        f"{', '.join(counts)}. Name the label with --label_columns{hint}."
+    )
 
 
 def find_labels(
@@ -139,6 +144,12 @@ def check_repeated(labels: Labels, texts: Sequence[Hashable]) -> None:
             f"in {labels.columns[0]!r} that no other row has. Name another column with --label_columns; for numbers, "
             "give --problem_type regression."
         )
+
+
+def split_labels(data: Dataset, column: str, separator: str) -> Dataset:
+    """Return a split whose labels, several in one text, are lists of labels; an empty text has none."""
+    values = [[part for one in str(value or "").split(separator) if (part := one.strip())] for value in data[column]]
+    return data.remove_columns(column).add_column(column, values, feature=List(Value("string")))
 
 
 def label_texts(data: Dataset, columns: Sequence[str], name: str = "train") -> list[Hashable]:
@@ -225,21 +236,23 @@ def balanced_weights(labels: Labels, encoded: Sequence[Any]) -> tuple[float, ...
 def describe_balance(labels: Labels, encoded: Sequence[Any]) -> str:
     """Return how often each class occurs in the training examples, whose labels `encode` has made, for the log."""
     if labels.problem_type == REGRESSION:
-        largest = max(map(abs, encoded))
-        far = "; scale them to about -1 to 1, as the loss is the squared error" if largest > 20 else ""
-        return f"{labels.names[0]}: scores from {min(encoded):g} to {max(encoded):g}{far}"
+        mean, deviation = np.mean(encoded), np.std(encoded)
+        return (
+            f"{labels.names[0]}: scores from {min(encoded):g} to {max(encoded):g}, mean {mean:.4g}, standard "
+            f"deviation {deviation:.4g}, by which they are standardized for the training"
+        )
     several = labels.problem_type == MULTI
     numbers = [number for row in encoded for number in (np.flatnonzero(row) if several else (row,))]
     counts = Counter(labels.names[number] for number in numbers)
     listed = [f"{name} {count:,} ({count / len(encoded):.1%})" for name, count in counts.most_common()]
     rest = f", and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    once = sum(count == 1 for count in counts.values())
+    rare = [name for name, count in counts.items() if count < RARE]
     absent = len(labels.names) - len(counts)
-    notes = [f"; {once} seen once" if once else "", f"; {absent} never seen" if absent else ""]
+    notes = [f"; {len(rare)} with fewer than {RARE} examples" if rare else "", f"; {absent} never seen" * bool(absent)]
     if not several and len(labels.columns) == 1 and all(np.isfinite(_number(name)) for name in labels.names):
         notes.append(" (numbers as classes; for a score, give --problem_type regression)")
     if not several and sum("|" in name for name in labels.names) > 1:
-        notes.append(" (several labels in one text? give them as a list, or a 0/1 column for each)")
+        notes.append(" (several labels in one text? give --label_separator '|')")
     return f"{len(labels.names)} classes: {', '.join(listed[:SHOWN])}{rest}{''.join(notes)}"
 
 

@@ -7,42 +7,101 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Value
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from peft.utils import CONFIG_NAME
 
 from common.arguments import looks_like_a_path
 from common.same_run import read_object
-from common.scores import ClassScores, format_scores
-from common.trainer import RecipeTrainer
+from common.scores import ClassScores, ValueScores, format_scores
+from common.trainer import Described, RecipeTrainer
 
 
 CONFUSION_FILE, CURVES_FILE = "confusion_matrix.png", "learning_curves.png"
+RELIABILITY_FILE, VALUES_FILE, MISTAKES_FILE = "reliability.png", "values.png", "mistakes.csv"
+MAX_MISTAKES = 20
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
 _MAX_EXAMPLE = 80  # characters of a text in a command
 
 
 def report_end(
-    trainer: RecipeTrainer,
-    results: Mapping[str, Any],
-    classes: tuple[str, ClassScores] | None,
-    example: str | Sequence[str] | None,
+    trainer: RecipeTrainer, results: Mapping[str, Any], kept: Described | None, example: str | Sequence[str] | None
 ) -> None:
     """Draw the figures of a finished run, and print its scores, its files and how to predict. Call it in the main
     process."""
     output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
     print(f"\n{_describe_scores(trainer, results)}")
-    if classes is not None:
-        split, scores = classes
-        print(f"\nBy class, on the {split} split:\n{scores.table()}")
     size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
     rows = {
         trainer.saved_as.capitalize(): f"{saved} ({_format_bytes(size)}), {_format_seconds(results['seconds'])}",
         "Results": str(output / "results.json"),
-        **_draw(trainer, results, classes),
     }
+    if kept is not None:
+        print_by_class(kept)
+        rows |= write_figures(output, kept, results["task"])
+    rows |= _draw_curves(trainer, results)
     if example is not None and is_houlsby(saved):
         rows["Predict"] = predict_command(saved, example)
+    print_files(rows)
+
+
+def print_by_class(kept: Described) -> None:
+    """Print the scores of each class."""
+    if isinstance(kept.scores, ClassScores):
+        print(f"\nBy class, on the {kept.split} split:\n{kept.scores.table()}")
+
+
+def print_files(rows: Mapping[str, str]) -> None:
+    """Print names of files, and commands, below one another."""
     print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
+
+
+def write_figures(output: Path, kept: Described, task: str, prefix: str = "") -> dict[str, str]:
+    """Write what helps to find errors of the model and of the data, with names that begin with `prefix`.
+
+    That is the confusion matrix, the mistakes of which the model was most confident, and how reliable its
+    probabilities are; of scores, the predictions against the targets.
+
+    Returns:
+        What was written, by the names of the files.
+    """
+    # Only now: the import takes a second, and a recipe should be fast to find a wrong flag.
+    from common.figures import draw_confusion, draw_reliability, draw_values, save_png
+
+    files = {
+        name: output / f"{prefix}{name}" for name in (CONFUSION_FILE, RELIABILITY_FILE, VALUES_FILE, MISTAKES_FILE)
+    }
+    for file in files.values():
+        file.unlink(missing_ok=True)  # of an earlier run
+    title, scores, written = f"{task}, {kept.split}", kept.scores, {}
+    if isinstance(scores, ValueScores):
+        save_png(draw_values(scores.expected, scores.predicted, title), files[VALUES_FILE])
+        return {"Predictions": str(files[VALUES_FILE])}
+    confusion = scores.confusion()
+    if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
+        save_png(draw_confusion(*confusion, title), files[CONFUSION_FILE])
+        written["Confusion matrix"] = str(files[CONFUSION_FILE])
+    elif confusion is not None:
+        written["Confusion matrix"] = f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
+    if scores.confidence is not None and len(scores.confidence):
+        bins, error = scores.reliability()
+        save_png(draw_reliability(bins, error, title), files[RELIABILITY_FILE])
+        written["Reliability"] = f"{files[RELIABILITY_FILE]} (expected calibration error {error:.3f})"
+        mistakes = scores.mistakes(MAX_MISTAKES)
+        texts = {name: kept.data[name] for name, kind in kept.data.features.items() if kind == Value("string")}
+        if len(mistakes) and texts:
+            table = mistakes.assign(
+                **{name: [column[row] for row in mistakes["row"]] for name, column in texts.items()}
+            )
+            table.map(defused).to_csv(files[MISTAKES_FILE], index=False)
+            wrong = int((scores.expected != scores.predicted).sum())
+            written["Mistakes"] = f"{files[MISTAKES_FILE]} (the most confident {len(mistakes)} of {wrong:,})"
+    return written
+
+
+def defused(value: Any) -> Any:
+    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _describe_scores(trainer: RecipeTrainer, results: Mapping[str, Any]) -> str:
@@ -61,28 +120,16 @@ def _describe_scores(trainer: RecipeTrainer, results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _draw(
-    trainer: RecipeTrainer, results: Mapping[str, Any], classes: tuple[str, ClassScores] | None
-) -> dict[str, str]:
-    """Draw the figures that the run has data for; return their paths, or why there is none, by their names."""
-    # Only now: the import takes a second, and a recipe should be fast to find a wrong flag.
-    from common.figures import draw_confusion, draw_learning_curves, save_png
+def _draw_curves(trainer: RecipeTrainer, results: Mapping[str, Any]) -> dict[str, str]:
+    from common.figures import draw_learning_curves, save_png
 
-    output, drawn = Path(trainer.args.output_dir), {}
-    for name in (CONFUSION_FILE, CURVES_FILE):
-        (output / name).unlink(missing_ok=True)  # of an earlier run
-    confusion = None if classes is None else classes[1].confusion()
-    if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
-        save_png(draw_confusion(*confusion, f"{results['task']}, {classes[0]}"), output / CONFUSION_FILE)
-        drawn["Confusion matrix"] = str(output / CONFUSION_FILE)
-    elif confusion is not None:
-        drawn["Confusion matrix"] = f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
-    if len(results["epochs"]) > 1:
-        kept = next((entry["epoch"] for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
-        figure = draw_learning_curves(trainer.state.log_history, results["epochs"], results["chosen_by"], kept)
-        save_png(figure, output / CURVES_FILE)
-        drawn["Learning curves"] = str(output / CURVES_FILE)
-    return drawn
+    file = Path(trainer.args.output_dir, CURVES_FILE)
+    file.unlink(missing_ok=True)  # of an earlier run
+    if len(results["epochs"]) < 2:
+        return {}
+    kept = next((entry["epoch"] for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
+    save_png(draw_learning_curves(trainer.state.log_history, results["epochs"], results["chosen_by"], kept), file)
+    return {"Learning curves": str(file)}
 
 
 def is_houlsby(folder: Path) -> bool:

@@ -23,7 +23,7 @@ import houlsby_peft
 from common.arguments import LAST, AdapterArguments, EncoderArguments, RecipeTrainingArguments, defaults_of, merge
 from common.edge import RecipeError, log
 from common.model import hub_name
-from common.report import is_houlsby, push_command, report_end
+from common.report import is_houlsby, print_by_class, print_files, push_command, report_end, write_figures
 from common.same_run import (
     ARGUMENTS_FILE,
     CONTENT,
@@ -35,7 +35,7 @@ from common.same_run import (
     write_json,
 )
 from common.scores import without_times
-from common.trainer import COMPLETE, SAVED, TRAIN_SECONDS, RecipeTrainer, last_checkpoint
+from common.trainer import COMPLETE, SAVED, TRAIN_SECONDS, Described, RecipeTrainer, last_checkpoint
 from houlsby_peft.hub.card import write_card_of_saved
 
 
@@ -174,15 +174,15 @@ class Run:
         Returns:
             The content of results.json.
         """
-        classes = trainer.kept_classes()
-        per_class = None if classes is None else {"split": classes[0], "scores": classes[1].by_class()}
+        kept = trainer.describe_kept()
+        per_class = None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
         files = {name: entry for name, entry in self.content.items() if name != "test" or self._training.do_predict}
         content = describe_run(trainer, self.groups) | results | {"per_class": per_class, CONTENT: files}
         if self._training.process_index == 0:
             write_json(self.folder / RESULTS_FILE, content)
             texts = 1 if example is None or isinstance(example, str) else len(example)
             write_adapter_card(self.folder / trainer.saved_as, card_example(self._training, texts))
-            report_end(trainer, content, classes, example)
+            report_end(trainer, content, kept, example)
         return content
 
 
@@ -343,7 +343,13 @@ def find_evaluated(
 
 
 def write_evaluation(
-    training: RecipeTrainingArguments, task: str, saved: str, scores: Mapping[str, Any], **entries: Any
+    training: RecipeTrainingArguments,
+    task: str,
+    saved: str,
+    scores: Mapping[str, Any],
+    kept: Described | None = None,
+    prefix: str = "",
+    **entries: Any,
 ) -> dict[str, Any]:
     """Print the scores of a saved adapter or model in the main process, and write them to evaluation.json.
 
@@ -352,9 +358,12 @@ def write_evaluation(
         task: The task's name.
         saved: What was scored.
         scores: The scores of the validation split.
+        kept: What it predicts for one of the splits.
+        prefix: What the names of further files begin with.
         entries: Further entries of the file, such as the scores of the test split, "test".
     """
-    content = {"task": task, "evaluated": saved, "scores": dict(scores), **entries}
+    per_class = None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
+    content = {"task": task, "evaluated": saved, "scores": dict(scores), "per_class": per_class, **entries}
     path = Path(training.output_dir, "evaluation.json")
     if training.process_index == 0:
         write_json(path, content)
@@ -362,7 +371,11 @@ def write_evaluation(
             if isinstance(of_split, Mapping):
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
                 print(f"{task}, {saved}, {split}: {shown}")
-        print(f"Scores: {path}", flush=True)
+        files = {"Scores": str(path)}
+        if kept is not None:
+            print_by_class(kept)
+            files |= write_figures(path.parent, kept, task, prefix)
+        print_files(files)
     return content
 
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import softmax
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score,
@@ -41,6 +43,7 @@ SCORES: dict[str, Score] = {
     "pearson": _zero_if_constant(lambda references, predictions: pearsonr(references, predictions)[0]),
     "spearmanr": _zero_if_constant(lambda references, predictions: spearmanr(references, predictions)[0]),
     "mean_absolute_error": lambda references, predictions: np.abs(references - predictions).mean(),
+    "root_mean_squared_error": lambda references, predictions: np.sqrt(np.square(references - predictions).mean()),
 }
 
 
@@ -74,12 +77,14 @@ class ClassScores:
         names: The names of the classes by number.
         scored: The number of classes, counted from the first, that have scores. Others are in the confusion matrix
             only.
+        confidence: The probability of each predicted class, (examples,), if each example has one class.
     """
 
     expected: NDArray[np.int64]
     predicted: NDArray[np.int64]
     names: tuple[str, ...]
     scored: int
+    confidence: NDArray[np.float64] | None = None
 
     @property
     def present(self) -> list[int]:
@@ -126,6 +131,44 @@ class ClassScores:
         matrix = confusion_matrix(self.expected, self.predicted, labels=numbers)
         return matrix, [self.names[number] for number in numbers]
 
+    def mistakes(self, at_most: int) -> pd.DataFrame:
+        """Return the wrong predictions of which the model was most confident: row, label, prediction, confidence."""
+        assert self.confidence is not None
+        wrong = np.flatnonzero(self.expected != self.predicted)
+        rows = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:at_most]
+        names = np.array(self.names, dtype=object)
+        columns = {"label": names[self.expected[rows]], "predicted": names[self.predicted[rows]]}
+        return pd.DataFrame({"row": rows, **columns, "confidence": self.confidence[rows].round(4)})
+
+    def reliability(self, bins: int = 10) -> tuple[pd.DataFrame, float]:
+        """Return the share of right predictions by confidence, and the expected calibration error.
+
+        That is the mean of the distance between confidence and this share over bins of equal width, weighted by their
+        examples (Guo et al. 2017, equation 3).
+        """
+        assert self.confidence is not None
+        is_right = self.expected == self.predicted
+        table = pd.DataFrame({"confidence": self.confidence, "right": is_right, "examples": 1})
+        number = np.minimum((self.confidence * bins).astype(int), bins - 1)
+        found = table.groupby(number).agg({"confidence": "mean", "right": "mean", "examples": "sum"})
+        error = (found["examples"] * (found["confidence"] - found["right"]).abs()).sum() / max(len(table), 1)
+        return found, float(error)
+
+
+@dataclass(frozen=True)
+class ValueScores:
+    """What a model has predicted for examples with a score.
+
+    Attributes:
+        expected, predicted: The scores, (examples,).
+    """
+
+    expected: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+
+    def by_class(self) -> None:
+        """A score has no classes."""
+
 
 def score_classes(outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]) -> ClassScores:
     """Return what a classifier has predicted.
@@ -138,7 +181,8 @@ def score_classes(outputs: NDArray[np.float32], labels: NDArray[Any], names: Seq
     """
     several = np.ndim(labels) == 2
     predicted = outputs > 0 if several else outputs.argmax(-1)
-    return ClassScores(labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names))
+    confidence = None if several else softmax(outputs.astype(np.float64), axis=-1).max(-1)
+    return ClassScores(labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names), confidence)
 
 
 def _shorten(name: str) -> str:

@@ -82,7 +82,7 @@ class TaggingTask(Task):
         scores = {"accuracy": right / max(1, sum(map(len, expected)))}
         return {**scores, **entity_scores(expected, predicted)} if self.are_entities else scores
 
-    def score_classes(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> ClassScores:
+    def describe(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> ClassScores:
         """Return what a model has predicted: the kinds of entities or, if the tags mark none, the tags of words.
 
         An entity that is only expected, or only predicted, is counted beside one of no kind.

@@ -19,12 +19,12 @@ from transformers import (
 )
 
 from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeTrainingArguments
-from common.data import describe_data, find_files, load_splits, tokenize, with_validation
+from common.data import describe_data, find_files, load_splits, tokenize, with_validation, without_known
 from common.edge import log
 from common.model import Saved, adapt, load_model
 from common.run import Run, write_evaluation
 from common.same_run import CONTENT, describe_content
-from common.scores import ClassScores, score_classes, without_times
+from common.scores import ClassScores, ValueScores, score_classes, without_times
 from common.trainer import RecipeTrainer
 
 
@@ -95,8 +95,10 @@ class Task(ABC):
         """Return what makes a batch of examples."""
         return DataCollatorWithPadding(tokenizer)
 
-    def score_classes(self, outputs: NDArray[np.float32], labels: NDArray[Any]) -> ClassScores:
+    def describe(self, outputs: NDArray[np.float32], labels: NDArray[Any]) -> ClassScores | ValueScores:
         """Return what a model has predicted, class by class."""
+        if len(self.labels) == 1:
+            return ValueScores(labels, outputs[:, 0])
         return score_classes(outputs, labels, self.labels)
 
     def make_trainer(
@@ -117,7 +119,7 @@ class Task(ABC):
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
             compute_metrics=self.score,
-            score_classes=self.score_classes if len(self.labels) > 1 else None,
+            describe=self.describe if self.labels else None,
             **options,
         )
 
@@ -181,7 +183,10 @@ def evaluate(
     scores = without_times(trainer.evaluate())
     dataset = describe_data(task.name, arguments.data, arguments.data_config, task.splits)
     test = task.predict_test(trainer, prefix)
-    return write_evaluation(training, task.name, saved.name, scores, dataset=dataset, labels=task.labels, test=test)
+    kept = trainer.describe_kept()
+    return write_evaluation(
+        training, task.name, saved.name, scores, kept, prefix, dataset=dataset, labels=task.labels, test=test
+    )
 
 
 def files_of(arguments: DataArguments) -> dict[str, Path]:
@@ -199,7 +204,11 @@ def load_data(arguments: DataArguments, training: RecipeTrainingArguments) -> di
 
 
 def split_to_score(
-    splits: dict[str, Dataset], arguments: DataArguments, saved: Saved, labels: Sequence[Any] | None = None
+    splits: dict[str, Dataset],
+    arguments: DataArguments,
+    saved: Saved,
+    labels: Sequence[Any] | None = None,
+    text_columns: Sequence[str] = (),
 ) -> dict[str, Dataset]:
     """Return the splits with the validation split on which a saved adapter or model is scored, without "train".
 
@@ -211,6 +220,7 @@ def split_to_score(
         arguments: Where they come from.
         saved: What is scored.
         labels: As for with_validation.
+        text_columns: As for without_known, for a run that has left such examples out.
     """
     splits = dict(splits)
     if "validation" not in splits:
@@ -222,6 +232,8 @@ def split_to_score(
         was_split = "validation" in saved.results.get("dataset", {}).get("rows", {})
         if was_trained_on and was_split and not before.get("validation_file"):
             splits = with_validation(splits, labels)
+            if before.get("keep_repeated") is False:
+                splits = without_known(splits, text_columns)
         else:
             if was_trained_on:
                 log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")

@@ -4,6 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
 
 from common.edge import RecipeError, log
-from common.scores import ClassScores, format_scores, without_times
+from common.scores import ClassScores, ValueScores, format_scores, without_times
 from houlsby_peft import AdapterDrop
 
 
@@ -54,6 +55,15 @@ def last_checkpoint(folder: Path) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class Described:
+    """What a model predicts for a split: the split's name, its examples, and the predictions."""
+
+    split: str
+    data: Any
+    scores: ClassScores | ValueScores
+
+
 class RecipeTrainer(Trainer):
     """A Trainer with these changes.
 
@@ -67,8 +77,7 @@ class RecipeTrainer(Trainer):
 
     Args:
         args, kwargs: As for a Trainer.
-        score_classes: For tasks with classes, what the scores of single classes are computed from, out of the outputs
-            and the labels of a split.
+        describe: What the report of the end is made from, out of the outputs and the labels of a split.
 
     Attributes:
         start: The time when it was made, by time.perf_counter().
@@ -81,15 +90,15 @@ class RecipeTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        score_classes: Callable[[NDArray[np.float32], NDArray[Any]], ClassScores] | None = None,
+        describe: Callable[[NDArray[np.float32], NDArray[Any]], ClassScores | ValueScores] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         # In a notebook, the Trainer shows a table of its own.
         if any([self.pop_callback(ProgressCallback), self.pop_callback(PrinterCallback)]):
             self.add_callback(Progress())
-        self._score_classes = score_classes
-        self._of_test: PredictionOutput | None = None
+        self._describe = describe
+        self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
         self.best_step: int | None = None
@@ -145,33 +154,36 @@ class RecipeTrainer(Trainer):
             logs = {**logs, TRAIN_SECONDS: round(self._clock.seconds, 3)}
         super().log(logs, *args, **kwargs)
 
-    def predict(self, *args: Any, metric_key_prefix: str = "test", **kwargs: Any) -> PredictionOutput:
+    def predict(
+        self, test_dataset: Dataset[Any], *args: Any, metric_key_prefix: str = "test", **kwargs: Any
+    ) -> PredictionOutput:
         """Predict as Trainer.predict does, in the order of the rows, which length grouping would change."""
         strategy = self.args.train_sampling_strategy
         self.args.train_sampling_strategy = "sequential"
         try:
-            output = super().predict(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().predict(test_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:
             self.args.train_sampling_strategy = strategy
         if metric_key_prefix == "test" and output.label_ids is not None:
-            self._of_test = output
+            self._of_test = test_dataset, output
         return output
 
-    def kept_classes(self) -> tuple[str, ClassScores] | None:
+    def describe_kept(self) -> Described | None:
         """Return what the kept weights predict for the test split or, if it was not predicted, for validation.
 
         Every process of a distributed run must call it.
         """
-        if self._score_classes is None or (self._of_test is None and self.args.eval_strategy == "no"):
+        if self._describe is None or (self._of_test is None and self.args.eval_strategy == "no"):
             return None
-        name, output, data = "test", self._of_test, self.eval_dataset
-        if output is None:
-            name = "validation"
+        if self._of_test is not None:
+            name, (data, output) = "test", self._of_test
+        else:
+            name, data = "validation", self.eval_dataset
             if isinstance(data, dict):  # such as MNLI's two, of which one chooses the best epoch
                 chosen = next(split for split in data if self.args.metric_for_best_model.startswith(f"{split}_"))
                 name, data = f"validation ({chosen})", data[chosen]
             output = self.predict(data, metric_key_prefix="kept")
-        return name, self._score_classes(output.predictions, output.label_ids)
+        return Described(name, data, self._describe(output.predictions, output.label_ids))
 
     def save_trained(self) -> None:
         """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an

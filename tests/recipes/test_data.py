@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from unittest.mock import patch
 
 import numpy as np
@@ -26,6 +25,7 @@ from common.data import (
     sample,
     tokenize,
     with_validation,
+    without_known,
 )
 from common.edge import RecipeError
 from common.labels import (
@@ -159,6 +159,7 @@ class TestColumns:
             (("ticket_id", "created", "message", "category"), ("message",), ("category",)),
             (("ID", "Title", "Body", "Class"), ("Body",), ("Class",)),
             (("Premise", "HYPOTHESIS", "Target"), ("Premise", "HYPOTHESIS"), ("Target",)),
+            (("Nummer", "Nachricht", "Abteilung"), ("Nachricht",), ("Abteilung",)),
         ],
     )
     def test_usual_names_without_regard_to_case(self, columns, text, label):
@@ -166,12 +167,18 @@ class TestColumns:
         assert find_text_columns(data, None) == text
         assert find_label_columns(data, None) == label
 
-    def test_both_missing_columns_are_said_at_once(self, tmp_path):
-        path = write(tmp_path / "a.csv", id=range(8), Nachricht=["long words"] * 8, Abteilung=["high", "low"] * 4)
+    def test_without_usual_names_the_longest_text_and_the_only_column_with_few_values(self, tmp_path):
+        texts = [f"{number} words that are long enough" for number in range(8)]
+        assert load(write(tmp_path / "a.csv", key=range(8), wen=texts, lei=["high", "low"] * 4)).kind.columns == (
+            "lei",
+        )
+        path = write(tmp_path / "b.csv", wen=["short"] * 8, lei=["high", "low"] * 4)
         with pytest.raises(RecipeError) as stopped:
             load(path)
-        assert "--text_columns Nachricht if that is the text" in str(stopped.value)
-        assert re.search(r"--label_columns; it may be Abteilung \(2 values\)", str(stopped.value))
+        assert "--text_columns wen if that is the text" in str(stopped.value)
+        write(tmp_path / "b.csv", wen=texts, one=["x", "y"] * 4, two=["high", "low"] * 4)
+        with pytest.raises(RecipeError, match=r"--label_columns; it may be one \(2 values\) or two"):
+            load(path)
 
     def test_a_split_that_lacks_a_column(self, tmp_path):
         write(tmp_path / "train.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
@@ -221,7 +228,10 @@ class TestLabels:
         labels = find_labels(data, None)
         assert labels.names == tuple(names)
         assert labels.encode(data, "train")["label"][:] == [0, 2]
-        assert describe_balance(labels, [0, 2]) == "3 classes: neg 1 (50.0%), pos 1 (50.0%); 2 seen once; 1 never seen"
+        assert (
+            describe_balance(labels, [0, 2])
+            == "3 classes: neg 1 (50.0%), pos 1 (50.0%); 2 with fewer than 10 examples; 1 never seen"
+        )
         lists = Dataset.from_dict({"label": [[0, 1]]}, features=Features({"label": List(ClassLabel(names=names))}))
         assert find_labels(lists, None) == Labels(("label",), MULTI, tuple(names))
 
@@ -231,7 +241,7 @@ class TestLabels:
         encoded = labels.encode(data, "train")
         assert encoded["label"][:] == [100.0, 500.0]
         assert encoded.features["label"] == Value("float32")
-        assert "scores from 100 to 500; scale them" in describe_balance(labels, encoded["label"])
+        assert "scores from 100 to 500, mean" in describe_balance(labels, encoded["label"])
         with pytest.raises(RecipeError, match="validation: a label must be a finite number; row 1 has 'many'"):
             labels.encode(Dataset.from_dict({"stars": ["1", "many"]}), "validation")
 
@@ -279,11 +289,13 @@ class TestLabels:
         splits = {
             "train": Dataset.from_dict({"text": ["a", "a", "b", "c"]}),
             "validation": Dataset.from_dict({"text": ["a", "d"]}),
+            "test": Dataset.from_dict({"text": ["c", "e"]}),
         }
         report_repeated(splits, ["text"], ["x", "y", "x", "x"])
         printed = capsys.readouterr().out
         assert "1 training examples repeat the text of another one, 1 of these texts with different labels" in printed
-        assert "1 of the 2 texts of validation are training examples as well" in printed
+        assert "1 of the 2 texts of test are training examples as well" in printed
+        assert without_known(splits, ["text"])["validation"]["text"] == ["d"]
 
     def test_weights_of_classes(self):
         encoded = [0] * 6 + [1] * 3 + [3]

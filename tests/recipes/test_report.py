@@ -149,7 +149,7 @@ class TestScoresOfClasses:
         labels[:, -2:] = IGNORED
         outputs = rng.normal(size=(30, 12, 5)) + 2 * np.eye(5)[np.maximum(labels, 0)]
         task = TaggingTask(name="t", labels=("B-LOC", "B-PER", "I-LOC", "I-PER", "O"))
-        scores, whole = task.score_classes(outputs, labels), task.score(EvalPrediction(outputs, labels))
+        scores, whole = task.describe(outputs, labels), task.score(EvalPrediction(outputs, labels))
         assert [*scores.by_class()] == ["LOC", "PER"]
         micro = next(line for line in scores.table().splitlines() if "micro avg" in line).split()[2:]
         expected = [whole["precision"], whole["recall"], whole["f1"]]

@@ -75,14 +75,29 @@ class TestKindsOfLabels:
         assert results["test"]["accuracy"] == pytest.approx(((logits > 0) == expected).all(1).mean())
         assert results["chosen_by"] == "macro_f1"
 
-    def test_a_regression(self, encoder, tmp_path):
-        for split in ("train", "test"):
-            write(tmp_path / f"{split}.jsonl", title=SENTENCES, body=SENTENCES[::-1], score=np.linspace(0, 5, 60))
-        results = classify(encoder, tmp_path, tmp_path / "run", "--text_columns", "title", "body")
-        outputs = logits_of(encoder, tmp_path / "run" / "adapter", 1, SENTENCES, SENTENCES[::-1])[:, 0]
-        error = np.abs(outputs - np.linspace(0, 5, 60)).mean()
-        assert results["test"]["mean_absolute_error"] == pytest.approx(error, rel=1e-4)
+    @pytest.mark.parametrize("method", ["houlsby", "full"])
+    def test_a_regression_in_any_unit(self, encoder, tmp_path, method):
+        targets, found = np.linspace(0, 5, 60), {}
+        for unit, shift in ((1, 0), (200, 600)):
+            folder = tmp_path / str(unit)
+            for split in ("train", "test"):
+                columns = {"title": SENTENCES, "body": SENTENCES[::-1], "score": unit * targets + shift}
+                write(folder / f"{split}.jsonl", **columns)
+            flags = ("--text_columns", "title", "body", "--method", method, "--learning_rate", "1e-2")
+            results = classify(encoder, folder, folder / "run", *flags)
+            if method == "houlsby":
+                outputs = logits_of(encoder, folder / "run" / "adapter", 1, SENTENCES, SENTENCES[::-1])[:, 0]
+                error = np.abs(outputs - (unit * targets + shift))
+                assert results["test"]["mean_absolute_error"] == pytest.approx(error.mean(), rel=1e-4)
+                assert results["test"]["root_mean_squared_error"] == pytest.approx(
+                    np.sqrt((error**2).mean()), rel=1e-4
+                )
+            found[unit] = results["test"]
+        for name in ("mean_absolute_error", "root_mean_squared_error"):
+            assert found[200][name] == pytest.approx(200 * found[1][name], rel=1e-3)
+        assert found[200]["spearmanr"] == pytest.approx(found[1]["spearmanr"], abs=0.01)
         assert results["labels"] == ["score"]
+        assert (folder / "run" / "values.png").exists()
 
     @pytest.mark.parametrize("method", ["houlsby", "full"])
     def test_weights_of_rare_classes(self, encoder, tmp_path, capsys, method):
@@ -134,7 +149,8 @@ class TestScores:
 
     def test_constant_scores(self):
         scores = classification_scores(np.ones((3, 1)), np.array([1.0, 2.0, 3.0]), REGRESSION)
-        assert scores == {"spearmanr": 0.0, "pearson": 0.0, "mean_absolute_error": 1.0}
+        assert scores == {"spearmanr": 0.0, "pearson": 0.0, "mean_absolute_error": 1.0,
+                          "root_mean_squared_error": np.sqrt(5 / 3)}  # fmt: skip
 
 
 class TestPoolers:
@@ -217,7 +233,7 @@ class TestFromAFileToPredictions:
         assert list(table.columns) == ["message", *(["label"] if labeled else []), "predicted", "probability"]
         printed = capsys.readouterr().out
         assert ("test: accuracy" in printed) == labeled
-        assert f"Scores: {tmp_path / 'evaluation.json'}" in printed
+        assert str(tmp_path / "evaluation.json") in printed
         assert (found["test"] is None) == (not labeled)
 
     @pytest.mark.parametrize("method", ["full", "lora"])

@@ -216,7 +216,7 @@ class TestScores:
     def test_no_entity_is_expected_or_predicted(self):
         """As in a split whose tags are withheld."""
         tags = TaggingTask(name="t", labels=("B-X", "O"))
-        classes = tags.score_classes(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
+        classes = tags.describe(np.array([[[0.0, 1.0]] * 3]), np.array([[1, 1, IGNORED]]))
         assert (classes.by_class(), classes.confusion()) == ({}, None)
         assert classes.table() == "none occurs among the labels or the predictions"
 

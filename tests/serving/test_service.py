@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from huggingface_hub import constants
@@ -263,7 +265,23 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
     assert service.ask("/health") == (200, health)
     status, metrics = service.ask("/metrics")
     assert 'houlsby_predictions_total{task="second"} 2.0' in metrics
-    assert service.ask("/")[1]["docs"] == "/docs"
+
+
+def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("There is no Chromium")
+    page = f"http://127.0.0.1:{service.port}/"
+    assert not re.findall(r"(?:src|href)=|url\(|@import", service.ask("/")[1]), "nothing is loaded from elsewhere"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--virtual-time-budget=20000"]
+    command = [browser, *flags, "--dump-dom", f"{page}#{quote(WORDS[0])}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    _, found = service.predict({"tasks": [*TASKS], "text": WORDS[0], "top_k": 3})
+    rows = re.findall(r"<th>(.*?)</th><td>(.*?)</td>", shown)
+    assert [task for task, _ in rows] == [*TASKS]
+    for task, cell in rows:
+        labels = re.findall(r"</span>(\w+) [\d.]+</div>", cell)
+        assert labels == [item["label"] for item in found["predictions"][0][task]]
 
 
 @pytest.mark.parametrize(
