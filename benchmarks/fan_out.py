@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -72,3 +75,26 @@ def _evaluate_each(model: PeftModel, ids: torch.Tensor, names: Sequence[str]) ->
     for name in names:
         model.set_adapter(name)
         model(input_ids=ids)
+
+
+def draw(rows: Rows, path: str) -> None:
+    """Draw the time of each way, in passes of LoRA with one task, against the number of tasks."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(4.4, 3.2), layout="constrained")
+    one = next(row["median_s"] for row in rows if row["way"] == "LoRA, separate passes" and row["tasks"] == 1)
+    colors = {"LoRA, separate passes": "#D55E00", "LoRA, mixed batch": "#E69F00", "repeated": "#56B4E9",
+              "fan-out": "#0072B2"}  # fmt: skip
+    for way, color in colors.items():
+        own = [row for row in rows if row["way"] == way]
+        label = {"repeated": "adapters, text repeated", "fan-out": "adapters, lower half once"}.get(way, way)
+        axes.plot([row["tasks"] for row in own], [row["median_s"] / one for row in own], "o--" if way == "repeated" else "o-", ms=3.5, color=color,
+                  label=label)  # fmt: skip
+    axes.set(xlabel="tasks of one text", ylabel="time, in passes of LoRA", xlim=(0, None), ylim=(0, None))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=200)
+
+
+if __name__ == "__main__":  # python benchmarks/fan_out.py benchmark.json fan_out.png
+    draw(json.loads(Path(sys.argv[1]).read_text())["fan_out"], sys.argv[2])

@@ -14,15 +14,15 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
-    "sphinxcontrib.mermaid",
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"houlsby_peft {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 
-# Headings of the pages are link targets, as on GitHub, and so are diagrams.
+# Headings of the pages are link targets, as on GitHub.
 myst_heading_anchors = 4
-myst_fence_as_directive = ["mermaid"]
 # Pages may name files outside docs/, which are links on GitHub and plain names here.
 suppress_warnings = ["myst.xref_missing"]
 # The notebook is shown with the outputs that it has; tests/test_docs.py runs it and compares them.

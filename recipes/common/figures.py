@@ -106,7 +106,7 @@ def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
     axes.set(
         xlabel="probability of the prediction", ylabel="share of right predictions", xlim=(0, 1.03), ylim=(0, 1.03)
     )
-    axes.set_title(f"{_plain(title)}: expected calibration error {error:.3f}")
+    axes.set_title(f"{_plain(title)}\nexpected calibration error {error:.3f}")
     return figure
 
 

@@ -3,7 +3,7 @@
 # or copy the lines that you need: interrupted commands resume, and --dry_run prints a sweep's commands. Each run keeps
 # its best epoch on validation; the paper's code scores the last one: --load_best_model_at_end false.
 set -euo pipefail
-additional=${ADDITIONAL:-additional}  # the folder of the 17 further tasks, see docs/recipes.md
+additional=${ADDITIONAL:-additional}  # the folder of the 17 further tasks, see docs/papers.md
 large=google-bert/bert-large-uncased base=google-bert/bert-base-uncased
 tasks="cola sst2 mrpc stsb qqp mnli qnli rte"
 # What the paper's code has, for recipes without presets.

@@ -30,8 +30,8 @@ bert.encoder.layer.0-11  feed_forward  output.dropout              768
 module to save: classifier                           1,538
 trainable (0.40% of the base model's 109,483,778)  434,946
 """
-README = Path(__file__).parents[2] / "README.md"
-PAGE = README.with_name("docs") / "architectures.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = GUIDE.with_name("architectures.md")
 
 
 @pytest.fixture
@@ -112,4 +112,4 @@ def test_the_page_has_the_list():
     assert found is not None
     assert found[1].strip() == architectures_list(), "update it with: python -m houlsby_peft.placement --architectures"
     names = architectures_list().splitlines()[0]
-    assert f"for {len(names.split(','))} [architectures]" in README.read_text()
+    assert f"for {len(names.split(','))} [architectures]" in GUIDE.read_text()
