@@ -88,8 +88,8 @@ def draw(rows: Rows, path: str) -> None:
     for way, color in colors.items():
         own = [row for row in rows if row["way"] == way]
         label = {"repeated": "adapters, text repeated", "fan-out": "adapters, lower half once"}.get(way, way)
-        axes.plot([row["tasks"] for row in own], [row["median_s"] / one for row in own], "o--" if way == "repeated" else "o-", ms=3.5, color=color,
-                  label=label)  # fmt: skip
+        points = [row["tasks"] for row in own], [row["median_s"] / one for row in own]
+        axes.plot(*points, "o--" if way == "repeated" else "o-", markersize=3.5, color=color, label=label)
     axes.set(xlabel="tasks of one text", ylabel="time, in passes of LoRA", xlim=(0, None), ylim=(0, None))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
