@@ -1,7 +1,7 @@
 # Needs make and Python 3.10 or newer, nothing else. With another interpreter: make test PYTHON=python3.12
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS := recipes,deepspeed,demo,export,serve,integrations,test,dev,docs
+EXTRAS := recipes,trackers,deepspeed,demo,export,serve,integrations,test,dev,docs
 PROJECT ?= -e '.[$(EXTRAS)]'
 
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -32,8 +32,9 @@ help:  ## list the commands
 
 install: $(INSTALLED)  ## make .venv and install the project and its tools, at the locked versions
 
-demo: $(INSTALLED)  ## train an adapter on generated sentences: offline, on the CPU, in minutes
-	OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/glue.py --use_cpu
+# Alone, it installs only what it needs, and `make install` the rest.
+demo: $(or $(wildcard $(INSTALLED)),$(VENV)/demo)  ## train an adapter on generated sentences: offline, in minutes
+	@OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/glue.py --use_cpu
 
 # One thread for each of the two workers: more would only get in each other's way.
 test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data or need heavy libraries
@@ -67,6 +68,11 @@ $(INTERPRETER):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed; "$(PYTHON)" is "$(VERSION)". Name another: make PYTHON=python3.11'; exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/demo: $(INTERPRETER) setup.cfg
+	@echo 'Installing what the demo needs into $(VENV); the log is $(VENV)/demo.log'
+	@$(MAKE) --no-print-directory install INSTALLED=$@ EXTRAS=recipes,demo > $(VENV)/demo.log 2>&1 || \
+		{ tail $(VENV)/demo.log; exit 1; }
 
 $(INSTALLED): $(INTERPRETER) setup.cfg $(wildcard $(LOCK))
 	@test -e $(LOCK) || echo 'No versions are locked for Python $(VERSION): the newest ones are installed.'

@@ -5,6 +5,9 @@
 from __future__ import annotations
 
 import copy
+import difflib
+import functools
+import inspect
 import json
 import math
 import re
@@ -416,6 +419,26 @@ class HoulsbyConfig(PeftConfig):
 # The options that PEFT's own configurations do not have, and those that decide what bottlenecks and norms compute.
 OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {option.name for option in fields(PeftConfig)}
 SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
+_make = HoulsbyConfig.__init__
+
+
+@functools.wraps(_make)
+def _make_or_explain(self: HoulsbyConfig, *args: Any, **options: Any) -> None:
+    known = inspect.signature(_make).parameters
+    if unknown := next((name for name in options if name not in known), None):
+        close = difflib.get_close_matches(unknown, OPTIONS, 1)
+        hint = f"Did you mean {close[0]}?" if close else "help(HoulsbyConfig) lists the options."
+        # PEFT, which leaves out what a later version has saved, looks for these words.
+        raise TypeError(f"HoulsbyConfig got an unexpected keyword argument {unknown!r}. {hint}")
+    _make(self, *args, **options)
+
+
+# The help shows the method's own options first.
+_parameters = sorted(inspect.signature(_make).parameters.values(), key=lambda one: one.name not in {"self", *OPTIONS})
+_make_or_explain.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [_parameters[0], *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in _parameters[1:])]
+)
+HoulsbyConfig.__init__ = _make_or_explain  # type: ignore[method-assign]
 
 
 def _plain(value: Any, is_count: bool = False) -> Any:

@@ -19,7 +19,7 @@ import houlsby_peft
 
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("recipes", "deepspeed", "demo", "export", "serve", "integrations", "test", "dev", "docs")
+EXTRAS = ("recipes", "trackers", "deepspeed", "demo", "export", "serve", "integrations", "test", "dev", "docs")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -17,6 +18,8 @@ from .inference import Unknown, infer_layers, log_inferred
 from .table import ARCHITECTURES, UNSUPPORTED, SubLayer
 from .view import View
 
+
+logger = logging.getLogger(__name__)
 
 # The sub-layers with their positions, for the name of each list of layers and each index in it.
 Layers = dict[tuple[str, int], list[tuple[str, SubLayer]]]
@@ -187,14 +190,24 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
 def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     """Yield the modules that `target_modules` names."""
     names = SimpleNamespace(target_modules=config.target_modules, exclude_modules=None, modules_to_save=None)
-    widths = {
+    known = look_up_layers(view)
+    ends = {
         full_name(*layer, end.output): full_name(*layer, end.tells_width)
-        for layer, ends in look_up_layers(view).items()
-        for _, end in ends
+        for layer, found in known.items()
+        for _, end in found
     }
+    layers, inner = {".".join(map(str, layer)) for layer in known}, []
     for key, module in view.modules.items():
         if check_target_module_exists(names, key):
-            yield Place(key, "custom", *_layer_of(key, config), key if _width(module) else widths.get(key, key))
+            width = _width(module)
+            yield Place(key, "custom", *_layer_of(key, config), key if width else ends.get(key, key))
+            if width and key not in {*ends, *ends.values()} and any(is_inside(key, layer) for layer in layers):
+                inner.append(key)
+    if inner:
+        logger.warning(
+            f"target_modules names {inner[0]}, which is inside a sub-layer. A Houlsby adapter follows its end, such "
+            f"as {min(ends)}; without target_modules, all ends are found."
+        )
 
 
 def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:

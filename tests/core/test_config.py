@@ -123,3 +123,14 @@ def test_an_invalid_file_is_refused_with_the_same_error(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "r": 0}))
     with pytest.raises(ValueError, match=r"HoulsbyConfig\.r must be"):
         PeftConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "said"), [("shared_layers", "Did you mean share_layers"), ("lora_alpha", "help")])
+def test_an_unknown_option_is_refused_and_one_of_a_later_version_left_out(name, said, tmp_path):
+    with pytest.raises(TypeError, match=said):
+        HoulsbyConfig(**{name: 3})
+    HoulsbyConfig(r=8).save_pretrained(tmp_path)
+    file = tmp_path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), name: 3, "peft_version": "99.0"}))
+    with pytest.warns(UserWarning, match=name):
+        assert PeftConfig.from_pretrained(str(tmp_path)).r == 8

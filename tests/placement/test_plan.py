@@ -121,6 +121,13 @@ def test_what_is_asked_for_in_vain_is_logged(options, said, caplog):
         get_peft_model(tiny_bert(), HoulsbyConfig(target_modules=["o_proj"]))
 
 
+def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
+    for names, warnings in ((["query", "value"], 1), (["attention.output.dense", "output.dropout"], 0)):
+        caplog.clear()
+        get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=names))
+        assert len(caplog.records) == warnings, names
+
+
 def test_a_dropout_that_the_table_itself_wraps_may_be_named():
     named = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, target_modules=list(BERT_ENDS)))
     assert (
