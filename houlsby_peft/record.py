@@ -166,6 +166,7 @@ class AdapterRecord:
         max_length: The number of tokens to which texts were cut in training.
         null_threshold: For question answering: no answer is given if that scores higher than the best answer by more
             than this. None: there is always an answer.
+        thresholds: For several labels per text: the least probability with which each class is given.
         text_columns: For text classification: the names of the columns that held the texts, two for pairs.
         task_type: PEFT's name for the task of the head. Saved in PEFT's own field, not in the record.
         has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not saved.
@@ -179,6 +180,7 @@ class AdapterRecord:
     two_layer_head: bool = False
     max_length: int | None = None
     null_threshold: float | None = None
+    thresholds: list[float] | None = None
     text_columns: list[str] | None = None
     task_type: str | None = None
     has_labels_of_base: bool = False
@@ -235,6 +237,10 @@ def _are_rows(value: object) -> bool:
     return is_complete and sum(len(run) for row in value for run in _ranges(row["layers"])) <= _MOST_PLACES
 
 
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list) and all(_is_number(one, float) for one in value)
+
+
 def _is_number(value: object, kind: type = int) -> bool:
     return isinstance(value, (int, kind)) and not isinstance(value, bool)
 
@@ -250,6 +256,11 @@ _RULES = {
         ("two_layer_head", lambda value: isinstance(value, bool), "true or false"),
         ("max_length", lambda value: _is_number(value) and value > 0, "a positive whole number"),
         ("null_threshold", lambda value: _is_number(value, float), "a number"),
+        (
+            "thresholds",
+            lambda value: isinstance(value, list) and all(_is_number(one, float) for one in value),
+            "numbers",
+        ),
         ("text_columns", lambda value: _are_texts(value) and len(value) in (1, 2), "a list of one or two names"),
     )
 }

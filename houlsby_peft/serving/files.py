@@ -69,7 +69,9 @@ def predict_file(
         named = {name: name if not task else task if name == first else f"{task}_{name}" for name in own}
         plans[task] = ({named[name]: kind for name, kind in own.items()}, named, to_row)
         is_several = reader.config.kind_of_problem == "multi_label_classification" and top_k is None
-        limits.append(max(1, len(reader.labels)) if is_several else top_k)
+        # With recorded thresholds, the labels are chosen by them.
+        has_thresholds = bool(reader.config.record and reader.config.record.thresholds)
+        limits.append(max(1, len(reader.labels)) if is_several and not has_thresholds else top_k)
     added = {name: kind for own, *_ in plans.values() for name, kind in own.items()}
     names = _rename(added, table.columns)
     columns_of_file = {names[name]: kind for name, kind in added.items()}
@@ -136,12 +138,14 @@ def _plan_columns(
             f"{name}_{i}": value for i, item in enumerate(result, 1) for name, value in _rounded(item).items()
         }
     if kind == "multi_label_classification":
-        return {"labels": list, "scores": list}, _choose_labels
+        record = adapter.config.record
+        least = 0.0 if record and record.thresholds else _THRESHOLD
+        return {"labels": list, "scores": list}, lambda result: _choose_labels(result, least)
     return {"label": str, "score": float}, _rounded
 
 
-def _choose_labels(result: Iterable[Mapping[str, Any]]) -> Row:
-    chosen = [item for item in map(_rounded, result) if item["score"] >= _THRESHOLD]
+def _choose_labels(result: Iterable[Mapping[str, Any]], least: float) -> Row:
+    chosen = [item for item in map(_rounded, result) if item["score"] >= least]
     return {"labels": [item["label"] for item in chosen], "scores": [item["score"] for item in chosen]}
 
 

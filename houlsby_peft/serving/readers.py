@@ -162,7 +162,7 @@ class ClassReader(Reader):
     """Text classification and regression."""
 
     def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the best class, or the list of the best ones."""
+        """Return the best class, or the list of the best ones or of those above their thresholds."""
         logits = values[0][0]
         is_multi_label = self.config.kind_of_problem == "multi_label_classification"
         if self.config.kind_of_problem == "regression":
@@ -172,13 +172,17 @@ class ClassReader(Reader):
         else:
             scores = logits.softmax(-1)
         top_k, threshold = request.top_k, request.threshold
-        if top_k is None and (threshold is None or not is_multi_label):
+        least = dict.fromkeys(self.labels, 0.0 if threshold is None else threshold)
+        recorded = self.config.record.thresholds if self.config.record and is_multi_label else None
+        if recorded and threshold is None and top_k is None:
+            least |= dict(enumerate(recorded))
+        elif top_k is None and (threshold is None or not is_multi_label):
             best = int(scores.argmax())
             score = scores[best].item()
-            return {"label": self.labels[best] if threshold is None or score >= threshold else None, "score": score}
+            return {"label": self.labels[best] if score >= least[best] else None, "score": score}
         best_first = scores.argsort(descending=True, stable=True)[:top_k].tolist()
-        found = [(self.labels[number], scores[number].item()) for number in best_first]
-        return [{"label": label, "score": score} for label, score in found if threshold is None or score >= threshold]
+        found = [(number, scores[number].item()) for number in best_first]
+        return [{"label": self.labels[number], "score": score} for number, score in found if score >= least[number]]
 
 
 class TokenReader(Reader):

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from datasets import Dataset
 from numpy.typing import NDArray
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -51,10 +51,10 @@ from common.labels import (
     rows_with_label,
     split_labels,
 )
-from common.model import Saved, load_saved, settle
+from common.model import Saved, active_config, load_saved, settle
 from common.report import defused
 from common.run import EVALUATED, Run, find_evaluated, plan_push
-from common.scores import SCORES, check_finite
+from common.scores import SCORES, check_finite, choose_thresholds
 from common.task import Task, evaluate, files_of, load_data, split_to_score, train
 from common.trainer import RecipeTrainer
 
@@ -117,13 +117,19 @@ class ClassificationTrainer(RecipeTrainer):
         weights: The weight of each class; None: the model's own loss.
         scale: Mean and standard deviation of the targets. The model learns standardized ones, whatever their unit. Its
             head gives values in the unit, also when it is saved.
+        is_multi: Whether texts have several labels.
         kwargs: As for a RecipeTrainer.
     """
 
     def __init__(
-        self, weights: Sequence[float] | None = None, scale: tuple[float, float] | None = None, **kwargs: Any
+        self,
+        weights: Sequence[float] | None = None,
+        scale: tuple[float, float] | None = None,
+        is_multi: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self._is_multi = is_multi
         self.weights = None if weights is None else torch.tensor(weights, device=self.args.device)
         self.scale = scale
         if scale is not None:
@@ -160,8 +166,13 @@ class ClassificationTrainer(RecipeTrainer):
                 self._output.bias.mul_(deviation).add_(mean)
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch."""
+        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on validation."""
         self.restore_unit()
+        config = active_config(self.model)
+        if self._is_multi and config is not None and config.record is not None and self.eval_dataset is not None:
+            output = self.predict(self.eval_dataset, metric_key_prefix="kept")
+            config.record.thresholds = choose_thresholds(expit(output.predictions), output.label_ids)
+            log(f"thresholds of the classes: {', '.join(map(str, config.record.thresholds[:SHOWN]))}")
         super().save_trained()
 
 
@@ -195,7 +206,7 @@ class ClassificationTask(Task):
         # A head without a bias cannot give values around another mean, and a sharded one cannot be changed here.
         if scale and (last_linear(model).bias is None or is_deepspeed_zero3_enabled() or training.fsdp):
             scale = None
-        options |= {"weights": self.weights, "scale": scale}
+        options |= {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
         return super().make_trainer(model, tokenizer, max_length, training, **options)
 
     def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, float] | None:

@@ -15,6 +15,7 @@ from sklearn.metrics import (
     confusion_matrix,
     f1_score,
     matthews_corrcoef,
+    precision_recall_curve,
     precision_recall_fscore_support,
 )
 
@@ -22,6 +23,7 @@ from common.edge import RecipeError
 
 
 MAX_LISTED = 40  # classes in a printed table
+_FEWEST = 5  # examples with and without a class, from which its threshold is chosen
 _MAX_NAME = 30  # characters of a class in a printed table
 _TIMES = ("runtime", "_per_second", "model_preparation_time")
 Score = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
@@ -168,6 +170,23 @@ class ValueScores:
 
     def by_class(self) -> None:
         """A score has no classes."""
+
+
+def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:
+    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays are (examples,
+    classes)."""
+    chosen = []
+    for scores, expected in zip(probabilities.T, labels.T, strict=True):
+        if not _FEWEST <= expected.sum() <= len(expected) - _FEWEST:
+            chosen.append(0.5)
+            continue
+        precision, recall, thresholds = precision_recall_curve(expected, scores)
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+        best = int(f1[:-1].argmax())
+        # In the middle of the gap below the least score that is still given.
+        below = thresholds[best - 1] if best else 0.0
+        chosen.append(round(float(thresholds[best] + below) / 2, 4))
+    return chosen
 
 
 def score_classes(outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]) -> ClassScores:

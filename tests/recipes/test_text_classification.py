@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
+from sklearn import metrics
 from sklearn.metrics import f1_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
@@ -74,6 +75,19 @@ class TestKindsOfLabels:
         expected = np.array([[tag in row for tag in "abc"] for row in tags])
         assert results["test"]["accuracy"] == pytest.approx(((logits > 0) == expected).all(1).mean())
         assert results["chosen_by"] == "macro_f1"
+        # The thresholds that are recorded have the best F1 of all on validation, and decide what is predicted.
+        chosen = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())["recorded"][
+            "thresholds"
+        ]
+        scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        for number, threshold in enumerate(chosen):
+            own, wanted = scores[:, number], expected[:, number]
+            best = max(metrics.f1_score(wanted, own >= one) for one in own)
+            assert metrics.f1_score(wanted, own >= threshold) == pytest.approx(best)
+        found = houlsby_peft.load(tmp_path / "run" / "adapter").predict(list(SENTENCES))
+        assert [{item["label"] for item in items} for items in found] == [
+            {"abc"[number] for number in np.flatnonzero(row >= chosen)} for row in scores
+        ]
 
     @pytest.mark.parametrize("method", ["houlsby", "full"])
     def test_a_regression_in_any_unit(self, encoder, tmp_path, method):
