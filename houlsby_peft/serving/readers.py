@@ -172,7 +172,7 @@ class ClassReader(Reader):
         else:
             scores = logits.softmax(-1)
         top_k, threshold = request.top_k, request.threshold
-        least = dict.fromkeys(self.labels, 0.0 if threshold is None else threshold)
+        least = dict.fromkeys(self.labels, -torch.inf if threshold is None else threshold)
         recorded = self.config.record.thresholds if self.config.record and is_multi_label else None
         if recorded and threshold is None and top_k is None:
             least |= dict(enumerate(recorded))
