@@ -182,7 +182,10 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
 
     serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP, on Ray Serve")
     serve.add_argument(
-        "--adapters", required=True, metavar="FOLDER_OR_LIST", help="folder of adapters, or YAML or JSON list"
+        "--adapters",
+        required=True,
+        metavar="FOLDER_OR_LIST",
+        help="folder of adapters, an adapter, or a YAML or JSON list",
     )
     serve.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")

@@ -18,13 +18,17 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     In a folder, each subfolder with an `adapter_config.json` is an adapter, and its name is the task. Names that begin
     with a dot are left out, so that an adapter can be copied under such a name and then renamed. A list is a mapping
     from tasks to folders or names on the Hub, or to mappings with `source`, `revision` and `threshold`. Folders are
-    relative to the list.
+    relative to the list. An adapter itself is one task, named after its folder, or after the run that has saved it in
+    its folder `adapter`.
 
     Raises:
         AdapterError: There is no such folder or file, it is not valid, or it has no adapter.
     """
     path = Path(path).expanduser()
-    if path.is_dir():
+    if (path / CONFIG_NAME).is_file():
+        folder = path.resolve()
+        found = {(folder.parent if folder.name == "adapter" else folder).name: TaskSource(str(path))}
+    elif path.is_dir():
         folders = sorted(file.parent for file in path.glob(f"[!.]*/{CONFIG_NAME}"))
         found = {folder.name: TaskSource(str(folder)) for folder in folders}
     else:
@@ -41,10 +45,7 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
                 f"optionally revision and threshold. {shortened(str(error))}"
             ) from error
     if not found:
-        remedy = "Check the path."
-        if (path / CONFIG_NAME).is_file():
-            remedy = "It is an adapter itself: copy it into a folder of adapters, under its task's name."
-        raise AdapterError(f"A service needs at least one adapter; {path} has none. {remedy}")
+        raise AdapterError(f"A service needs at least one adapter; {path} has none. Check the path.")
     return found
 
 

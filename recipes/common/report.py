@@ -42,6 +42,7 @@ def report_end(
     rows |= _draw_curves(trainer, results)
     if example is not None and is_houlsby(saved):
         rows["Predict"] = predict_command(saved, example)
+        rows["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
     print_files(rows)
 
 

@@ -169,8 +169,9 @@ def test_lists_of_adapters(live, tmp_path):
         path.write_text(text)
         with pytest.raises(AdapterError, match=r"list\.json"):
             read_adapters(path)
-    with pytest.raises(AdapterError, match="It is an adapter itself: copy it into a folder of adapters"):
-        read_adapters(live / "first")
+    assert read_adapters(live / "first") == {"first": TaskSource(str(live / "first"))}
+    (live / "first").rename(live / "adapter")
+    assert read_adapters(live / "adapter") == {live.name: TaskSource(str(live / "adapter"))}
     with pytest.raises(AdapterError, match="must be in a folder, or in a JSON or YAML list"):
         read_adapters(live / "nothing")
 
