@@ -16,6 +16,7 @@ from common.edge import end_with_one_line
 
 FIGURES = {
     "ablation": "score without the adapters of each span of layers (Houlsby 6 left, Mohebbi 8)",
+    "depth": "score against the cost of many tasks on one text, by the number of adapted layers",
     "tradeoff": "score against trained parameters (Houlsby 1, 3, 4, 5)",
     "init_scale": "score against the scale of the initial weights and the size (Houlsby 6 right, section 3.6)",
     "variants": "variants of the adapter that were found no better (Houlsby, section 3.6)",

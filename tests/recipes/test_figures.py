@@ -465,6 +465,24 @@ class TestAblation:
         change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
         assert expected["relative_change"] == pytest.approx(change)
 
+    def test_the_depth_of_adapters_that_may_be_cut(self, trained, tmp_path):
+        for name, changes in (("cut", {"adapter_drop": True}), ("upper", {"layers": [2, 3]})):
+            folder = shutil.copytree(trained / "houlsby", tmp_path / name)
+            results = json.loads((folder / "results.json").read_text())
+            results["arguments"] |= changes
+            results["best_scores"] = {results["chosen_by"]: 0.5}
+            (folder / "results.json").write_text(json.dumps(results))
+        draw("ablation", tmp_path / "cut", "--score", "main", "--norms", "remove")
+        draw("depth", tmp_path)
+        *cut, upper = lines(tmp_path / "depth.jsonl")
+        assert_drawn(tmp_path / "depth")
+        name = results["chosen_by"]
+        spans = {tuple(row["span"] or ()): row["scores"][name] for row in lines(tmp_path / "cut" / "ablation.jsonl")}
+        expected = [spans[(0, 2)], spans[(0, 1)], spans[(0, 0)], spans[()]]
+        assert [row["mean"] for row in cut] == pytest.approx([100 * value for value in expected])
+        assert (upper["layers"], upper["depth"], upper["cost"]) == (2, 4, (2 + 8 * 2) / (8 * 4))
+        assert upper["mean"] == 50
+
     def test_what_has_no_adapters_or_is_no_run(self, trained, tmp_path):
         with pytest.raises(RecipeError, match="needs a run with adapters"):
             draw("ablation", trained / "full")
