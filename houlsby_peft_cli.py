@@ -103,7 +103,7 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         "data", nargs="?", help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub"
     )
     evaluate = add("evaluate", _evaluate, "score a trained adapter or model on other data")
-    evaluate.add_argument("run", nargs="?", help="folder of the run")
+    evaluate.add_argument("trained", metavar="run", nargs="?", help="folder of the run, or an adapter")
     evaluate.add_argument("data", nargs="?", help="as for train")
     for command in (train, evaluate):
         command.usage = f"%(prog)s [options] {'RUN ' * (command is evaluate)}DATA [flags of the recipe]"
@@ -218,12 +218,13 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    recipe = options.recipe
-    if recipe is None and options.run is not None:
-        results = Path(options.run).expanduser() / "results.json"
-        command = json.loads(results.read_text())["command"] if results.exists() else ""
-        recipe = next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
-    _launch(options, recipe or "text_classification", ["--evaluate", options.run, "--data", options.data])
+    words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
+    results = Path(options.trained or "").expanduser() / "results.json"
+    if results.exists():
+        words += ["--output_dir", options.trained]  # beside what the run has written, unless a flag follows
+        command = json.loads(results.read_text())["command"]
+        recipe = recipe or next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
+    _launch(options, recipe or "text_classification", words)
 
 
 def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -> None:
