@@ -203,9 +203,12 @@ class ClassificationTask(Task):
     ) -> RecipeTrainer:  # fmt: skip
         """Return a trainer with the tokens of all splits."""
         scale = self.scale
-        # A head without a bias cannot give values around another mean, and a sharded one cannot be changed here.
-        if scale and (last_linear(model).bias is None or is_deepspeed_zero3_enabled() or training.fsdp):
-            scale = None
+        if scale and (is_deepspeed_zero3_enabled() or training.fsdp):
+            scale = None  # a sharded head cannot be changed here
+        elif scale:
+            output = last_linear(model)
+            # Without a bias, it cannot give values around another mean.
+            scale = scale if output.out_features == 1 and output.bias is not None else None
         options |= {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
         return super().make_trainer(model, tokenizer, max_length, training, **options)
 
@@ -278,6 +281,8 @@ def load_evaluated(
     arguments: ClassificationArguments, training: RecipeTrainingArguments, saved: Saved
 ) -> ClassificationTask:
     """Load the splits on which a saved adapter or model is scored; see split_to_score."""
+    separator = arguments.label_separator or saved.results.get("arguments", {}).get("label_separator")
+    arguments = replace(arguments, label_separator=separator)
     problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
     splits, text_columns, columns = _read_splits(arguments, training, saved.text_columns)
     labels = Labels(columns, problem_type, saved.labels)
