@@ -10,7 +10,7 @@ from .config import HoulsbyConfig
 from .derive import ablate, init_from, prune
 from .errors import AdapterError, HubError
 from .heads.find import find_new_modules
-from .heads.new import TwoLayerHead, put_two_layer_head
+from .heads.head import TwoLayerHead, put_two_layer_head
 from .layer import HoulsbyLayer, HoulsbyLayerNorm
 from .model import HoulsbyModel
 from .placement.places import find_places

@@ -21,8 +21,7 @@ from .checkpoints.saved import SavedAdapter
 from .config import SHAPE_OPTIONS, HoulsbyConfig
 from .errors import AdapterError
 from .layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, layers_around
-from .placement.places import find_places
-from .placement.view import View
+from .placement.places import View, find_places
 from .record import AdapterRecord, Place, fold_places, unfold_places
 from .registration import PREFIX
 

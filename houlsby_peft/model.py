@@ -19,15 +19,14 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from .batching import MixedBatch, RowFinder, hook_other_wrappers, prepare_pass, run_mixed_batch
-from .checkpoints.fingerprint import compare_fingerprints, report_other_base
-from .checkpoints.weights import FILE_PREFIX, check_tensors, first_of
+from .batching.batch import MixedBatch, hook_other_wrappers, prepare_pass, run_mixed_batch
+from .batching.rows import RowFinder
+from .checkpoints.weights import FILE_PREFIX, check_tensors
 from .config import HoulsbyConfig
-from .errors import AdapterError
+from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
-from .heads.wrapper import HoulsbyHead, add_heads, train_heads
-from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection, base_module
-from .offloading import check_at_hand, check_base_is_loaded
+from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection
+from .offloading import check_at_hand
 from .placement.places import is_norm
 from .placement.plan import Plan
 from .record import Place
@@ -87,14 +86,8 @@ class HoulsbyModel(BaseTuner):
         self.peft_config[adapter_name] = config
         config.leave_out_heads_of_peft()
         plan = self._plan = Plan(model, config)
-        plan.check_name(adapter_name)
+        plan.check(adapter_name)
         record = plan.new_record()
-        if config.is_loaded:
-            check_base_is_loaded(model)
-            if config.names_in_file is not None:
-                _check_heads(plan.heads, model, config.names_in_file)
-            if differences := compare_fingerprints(record.base, plan.base):
-                report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
         self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
         self._row_finder = RowFinder(model, self._batches)
         self._trained_before = {name for name, weight in model.named_parameters() if weight.requires_grad}
@@ -121,8 +114,10 @@ class HoulsbyModel(BaseTuner):
         except Exception:
             self._remove(adapter_name)
             raise
-        found = [name for name in plan.heads if not name.endswith(tuple(config.modules_to_save or ()))]
-        train_heads(model, found, adapter_name, is_trained=bool(active) and not config.inference_mode)
+        for name in plan.heads:
+            if not name.endswith(tuple(config.modules_to_save or ())):  # which PEFT has taken care of
+                head: Any = model.get_submodule(name)
+                head.modules_to_save[adapter_name].requires_grad_(bool(active) and not config.inference_mode)
         hook_other_wrappers(model, self._batches)
         config.record = record
         # The first tuner layer switches the heads and the names of the classes, of which transformers knows nothing:
@@ -376,18 +371,6 @@ class HoulsbyModel(BaseTuner):
         is_of_base = any(self.model.get_submodule(key).disable_adapters for key in heads)
         with use_labels(self.model, None if is_of_base else config) if "labels" in kwargs else nullcontext():
             yield
-
-
-def _check_heads(heads: Mapping[str, nn.Module | None], model: nn.Module, names: frozenset[str]) -> None:
-    """Refuse a file without the weights of a head, where PEFT would fail after it has changed the model."""
-    for head, own in heads.items():
-        inside = base_module(model.get_submodule(head)) if own is None else own
-        # The names before that of the head may be mapped while the file is loaded.
-        ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
-        if missing := [end[1:] for end in ends if not any(name.endswith(end) for name in names)]:
-            raise AdapterError(
-                f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
-            )
 
 
 def _tuner_layers(model: nn.Module) -> Iterator[HoulsbyTunerLayer]:

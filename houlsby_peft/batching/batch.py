@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..bottleneck import Bottleneck
-from ..heads.wrapper import HoulsbyHead
+from ..heads.head import HoulsbyHead
 from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm
 from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows

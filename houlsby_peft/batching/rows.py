@@ -23,7 +23,7 @@ from torch import nn
 from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
-from ..heads.wrapper import HoulsbyHead
+from ..heads.head import HoulsbyHead
 from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
 
 

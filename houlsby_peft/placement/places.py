@@ -1,22 +1,24 @@
-"""Find the modules of a model that get a bottleneck, a trained norm or an invertible module."""
+"""Find the modules of a model that get a bottleneck, a trained norm or an invertible module, in one look at it."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from types import SimpleNamespace
 
 from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
 from torch import nn
+from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import is_inside
+from ..heads.find import find_head
+from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
-from .inference import Unknown, infer_layers, log_inferred
+from .inference import Unknown, find_attentions, infer_layers, log_inferred
 from .table import ARCHITECTURES, UNSUPPORTED, SubLayer
-from .view import View
 
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,64 @@ logger = logging.getLogger(__name__)
 Layers = dict[tuple[str, int], list[tuple[str, SubLayer]]]
 
 _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
+
+
+class View:
+    """What placement, heads and the fingerprint read from a base model.
+
+    A view does not follow later changes of the model.
+
+    Args:
+        model: The base model. A module that already is a tuner layer counts as the module that it wraps.
+
+    Attributes:
+        modules: Its modules by name, in the model's order.
+        types: The `model_type` of each model of transformers inside it, by name; the model itself is "".
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.modules: dict[str, nn.Module] = dict(base_modules(model))
+        self.types: dict[str, str] = {
+            key: str(inner.config.model_type)
+            for key, inner in {"": model, **self.modules}.items()
+            if isinstance(inner, PreTrainedModel)
+        }
+
+    @classmethod
+    def of(cls, model: nn.Module | View) -> View:
+        """Return a view of a model; a view itself is returned as it is."""
+        return model if isinstance(model, View) else cls(model)
+
+    @cached_property
+    def encoder(self) -> str:
+        """The name of the encoder in a task model, such as "bert"; "" if the model has none or is one itself."""
+        prefix = getattr(self.model, "base_model_prefix", "")
+        return prefix if prefix in self.modules else ""
+
+    @cached_property
+    def attentions(self) -> dict[str, str]:
+        """The attentions in lists of layers, each with the name of its list; see `find_attentions`."""
+        return find_attentions(self.modules)
+
+    @cached_property
+    def head(self) -> list[str]:
+        """The names of the task head's modules; see `find_head`."""
+        return find_head(self.model, self.attentions)
+
+    @cached_property
+    def output_embedding(self) -> str | None:
+        """The name of the output embedding of a language model; None if there is none."""
+        module = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
+        found = (key for key in self.modules if module is not None and self.modules[key] is base_module(module))
+        return next(found, None)
+
+    def type_around(self, key: str, known: Container[str]) -> str | None:
+        """Return the type of the innermost model around a module, among the known types; None if there is none."""
+        around = [
+            outer for outer, kind in self.types.items() if kind in known and (not outer or is_inside(key, outer))
+        ]
+        return self.types[max(around, key=len)] if around else None
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:

@@ -16,11 +16,12 @@ from peft.utils.other import get_pattern_key
 from torch import nn
 
 from ..bottleneck import Bottleneck, InvertibleCoupling
-from ..checkpoints.fingerprint import fingerprint
+from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
+from ..errors import AdapterError
 from ..heads.find import find_new_in_encoder, find_new_outside, find_trained_modules
-from ..heads.new import needs_two_layer_head, new_heads
+from ..heads.head import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import (
     HoulsbyEmbedding,
@@ -28,14 +29,14 @@ from ..layer import (
     HoulsbyLayerNorm,
     HoulsbyOutputEmbedding,
     HoulsbyTunerLayer,
+    base_module,
     is_inside,
     wrapped_modules,
 )
-from ..offloading import adapter_dtype, device_of, dtype_of
+from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
 from ..record import AdapterRecord, Place, fold_places
 from .inference import log_once
-from .places import find_places, is_included, output_width, recorded_places
-from .view import View
+from .places import View, find_places, is_included, output_width, recorded_places
 
 
 # Convolutions have their channels before this many spatial dimensions.
@@ -177,7 +178,32 @@ class Plan:
             return bottleneck
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
-    def check_name(self, adapter_name: str) -> None:
+    def check(self, adapter_name: str) -> None:
+        """Refuse what the model cannot take, before it is changed: a name, weights without a head, another base model.
+
+        Raises:
+            ValueError: The adapter does not fit.
+        """
+        self._check_name(adapter_name)
+        config, model = self.config, self.view.model
+        if not config.is_loaded:
+            return
+        check_base_is_loaded(model)
+        if (saved := config.names_in_file) is not None:
+            for head, own in self.heads.items():
+                inside = base_module(model.get_submodule(head)) if own is None else own
+                # The names before that of the head may be mapped while the file is loaded.
+                ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
+                missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
+                if missing:
+                    # PEFT would fail after it has changed the model.
+                    raise AdapterError(
+                        f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
+                    )
+        if config.record and (differences := compare_fingerprints(config.record.base, self.base)):
+            report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
+
+    def _check_name(self, adapter_name: str) -> None:
         """Refuse an adapter's name that PEFT could not tell from other names in the model.
 
         PEFT leaves out the weights whose names have such a part when it saves another adapter. Log which modules of

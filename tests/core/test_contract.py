@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from contract_models import FILE_PREFIX, ROWS, Row, output, output_with_gradient, reference
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.heads.wrapper import HoulsbyHead
+from houlsby_peft.heads.head import HoulsbyHead
 
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -16,7 +16,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.heads.new import has_two_layer_head, put_two_layer_head
+from houlsby_peft.heads.head import has_two_layer_head, put_two_layer_head
 from hub_models import LABELS, make_adapter, make_base
 from tiny_models import perturb, tiny_bert
 

@@ -18,9 +18,8 @@ from transformers.models.auto import modeling_auto
 from architecture_rows import ROWS
 from houlsby_peft import AdapterError, HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.layer import HoulsbyEmbedding
-from houlsby_peft.placement.places import look_up_layers
+from houlsby_peft.placement.places import View, look_up_layers
 from houlsby_peft.placement.table import ARCHITECTURES
-from houlsby_peft.placement.view import View
 from houlsby_peft.record import full_name
 from tiny_models import perturb
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import FalconMambaConfig, FalconMambaModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.heads.wrapper import HoulsbyHead
+from houlsby_peft.heads.head import HoulsbyHead
 from houlsby_peft.placement.inference import log_once
 from tiny_models import perturb, tiny_bert
 
