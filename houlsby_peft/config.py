@@ -433,7 +433,8 @@ def _make_or_explain(self: HoulsbyConfig, *args: Any, **options: Any) -> None:
     _make(self, *args, **options)
 
 
-# The help shows the method's own options first.
+# The help shows the method's own options first. `recorded` stays in the signature: when PEFT reads the file of a later
+# version, it drops the fields that are not there.
 _parameters = sorted(inspect.signature(_make).parameters.values(), key=lambda one: one.name not in {"self", *OPTIONS})
 _make_or_explain.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [_parameters[0], *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in _parameters[1:])]
