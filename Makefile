@@ -67,7 +67,7 @@ lock: $(INTERPRETER)  ## lock the newest versions that fit this Python
 $(INTERPRETER):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo 'Python 3.10 or newer is needed; "$(PYTHON)" is "$(VERSION)". Name another: make PYTHON=python3.11'; exit 1; }
-	$(PYTHON) -m venv --clear $(VENV)
+	@$(PYTHON) -m venv --clear $(VENV)
 
 $(VENV)/demo: $(INTERPRETER) setup.cfg
 	@echo 'Installing what the demo needs into $(VENV); the log is $(VENV)/demo.log'

@@ -176,7 +176,12 @@ def _repo_name(name: str) -> str:
 
 def _tool() -> list[str]:
     """Return how to call `houlsby-peft`, also if its environment is not activated."""
-    return ["houlsby-peft"] if shutil.which("houlsby-peft") else [sys.executable, "-m", "houlsby_peft_cli"]
+    beside = Path(sys.executable).with_name("houlsby-peft")
+    if shutil.which("houlsby-peft"):
+        return ["houlsby-peft"]
+    if beside.exists() and beside.is_relative_to(Path.cwd()):
+        return [str(beside.relative_to(Path.cwd()))]
+    return [sys.executable, "-m", "houlsby_peft_cli"]
 
 
 def _shorten(text: str) -> str:
