@@ -2,8 +2,9 @@
 
 A run is a mapping, usually the contents of its results.json, with the keys task, model, method, seed, dataset (id,
 name, config, split, revision, language, rows), epochs (a list with epoch, step and scores), best_epoch, chosen_by,
-test, trainable_parameters, total_parameters, seconds, hardware, emissions (kg of CO2), strategy, versions, arguments,
-defaults, command and references (a list with name and scores). Every key may be missing.
+test, per_class (split, scores), trainable_parameters, total_parameters, seconds, hardware, emissions (kg of CO2),
+strategy, versions, arguments, defaults, command and references (a list with name and scores). Every key may be
+missing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _HYPERPARAMETERS = (
     "train_pooler", "class_weights", "base_dtype", "bf16", "fp16", "seed",
 )  # fmt: skip
 _LONGEST_LOG = 30
+_MOST_CLASSES = 40
 
 
 def read_runs(results: Results | None) -> list[TrainingRun]:
@@ -93,6 +95,19 @@ def get_scores(run: TrainingRun) -> dict[str, float]:
         for name, value in kept.items()
         if name not in _NOT_SCORES and not name.endswith("loss") and _is_number(value)
     }
+
+
+def class_table(run: TrainingRun) -> Rows:
+    """Return a row per class (precision, recall, F1, number of examples) below a row of headings; empty for none or
+    for very many."""
+    classes = run.get("per_class", {}).get("scores", {})
+    if not 0 < len(classes) <= _MOST_CLASSES:
+        return []
+    rows = [
+        [str(name), *(f"{row[score]:.3f}" for score in ("precision", "recall", "f1")), f"{row['support']:,.0f}"]
+        for name, row in classes.items()
+    ]
+    return [["class", "precision", "recall", "F1", "examples"], *rows]
 
 
 def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:

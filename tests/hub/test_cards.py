@@ -57,6 +57,10 @@ RUN = {
     "best_epoch": 2.0,
     "chosen_by": "accuracy",
     "test": {"all": {"adapter": 0.77, "probe": 0.5}, "late | parcels": {"adapter": 0.7, "probe": 0.4}},
+    "per_class": {
+        "split": "validation",
+        "scores": {"pra|ise": {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 1200}},
+    },
     "total_parameters": 20_000,
     "seconds": 125.2,
     "hardware": "2 CPU cores | none else",
@@ -116,6 +120,8 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
     assert "```bash\npython recipes/glue.py --task messages\n```" in card.text
     for expected in (
         "| accuracy | 0.800 | 0.860 |",
+        "By class, on the validation data:",
+        "| pra\\|ise | 0.500 | 1.000 | 0.667 | 1,200 |",
         "| late \\| parcels | 0.700 | 0.400 |",
         "| 2 | 76 | 0.500 | 0.800 | 0.790 | **kept** |",
         "| `max_length` | 128 | 256 |",
