@@ -20,18 +20,17 @@ from typing import Any
 
 from transformers import set_seed
 
-from common import demo
+from common import demo, glue_report
 from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments
 from common.data import describe_data, sample
 from common.edge import RecipeError, end_with_one_line, log
+from common.glue_report import proper_name
 from common.glue_tasks import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks
 from common.model import adapt, load_saved, settle
+from common.presets import GlueArguments, parse_arguments
 from common.run import EVALUATED, Run, find_evaluated, plan_push, write_evaluation
 from common.scores import without_times
 from common.trainer import RecipeTrainer
-from study import reports as glue_reports
-from study.papers import proper_name
-from study.presets import GlueArguments, parse_arguments
 
 
 def main() -> None:
@@ -59,7 +58,7 @@ def run_tasks(
         else:
             scores[task.name] = train(task, of_task, method, of_adapter, own)["best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
-        glue_reports.write_all(folder, scores, arguments.predict, prefix)
+        glue_report.write_all(folder, scores, arguments.predict, prefix)
 
 
 def for_task(group: Any, name: str) -> Any:
@@ -127,7 +126,7 @@ def train(
         model=arguments.model_name,
         dataset={"language": "en"} | describe_data(title, source, task.name, task.splits, task.validation_splits[0]),
         labels=task.labels,
-        references=glue_reports.references(task.name),
+        references=glue_report.references(task.name),
         test=test,
     )
     push(training.output_dir)
@@ -159,7 +158,7 @@ def predict(task: GlueTask, trainer: RecipeTrainer, arguments: GlueArguments, pr
     """Write the predictions of the task's test sets into the folder "submission", whose name begins with `prefix`."""
     outputs = task.predict(trainer, arguments.data_dir, arguments.max_length)
     if trainer.is_world_process_zero():
-        glue_reports.write_predictions(trainer.args.output_dir, outputs, prefix)
+        glue_report.write_predictions(trainer.args.output_dir, outputs, prefix)
 
 
 if __name__ == "__main__":

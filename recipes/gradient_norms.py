@@ -11,7 +11,7 @@ from pathlib import Path
 
 from transformers import trainer
 
-from analysis.gradients import GradientNorms
+from papers.gradients import GradientNorms
 
 
 def main() -> None:

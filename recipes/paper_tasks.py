@@ -12,7 +12,7 @@ model, "not shared". The last one is full fine-tuning. The third is the grid of 
 al., who choose among 20, 50 and 100 epochs by hand from the validation curves; here validation chooses. Both print the
 same table. The defaults are the recipes', not those of either paper.
 
---data is a folder with a folder per task, named as in study/additional.py, with train, validation and test files and
+--data is a folder with a folder per task, named as in papers/additional.py, with train, validation and test files and
 columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
 folder per task. The papers do not give their splits, so scores can be compared within a point or two at best, and not
 at all where the table says that rows or classes differ from the paper's. With --push_to_hub --hub_model_id user/name,
@@ -30,7 +30,7 @@ from common.arguments import ClassifierArguments, ClassifierMethodArguments, Rec
 from common.classification import ClassificationArguments, run_task
 from common.edge import RecipeError, end_with_one_line
 from common.run import EVALUATED
-from study.additional import PAPER, describe, format_table
+from papers.additional import PAPER, describe, format_table
 
 
 @dataclass

@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from common.edge import RecipeError, end_with_one_line
-from study.table import print_study
+from papers.tables import print_study
 from sweeping.runs import CHOICES, CHOSEN
 
 

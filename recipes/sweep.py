@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 
 from common.edge import end_with_one_line
-from study.additional import PAPER
-from study.papers import GLUE_TASKS
-from study.table import print_study
+from common.glue_report import GLUE_TASKS
+from papers.additional import PAPER
+from papers.tables import print_study
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 

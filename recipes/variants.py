@@ -3,7 +3,7 @@
     accelerate launch recipes/variants.py --variant layer_norm --task cola --output_dir runs/cola-norm
 
 The flags are those of glue.py, and --variant. The library does not know the variants that are classes in
-analysis/variants.py: their adapters are saved but cannot be loaded, so give --save_strategy no
+papers/bottlenecks.py: their adapters are saved but cannot be loaded, so give --save_strategy no
 --load_best_model_at_end false. `best_score` in results.json is then that of the last epoch; figure.py takes the
 best of `epochs`.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
-from analysis.variants import VARIANTS, with_variant
 from common import model as methods
 from common.edge import end_with_one_line
-from study.presets import GlueArguments, parse_arguments
+from common.presets import GlueArguments, parse_arguments
+from papers.bottlenecks import VARIANTS, with_variant
 
 
 @dataclass(kw_only=True)

@@ -1,1 +1,1 @@
-"""The papers' tables and figures. A figure reads a folder of finished runs; none of them trains."""
+"""The papers' numbers, tables and figures, which read a folder of finished runs; none of them trains."""

@@ -17,11 +17,11 @@ from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 from transformers import EvalPrediction
 
-from analysis.runs import FinishedRun, load_run, write_lines
 from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
+from common.glue_report import proper_name
 from houlsby_peft import ablate, prune
-from study.papers import proper_name
+from papers.runs import FinishedRun, load_run, write_lines
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, MOMENT, PAGE, plt, save
-from study.papers import proper_name
-from study.results import Results, Row, arrange, finished, in_percent, mean_and_error
+from common.glue_report import proper_name
+from papers.results import Results, Row, arrange, finished, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN
 
 

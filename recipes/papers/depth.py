@@ -14,12 +14,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.runs import FinishedRun, load_run, write_lines
 from common.figures import COLORS, COLUMN, MARKERS, plt, save
+from common.glue_report import proper_name
 from houlsby_peft import ablate
 from papers.ablation import score
-from study.papers import proper_name
-from study.results import mean_and_error, score_percent
+from papers.results import mean_and_error, score_percent
+from papers.runs import FinishedRun, load_run, write_lines
 
 
 TRAINED, CUT = "trained in upper layers", "AdapterDrop, cut"

@@ -16,11 +16,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.runs import write_lines
 from common.edge import RecipeError
 from common.figures import COLORS, MARKERS, PAGE, plt, save
-from study.papers import proper_name
-from study.results import Results, best_cell, finished, mean_and_error, score_percent
+from common.glue_report import proper_name
+from papers.results import Results, best_cell, finished, mean_and_error, score_percent
+from papers.runs import write_lines
 from sweeping.runs import CHOSEN
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from common.figures import BLUE, COLUMN, ORANGE, PAGE, plt
-from study.papers import proper_name
+from common.glue_report import proper_name
 
 
 NAMES = {"full": "full fine-tuning", "houlsby": "adapters"}

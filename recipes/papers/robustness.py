@@ -25,14 +25,14 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from analysis.runs import FinishedRun, load_run, write_lines
 from common.data import sample
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, MARKERS, plt, save
+from common.glue_report import proper_name
 from papers.lengths import NAMES
 from papers.pwws import Probabilities, pwws
+from papers.runs import FinishedRun, load_run, write_lines
 from papers.wordnet import WordNet, find_wordnet
-from study.papers import proper_name
 
 
 DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger

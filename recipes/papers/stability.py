@@ -23,12 +23,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.gradients import FILE
-from analysis.runs import write_lines
 from common.figures import COLUMN, PAGE, PINK, RED, SKY, plt, save
+from common.glue_report import proper_name
+from papers.gradients import FILE
 from papers.lengths import COLOR_OF, NAMES, draw_boxes, draw_curves, draw_epochs, draw_lengths
-from study.papers import proper_name
-from study.results import Results, best_cell, finished, in_percent, score_percent
+from papers.results import Results, best_cell, finished, in_percent, score_percent
+from papers.runs import write_lines
 from sweeping.runs import CHOSEN
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 
 from common.edge import RecipeError
-from study.papers import proper_name
-from study.results import Cell, Row, arrange, finished, in_percent
+from common.glue_report import proper_name
+from papers.results import Cell, Row, arrange, finished, in_percent
 from sweeping.runs import CHOICES, CHOSEN
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from analysis.runs import write_lines
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, MARKERS, plt, save
-from study.papers import proper_name
-from study.results import Row, arrange, columns, finished, mean_and_error
+from common.glue_report import proper_name
+from papers.results import Row, arrange, columns, finished, mean_and_error
+from papers.runs import write_lines
 from sweeping.runs import CHOSEN
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from analysis.runs import write_lines
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, MARKERS, plt, save
-from study.papers import proper_name
-from study.results import Results, finished, in_percent, mean_and_error
-from study.table import difference
+from common.glue_report import proper_name
+from papers.results import Results, finished, in_percent, mean_and_error
+from papers.runs import write_lines
+from papers.tables import difference
 
 
 PAPER = "paper"

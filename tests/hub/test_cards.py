@@ -403,7 +403,7 @@ def test_names_from_outside_do_not_change_the_page(base, tmp_path):
 
 def test_the_examples_have_the_defaults_of_the_recipe():
     from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeTrainingArguments
-    from study.presets import GlueArguments
+    from common.presets import GlueArguments
 
     groups = (GlueArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     defaults = {field.name: field.default for group in groups for field in fields(group)}

@@ -19,9 +19,9 @@ from tiny_models import perturb, tiny_bert
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import variants
-from analysis.variants import VARIANTS, replace_bottlenecks
 from common import model as methods
 from common.edge import RecipeError
+from papers.bottlenecks import VARIANTS, replace_bottlenecks
 
 
 # The library cannot load these variants again, so the runs end with the last epoch.

@@ -24,14 +24,14 @@ from tiny_models import tiny_bert
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 import figure
 import glue
-from analysis.gradients import FILE, GradientNorms, layer_of
-from analysis.runs import load_run
 from common.edge import RecipeError
+from common.glue_report import GLUE_TASKS, proper_name
 from papers import curves, init_scale, lengths, robustness, stability, variants
+from papers.gradients import FILE, GradientNorms, layer_of
 from papers.pwws import FUNCTION_WORDS, pwws
+from papers.results import arrange, finished
+from papers.runs import load_run
 from papers.wordnet import WordNet, find_wordnet
-from study.papers import GLUE_TASKS, proper_name
-from study.results import arrange, finished
 from sweeping.runs import CHOSEN
 
 

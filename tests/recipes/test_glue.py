@@ -24,17 +24,17 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 import glue
 import submission
+from common import glue_report
 from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
 from common.glue_tasks import TASK_SCORES, TASKS, GlueMetric, find_tasks, numeric_labels
 from common.minimal_pairs import minimal_pairs
+from common.presets import parse_arguments
 from common.run import scores_per_epoch
 from common.submission import FILES, TEST_SETS, pack, problems
 from common.trainer import RecipeTrainer
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, write
-from study import reports
-from study.presets import parse_arguments
 
 
 ROOT = Path(__file__).parents[2]
@@ -180,7 +180,7 @@ class TestRuns:
     def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
         """All of two: their folders, and both averages, which need all nine."""
         monkeypatch.setattr(glue, "find_tasks", lambda _: [TASKS["cola"], replace(TASKS["rte"])])
-        monkeypatch.setattr("study.presets.find_tasks", lambda _: [])
+        monkeypatch.setattr("common.presets.find_tasks", lambda _: [])
         for split in ("train", "validation"):
             write(tmp_path / "data" / "rte" / f"{split}.csv", sentence1=SENTENCES[:16], sentence2=SENTENCES[16:32],
                   label=[0, 1] * 8)  # fmt: skip
@@ -333,7 +333,7 @@ class TestPresets:
         ],
     )
     def test_the_batch_is_split(self, monkeypatch, flags, processes, size):
-        monkeypatch.setattr("study.presets.os.environ", {"WORLD_SIZE": str(processes)})
+        monkeypatch.setattr("common.presets.os.environ", {"WORLD_SIZE": str(processes)})
         assert parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"] == size
 
     def test_a_batch_that_cannot_be_split(self):
@@ -369,7 +369,7 @@ def zipped(tmp_path_factory):
     for name, test_set in TEST_SETS.items():
         shape = (OFFICIAL[f"{name}.tsv"][0], len(TASKS[test_set.task].labels))
         outputs[name] = rng.normal(2.5, 3, shape).astype(np.float32)
-    reports.write_predictions(str(folder), outputs)
+    glue_report.write_predictions(str(folder), outputs)
     pack((folder / "submission").glob("*.tsv"), folder / "submission.zip")
     return folder / "submission.zip", outputs
 

@@ -23,8 +23,8 @@ import figure
 from common.arguments import TextArguments
 from common.classification import ClassificationArguments
 from common.edge import RecipeError
+from common.presets import GlueArguments, parse_arguments
 from squad import SquadArguments
-from study.presets import GlueArguments, parse_arguments
 
 
 ROOT = Path(__file__).parents[2]

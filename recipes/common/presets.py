@@ -103,7 +103,7 @@ class GlueArguments(EncoderArguments):
     )
     data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
     preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
-        default=None, help="A paper's settings instead of the defaults; see recipes/study/presets.py."
+        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
     )
     predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from common.figures import COLORS, PAGE, plt
-from study.papers import proper_name
-from study.results import Row, columns
+from common.glue_report import proper_name
+from papers.results import Row, columns
 
 
 # From the seventh row on, colors repeat with another pattern.

@@ -11,8 +11,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from common.edge import RecipeError
+from common.glue_report import COLUMNS, GLUE_TASKS, WNLI, proper_name
 from common.same_run import is_free
-from study.papers import COLUMNS, GLUE_TASKS, MISMATCHED, WNLI, proper_name
+from papers.numbers import MISMATCHED
 from sweeping.runs import MEANT_FOR, choose
 
 

@@ -4,17 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import hypot
 from pathlib import Path
 
-from study.additional import PAPER, describe, format_table
-from study.papers import (
-    COLUMNS,
-    GLUE_TASKS,
+from common.glue_report import COLUMNS, GLUE_TASKS, mean_of_nine, server_average
+from papers.additional import PAPER, describe, format_table
+from papers.numbers import (
     PAPER_ROWS,
     SECOND_COLUMNS,
     SECOND_ROWS,
-    mean_of_nine,
-    server_average,
 )
-from study.results import Row, arrange, collect, columns, differences, mean_and_error
+from papers.results import Row, arrange, collect, columns, differences, mean_and_error
 
 
 MISSING = "-"
@@ -46,7 +43,7 @@ def print_study(folder: Path, chosen: Sequence[str]) -> None:
     print(text)
     (folder / "study.md").write_text(text)
     try:
-        from study.chart import draw  # needs matplotlib, which the tables do not
+        from papers.chart import draw  # needs matplotlib, which the tables do not
     except ModuleNotFoundError as error:
         print(f"No chart: {error}. pip install matplotlib")
     else:
@@ -96,7 +93,7 @@ def second_parts(rows: Sequence[Row]) -> list[str]:
     for label, scores in SECOND_ROWS.items():
         own = {name: value for name, value in zip(SECOND_COLUMNS, scores, strict=True) if value and name in shown}
         if own:
-            lines.append([label, *(f"{own[name]}" if name in own else MISSING for name in shown), _total(own)])
+            lines.append([label, *(f"{own[name]:.2f}" if name in own else MISSING for name in shown), _total(own)])
     return ["## Second scores, at the same points", table(["", *shown, "mean of CoLA and MRPC"], lines)]
 
 

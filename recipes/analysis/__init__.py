@@ -1,1 +1,0 @@
-"""What the papers' analyses share; the scripts beside this folder are launched."""
