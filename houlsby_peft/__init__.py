@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from .bottleneck import Bottleneck
 from .config import HoulsbyConfig
-from .derive import ablate, init_from, prune
+from .derive.initialize import init_from
+from .derive.layers import ablate, prune
 from .errors import AdapterError, HubError
 from .heads.find import find_new_modules
 from .heads.head import TwoLayerHead, put_two_layer_head
@@ -19,8 +20,8 @@ from .registration import register, replace_template
 
 
 if TYPE_CHECKING:
-    from .adapter_drop import AdapterDrop
     from .adapterhub.convert import convert
+    from .derive.adapter_drop import AdapterDrop
     from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
 _LAZY = {
-    "AdapterDrop": ".adapter_drop",
+    "AdapterDrop": ".derive.adapter_drop",
     "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",

@@ -272,7 +272,7 @@ class HoulsbyModel(BaseTuner):
             ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ in more
                 than their places, their combination is not finite, or the type of combination is unknown.
         """
-        from .derive import combine  # which stands above this module
+        from .derive.combine import combine  # which stands above this module
 
         combine(self, adapters, weights, adapter_name, combination_type)
 

@@ -256,11 +256,7 @@ _RULES = {
         ("two_layer_head", lambda value: isinstance(value, bool), "true or false"),
         ("max_length", lambda value: _is_number(value) and value > 0, "a positive whole number"),
         ("null_threshold", lambda value: _is_number(value, float), "a number"),
-        (
-            "thresholds",
-            lambda value: isinstance(value, list) and all(_is_number(one, float) for one in value),
-            "numbers",
-        ),
+        ("thresholds", _are_numbers, "a list of numbers"),
         ("text_columns", lambda value: _are_texts(value) and len(value) in (1, 2), "a list of one or two names"),
     )
 }

@@ -10,8 +10,8 @@ different adapters in this layer are refused.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from threading import get_ident
@@ -24,7 +24,7 @@ from transformers.utils.generic import ModelOutput
 
 from ..errors import AdapterError
 from ..heads.head import HoulsbyHead
-from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, is_inside
+from ..layer import BASE, Batch, HoulsbyTunerLayer, is_inside
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
@@ -195,18 +195,12 @@ class _Call:
 
 
 class Trial:
-    """A run of the base model on a few rows, which records what reaches the modules that adapters have changed.
+    """A run of the base model on a few rows, which records what reaches the modules that adapters have changed."""
 
-    The disturbed layers return something else, to see where it arrives.
-    """
-
-    def __init__(self, rows: int, disturbed: Collection[nn.Module] = ()) -> None:
+    def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.disturbed = disturbed
         # By module and call.
         self.calls: dict[nn.Module, list[_Call]] = {}
-        # By list of layers: what enters it, and the modules that were reached before.
-        self.entries: dict[str, tuple[torch.Tensor, set[nn.Module]]] = {}
 
     def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what reaches a layer, and return what the base model computes there."""
@@ -216,10 +210,7 @@ class Trial:
             is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
             means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
             self.calls.setdefault(layer, []).append(_Call(hidden.shape, means, several))
-        result = run_adapter(layer, BASE, args, kwargs)
-        if layer not in self.disturbed:
-            return result
-        return (result[0].roll(1, -1), *result[1:]) if isinstance(result, tuple) else result.roll(1, -1)
+        return run_adapter(layer, BASE, args, kwargs)
 
 
 class _Trials:
@@ -231,7 +222,7 @@ class _Trials:
         self.args = args
         self.inputs = inputs
         modules = dict(finder.model.named_modules())
-        self.lists = {name: module for name, module in modules.items() if isinstance(module, nn.ModuleList)}
+        self.lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
         # The modules that adapters have changed.
         self.changed: dict[nn.Module, str] = {
             module: name
@@ -245,7 +236,7 @@ class _Trials:
         text = {name: value for name, value in self.inputs.items() if name not in others}
         own_stacks: set[str] | None = None
         if others:
-            # Where images are optional, each may belong to any row of the text.
+            # Where images are optional, each may belong to any row of the text. If they are needed, each row has one.
             with suppress(Exception):
                 own_stacks = {self._stack(module) for module in self._run(text, [0]).calls}
         problem = "no hidden states come here when two rows run alone"
@@ -257,10 +248,7 @@ class _Trials:
             # Images of all rows may be packed into one tensor.
             one, two = self._run(text, [0]), self._run(text, [0, self.number - 1])
             problem = _FOREIGN
-        if own_stacks is not None:
-            foreign = {module for module in two.calls if self._stack(module) not in own_stacks}
-        else:
-            foreign = self._find_embedded() if others else set()
+        foreign = {module for module in two.calls if own_stacks is not None and self._stack(module) not in own_stacks}
         layouts: dict[nn.Module, Layout] = {}
         for module, name in self.changed.items():
             if module in foreign:
@@ -271,41 +259,11 @@ class _Trials:
                 layouts[module] = Layout(name, problem=problem)
         return layouts
 
-    def _find_embedded(self) -> set[nn.Module]:
-        """Return the modules whose output becomes part of what enters another list of layers, as images among tokens.
-
-        An encoder's output, which enters the layers of the decoder from the side, is not meant.
-        """
-        # A norm before the first layer is part of what this list of layers reads anyway.
-        layers: set[nn.Module] = {
-            module
-            for module in self.changed
-            if isinstance(module, HoulsbyLayer)
-            or (isinstance(module, HoulsbyLayerNorm) and self._stack(module) in self.lists)
-        }
-        plain, disturbed = self._run(self.inputs, [0], set()), self._run(self.inputs, [0], layers)
-        found: set[nn.Module] = set()
-        for name, (hidden, before) in plain.entries.items():
-            other, _ = disturbed.entries.get(name, (None, None))
-            if other is None or not torch.allclose(hidden, other, rtol=1e-3, atol=1e-3):
-                found |= before
-        return found
-
-    def _run(self, inputs: dict[str, Any], rows: list[int], disturbed: set[nn.Module] | None = None) -> Trial:
-        """Run some rows through the base model. If `disturbed` is given, record what enters the lists of layers."""
-        trial = Trial(len(rows), disturbed or ())
+    def _run(self, inputs: dict[str, Any], rows: list[int]) -> Trial:
+        """Run some rows through the base model."""
+        trial = Trial(len(rows))
         args, kwargs = select_rows((self.args, inputs), torch.tensor(rows), self.number)
-        with ExitStack() as stack, torch.no_grad(), self.finder.run(trial):
-            if disturbed is not None:
-                for name in {self._stack(module) for module in self.changed} & self.lists.keys():
-
-                    def enter(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
-                        hidden = first_tensor((*args, *kwargs.values()))
-                        if hidden is not None:
-                            trial.entries.setdefault(name, (hidden, set(trial.calls)))
-
-                    for layer in self.lists[name]:
-                        stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+        with torch.no_grad(), self.finder.run(trial):
             self.finder.model(*args, **kwargs)
         return trial
 

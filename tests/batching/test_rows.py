@@ -202,6 +202,7 @@ RIGHT = {
     "flattened, feed-forward only": (opt, {"input_ids": ids(2, 4)}, FFN, one_row),
     "windows": (swin, {"pixel_values": pixels(2, 3, 16, 16)}, {}, one_row),
     "two towers": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
+    "images that the model needs, one per row": (blip_2, images_among_tokens(1, 1), {}, one_row),
     "images only in the text's layers": (
         llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"}, only_first_has_images,
     ),
@@ -218,7 +219,6 @@ REFUSED = {
     "an image in each row": (llava, images_among_tokens(1, 1), {}, "may belong to any row"),
     "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
     "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
-    "images that the model needs": (blip_2, images_among_tokens(1, 1), {}, "may belong to any row"),
     "more images than texts": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows"),
 }  # fmt: skip
 

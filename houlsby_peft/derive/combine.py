@@ -1,29 +1,24 @@
-"""New adapters from existing ones: without some layers, combined, or initialized from a saved one."""
+"""Combine adapters: a linear combination of their weights, or their bottlenecks side by side."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from .checkpoints.fingerprint import compare_fingerprints
-from .checkpoints.saved import SavedAdapter
-from .config import SHAPE_OPTIONS, HoulsbyConfig
-from .errors import AdapterError
-from .layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, layers_around
-from .placement.places import View, find_places
-from .record import AdapterRecord, Place, fold_places, unfold_places
-from .registration import PREFIX
+from ..config import HoulsbyConfig
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from ..placement.places import View, find_places
+from ..record import AdapterRecord, Place, fold_places
+from ..registration import PREFIX
 
 
 # What the weights of a plain bottleneck are called in a file, after the name of its module.
@@ -31,90 +26,6 @@ _BOTTLENECK = re.compile(rf"(?P<place>.+)\.{PREFIX}adapter\.(?P<part>.+)")
 _PARTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias", "scaling")
 
 _Tensors = dict[str, torch.Tensor]
-
-
-@contextmanager
-def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> Iterator[None]:
-    """Bypass the trained bottlenecks of some layers inside a `with` block (Houlsby et al. 2019, section 3.6).
-
-        with houlsby_peft.ablate(model, layers=range(0, 5)):
-            scores = evaluate(model)
-
-    Nothing is trained again and no weight changes. The layers are bypassed for all adapters of the model; task heads
-    are kept. A bottleneck that is shared with other layers is bypassed in the given layers only. The model is restored
-    when the block ends, also after an error. Do not enable or disable adapters inside the block.
-
-    Args:
-        model: Model with Houlsby adapters, no matter how they were added.
-        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
-        keep_norms: Whether to keep the trained norms of these layers. If False, the base model's norms are used and
-            the layers compute what they compute in the base model.
-
-    Raises:
-        ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
-    """
-    model, places = _find_all_places(model)
-    modules = [
-        module
-        for key, place in _select_layers(places, set(layers)).items()
-        if not (place.is_norm and keep_norms)
-        for module in layers_around(model.get_submodule(key))
-        if isinstance(module, HoulsbyTunerLayer)
-    ]
-    before = [module._disable_adapters for module in modules]
-    try:
-        for module in modules:
-            # enable_adapters(False) would also freeze the weights and disable the head.
-            module._disable_adapters = True
-        yield
-    finally:
-        for module, disabled in zip(modules, before, strict=True):
-            module._disable_adapters = disabled
-
-
-def find_adapted_layers(model: nn.Module) -> list[int]:
-    """Return the indices of the layers with a bottleneck, in ascending order."""
-    places = _find_all_places(model)[1].values()
-    return sorted({place.layer for place in places if place.layer is not None and place.is_bottleneck})
-
-
-def prune(
-    model: PeftModel, layers: Iterable[int], adapter_name: str, source: str = "default", keep_norms: bool = True
-) -> None:
-    """Add a copy of an adapter without the bottlenecks of some layers.
-
-        houlsby_peft.prune(model, layers=range(0, 5), adapter_name="small")
-        model.save_pretrained("out", selected_adapters=["small"])  # PeftModel.from_pretrained loads out/small
-
-    The new adapter computes what the source computes inside `ablate` with the same arguments, with fewer weights and
-    in less time. It is not activated.
-
-    Args:
-        model: Model with the adapter.
-        layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
-        adapter_name: Name of the new adapter.
-        source: Name of the adapter to copy.
-        keep_norms: Whether to keep the trained norms of these layers.
-
-    Raises:
-        ValueError: `adapter_name` is taken, the source has no bottleneck in one of the layers, or no bottleneck would
-            remain.
-        KeyError: The model has no adapter `source`.
-    """
-    tuner: Any = model.base_model
-    config = tuner.peft_config[source]
-    layers, places = set(layers), _recorded_places(tuner.model, config)
-    removed = _select_layers(places, layers)
-    kept = {key: place for key, place in places.items() if key not in removed or (place.is_norm and keep_norms)}
-    remaining = {place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None}
-    if not remaining:
-        raise ValueError(f"Without the layers {sorted(layers)}, {source!r} has no bottlenecks. Remove fewer layers.")
-    pruned = config.derived(
-        config.record,
-        fold_places(kept.values(), View(tuner.model).encoder),
-        layers_to_transform=sorted(remaining),
-    )
-    _add(tuner, adapter_name, pruned, source, _weights(tuner.model, source))
 
 
 def combine(
@@ -133,7 +44,7 @@ def combine(
     is_cat = combination_type == "cat"
     _check_alike(adapters, configs, records, is_cat)
 
-    states = [_weights(model, name) for name in adapters]
+    states = [weights_of(model, name) for name in adapters]
     base_norms = {
         f"{key}.{PREFIX}norm.{part}": weight
         for key, layer in _layers(model, HoulsbyLayerNorm)
@@ -150,7 +61,7 @@ def combine(
         means = _normalize(weights) if is_cat else weights
         combined |= {key: _sum(key, [{**base_norms, **state} for state in states], means) for key in rest}
 
-    places = [_recorded_places(model, config) for config in configs]
+    places = [recorded_places(model, config) for config in configs]
     union = {key: place for each in places for key, place in each.items()}
     bottlenecks = [{key for key, place in each.items() if place.is_bottleneck} for each in places]
     sizes = {key: len(combined[f"{key}.{PREFIX}adapter.down_proj.bias"]) for key in set().union(*bottlenecks)}
@@ -171,65 +82,28 @@ def combine(
         scaling=configs[0].scaling,
         share_layers=share_layers,
     )
-    _add(tuner, adapter_name, config, adapters[0], combined)
+    add_derived(tuner, adapter_name, config, adapters[0], combined)
 
 
-def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
-    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps its own weights.
-
-    An adapter may have been pretrained on the task's text, for example (Han et al. 2021, section 3).
-
-    Args:
-        model: Model with the adapter to initialize.
-        name_or_path: Folder, or name on the Hub, of a Houlsby adapter with the same options on the same base model.
-        adapter_name: Name of the adapter to initialize.
-
-    Raises:
-        ValueError: The adapter is offloaded, or the saved weights do not fit.
-        AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
-            cannot be read.
-        KeyError: The model has no adapter of this name.
-    """
-    config: Any = model.peft_config[adapter_name]
-    saved = SavedAdapter.open(name_or_path)
-    own, there = config.record, saved.config.record or AdapterRecord()
-    # What is excluded may differ where only one of the models has it, such as a language model's head; otherwise the
-    # weights do not fit. The file of shared bottlenecks does not tell at which places they are applied.
-    differences = [
-        f"{field} is {theirs!r} and {ours!r}"
-        for field in SHAPE_OPTIONS
-        if field != "exclude_modules" and (theirs := getattr(saved.config, field)) != (ours := getattr(config, field))
-    ]
-    if config.share_layers and not differences:
-        bottlenecks = [
-            {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}
-            for record in (there, own)
-        ]
-        differences = [f"only one has a bottleneck at {key}" for key in sorted(bottlenecks[0] ^ bottlenecks[1])]
-    if differences := differences + compare_fingerprints(there.base, own.base):
-        raise AdapterError(
-            "An adapter can only be initialized from one with the same options on the same base model; "
-            f"{saved.name}, trained on {saved.config.base_model_name_or_path or 'an unnamed model'}, and "
-            f"{adapter_name!r} differ: {differences[0]}. Train both with the same HoulsbyConfig on the same model."
-        )
-    weights = {key: weight for key, weight in _state(model, adapter_name).items() if f".{PREFIX}" not in key}
-    weights |= {key: weight for key, weight in saved.load_weights().items() if f".{PREFIX}" in key}
-    set_peft_model_state_dict(model, weights, adapter_name=adapter_name)
+def recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+    """Return an adapter's places as they are in this model, with their sizes."""
+    assert config.record is not None
+    return find_places(model, config.derived(config.record))
 
 
-def _add(
+def add_derived(
     tuner: Any, adapter_name: str, config: HoulsbyConfig, source: str, weights: Mapping[str, torch.Tensor]
 ) -> None:
     """Add an adapter with given weights, in the precision of its source; on an error, leave nothing behind."""
     if adapter_name in tuner.peft_config:
         raise ValueError(f"adapter_name must be unused; the model has an adapter {adapter_name!r}. Delete it first.")
-    own = _state(tuner.model, source)
+    own = tensors_of(tuner.model, source)
     is_cast = not any(weight.dtype in (torch.float16, torch.bfloat16) for weight in own.values())
     tuner.peft_config[adapter_name] = config
     try:
         tuner.inject_adapter(tuner.model, adapter_name)
         tuner._cast_adapter_dtype(adapter_name, autocast_adapter_dtype=is_cast)
-        new = _state(tuner.model, adapter_name)
+        new = tensors_of(tuner.model, adapter_name)
         set_peft_model_state_dict(tuner.model, {key: weights[key] for key in new}, adapter_name=adapter_name)
     except Exception:
         if adapter_name in tuner.peft_config:  # PEFT may have removed it
@@ -237,14 +111,14 @@ def _add(
         raise
 
 
-def _state(model: nn.Module, adapter_name: str) -> _Tensors:
+def tensors_of(model: nn.Module, adapter_name: str) -> _Tensors:
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     return get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)  # type: ignore[no-any-return]
 
 
-def _weights(model: nn.Module, adapter_name: str) -> _Tensors:
+def weights_of(model: nn.Module, adapter_name: str) -> _Tensors:
     """Return an adapter's weights by their names in a file, a shared bottleneck at each of its places."""
-    weights = _state(model, adapter_name)
+    weights = tensors_of(model, adapter_name)
     for key, layer in _layers(model, HoulsbyLayer):
         if owner := layer.houlsby_owner.get(adapter_name):
             own = owner.houlsby_adapter[adapter_name].state_dict()
@@ -338,31 +212,3 @@ def _check_alike(
                 f"Only adapters with the same options can be combined; {names[0]!r} and {names[number]!r} differ: "
                 f"{differences[0]}. Train them with the same configuration, or stack them with set_adapter([...])."
             )
-
-
-def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
-    """Return the base model and the places of all of its adapters, no matter how they were added."""
-    if isinstance(model, PeftModel):
-        model = model.get_base_model()
-    elif isinstance(model, BaseTuner):
-        model = model.model
-    configs = getattr(model, "peft_config", {})
-    own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
-    return model, {key: place for config in own for key, place in _recorded_places(model, config).items()}
-
-
-def _recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
-    """Return an adapter's places as they are in this model, with their sizes."""
-    assert config.record is not None
-    return find_places(model, config.derived(config.record))
-
-
-def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:
-    """Return the places in the given layers, each of which must have a bottleneck."""
-    adapted = {place.layer for place in places.values() if place.layer is not None and place.is_bottleneck}
-    if not layers <= adapted:
-        raise ValueError(
-            "Bottlenecks can only be removed from layers that have a Houlsby adapter, here "
-            f"{sorted(adapted) or 'none'}; got {sorted(layers)}."
-        )
-    return {key: place for key, place in places.items() if place.layer in layers}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from .derive import ablate, find_adapted_layers
+from .layers import ablate, find_adapted_layers
 
 
 class AdapterDrop(TrainerCallback):
