@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import warnings
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForMaskedLM
 
@@ -53,11 +52,9 @@ def merge_lora(weight):
 
 SAME = {
     "float64": lambda: tiny_bert().double(),
-    "float16": lambda: tiny_bert().half(),
     "bfloat16": lambda: tiny_bert().bfloat16(),
     "another head": lambda: tiny_bert(num_labels=7),
     "tokens added": lambda: resized(120),
-    "tokens taken away": lambda: resized(90),
     "int8": lambda: changed(round_to_int8),
     "pruned": lambda: changed(prune_half),
     "with noise": lambda: changed(lambda weight: weight.add_(0.005 * weight.std() * torch.randn_like(weight))),
@@ -116,27 +113,14 @@ def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transforme
         other_base().load_adapter(str(adapter))
 
 
-@pytest.mark.parametrize("trained", [AutoModel, AutoModelForSequenceClassification, BertForMaskedLM], ids=str)
-def test_a_base_of_another_task_class_is_the_same_base(trained, tmp_path):
+def test_a_base_of_another_task_class_is_the_same_base(tmp_path):
     """Its checkpoint has neither pooler nor head, so that each class makes new ones, if it has any."""
     folder = make_base(tmp_path / "base")
     BertForMaskedLM.from_pretrained(folder).bert.save_pretrained(tmp_path / "encoder")
-    recorded = fingerprint_of(trained.from_pretrained(tmp_path / "encoder"))
-    for used in (AutoModel, AutoModelForSequenceClassification, AutoModelForMaskedLM):
-        base = used.from_pretrained(tmp_path / "encoder")
-        assert compare_fingerprints(recorded, fingerprint_of(base)) == []
-        for weight in getattr(base, "bert", base).encoder.layer[1].parameters():
-            nn.init.normal_(weight)
-        assert compare_fingerprints(recorded, fingerprint_of(base)) == ["other weights in encoder.layer.1"]
-
-
-def test_one_config_object_may_make_adapters_on_several_bases():
-    config = HoulsbyConfig(r=4)
-    first = get_peft_model(tiny_bert(), config).peft_config["default"].record.base
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        second = get_peft_model(tiny_bert(seed=1), config)
-    assert second.peft_config["default"].record.base != first
+    classes = (AutoModel, AutoModelForSequenceClassification, AutoModelForMaskedLM)
+    first, *others = [fingerprint_of(each.from_pretrained(tmp_path / "encoder")) for each in classes]
+    for other in others:
+        assert compare_fingerprints(first, other) == compare_fingerprints(other, first) == []
 
 
 class Packed(nn.Parameter):

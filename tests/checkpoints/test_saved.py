@@ -59,17 +59,6 @@ def answers(folder, **options):
     return houlsby_peft.load(folder, **options).predict(WORDS)
 
 
-def test_an_opened_adapter_is_what_its_files_say(good, base):
-    saved = SavedAdapter.open(good)
-    weights = load_file(good / WEIGHTS)
-    assert saved.shapes == {name: tensor.shape for name, tensor in weights.items()}
-    assert sum(saved.sizes.values()) == sum(tensor.numel() for tensor in weights.values())
-    assert (saved.name, saved.folder, saved.weights_file) == (str(good), good, good / WEIGHTS)
-    assert (saved.own_tokenizer, saved.commit, saved.config.r) == (True, None, 4)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in saved.load_weights().items())
-    assert saved.load_weights() is saved.load_weights()
-
-
 def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
     names = {number: f"{number} {'类别名称' * 40}" for number in range(5000)}
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=5000)
@@ -77,12 +66,6 @@ def test_a_head_of_5000_classes_with_long_names_loads(base, tmp_path):
     get_peft_model(model, config).save_pretrained(tmp_path)
     assert (tmp_path / CONFIG).stat().st_size > 1_000_000
     assert houlsby_peft.load(tmp_path, base_model=str(base)).labels == tuple(names.values())
-
-
-def test_a_file_with_a_byte_order_mark_and_a_size_of_4_point_0_loads(adapter, good):
-    edit(adapter, r=4.0)
-    (adapter / CONFIG).write_bytes(b"\xef\xbb\xbf" + (adapter / CONFIG).read_bytes())
-    assert answers(adapter) == answers(good)
 
 
 def test_only_a_hub_cache_is_one(good, tmp_path):
@@ -96,9 +79,8 @@ def test_only_a_hub_cache_is_one(good, tmp_path):
     "fields",
     [
         {"target_modules": r".*\.layer\..*\.(attention|output)\..*dropout.*.*"},
-        {"exclude_modules": r"(.*pooler.*)+.*x.*y.*z"},
-        {"rank_pattern": {r".*\..*\..*\..*\.nowhere": 8}},
         {"exclude_modules": r"((a|b|.)+)+x"},
+        {"rank_pattern": {r".*\..*\..*\..*\.nowhere": 8}},
     ],
     ids=str,
 )

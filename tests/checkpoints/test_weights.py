@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -181,17 +180,6 @@ def test_the_dtype_of_a_loaded_adapter(saved, autocast, low_cpu_mem_usage, token
     assert {p.dtype for name, p in model.named_parameters() if "houlsby_adapter" in name} == {expected}
     model.load_adapter(saved, "again", **options)
     assert {p.dtype for name, p in model.named_parameters() if "houlsby_adapter.again" in name} == {expected}
-
-
-# PEFT says that the base has another name, which is what this is about.
-@pytest.mark.filterwarnings("ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning")
-def test_a_configuration_of_a_saved_adapter_makes_new_ones_if_copied(saved):
-    config = replace(HoulsbyConfig.from_pretrained(saved), inference_mode=False)
-    model = get_peft_model(tiny_bert(hidden_size=48), config)
-    new = get_peft_model(tiny_bert(hidden_size=48), HoulsbyConfig(r=4, share_layers=1, task_type="SEQ_CLS"))
-    assert model.get_nb_trainable_parameters() == new.get_nb_trainable_parameters()
-    assert model.peft_config["default"].labels == new.peft_config["default"].labels
-    assert model.peft_config["default"].record.base == new.peft_config["default"].record.base
 
 
 def test_init_from_and_load_refuse_them_too(tmp_path):

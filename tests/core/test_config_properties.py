@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from peft import PeftConfig, TaskType
 from transformers.activations import ACT2FN
 
-from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.checkpoints.saved import SavedAdapter
+from houlsby_peft import HoulsbyConfig
 from houlsby_peft.config import POSITIONS, PROBLEM_TYPES
-from hub_models import make_adapter, make_base
-from mutated_adapters import mutate
 
 
 # The same examples in every run.
@@ -89,22 +84,3 @@ def test_any_other_value_is_refused_in_one_line_that_names_the_field(name, value
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "adapter_config.json").write_text(json.dumps({"peft_type": "HOULSBY", name: value}))
         assert refusal_of(lambda: HoulsbyConfig.from_pretrained(folder), ValueError) == refusal
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    base = make_base(tmp_path_factory.mktemp("base"))
-    adapter = make_adapter(tmp_path_factory.mktemp("adapter"), base)
-    return {path.name: path.read_bytes() for path in [*base.glob("tokenizer*.json"), *adapter.iterdir()]}
-
-
-@EXAMPLES
-@given(number=some.integers(0, 10**9))
-def test_a_damaged_folder_is_read_or_refused_in_one_line(number, files):
-    changed, what = mutate(number, files)
-    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of keys that PEFT does not know
-        for path, content in changed.items():
-            Path(name, path).write_bytes(content)
-        refusal = refusal_of(lambda: SavedAdapter.open(name).load_weights(), AdapterError)
-        assert refusal is None or name in refusal, what

@@ -7,17 +7,10 @@ import re
 
 import pytest
 import torch
-from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from torch.nn import functional as F
+from peft import get_peft_model
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    ElectraConfig,
-    ElectraForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
 )
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
@@ -112,73 +105,17 @@ def test_forward_equals_the_papers_formula(share_layers, owner_of_layer, token_i
     torch.testing.assert_close(model(token_ids).logits, pooled @ head.weight.T + head.bias, atol=1e-5, rtol=1e-4)
 
 
-TINY = {"vocab_size": 99, "num_labels": 3}
-WIDE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
-ENCODERS = {
-    "bert": (BertForSequenceClassification, BertConfig(**TINY, **WIDE, hidden_dropout_prob=0.5), ["classifier"]),
-    "roberta": (
-        RobertaForSequenceClassification,
-        RobertaConfig(**TINY, **WIDE, hidden_dropout_prob=0.5, pad_token_id=98),
-        ["classifier"],
-    ),
-    "electra": (
-        ElectraForSequenceClassification,
-        ElectraConfig(**TINY, **WIDE, embedding_size=32, hidden_dropout_prob=0.5),
-        ["classifier"],
-    ),
-    "distilbert": (
-        DistilBertForSequenceClassification,
-        DistilBertConfig(**TINY, dim=32, n_layers=2, n_heads=2, hidden_dim=48, dropout=0.5, pad_token_id=98),
-        ["pre_classifier", "classifier"],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_head_and_places_of_each_encoder(name, token_ids):
-    model_cls, config, head = ENCODERS[name]
-    model = get_peft_model(model_cls(config), HoulsbyConfig(r=4)).eval()
-    assert model.peft_config["default"].record.heads == head
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 4
-    assert sum(isinstance(module, HoulsbyLayerNorm) for module in model.modules()) == 4
-    assert model(token_ids).logits.shape == (5, 3)
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_the_adapter_sees_dropped_activations_and_feeds_the_skip_connection(name, token_ids):
-    """In training with p=0.5, half of what a bottleneck gets is zero, and the norm gets its output plus the skip."""
-    model_cls, config, _ = ENCODERS[name]
-    model = get_peft_model(model_cls(config), HoulsbyConfig(r=4, train_layer_norm=False))
-    perturb(model)
-    model.train()
-    feed_forward = [m for key, m in model.named_modules() if isinstance(m, HoulsbyLayer) and "attention" not in key]
-    seen = {}
-    feed_forward[0].houlsby_adapter["default"].register_forward_hook(
-        lambda module, args, output: seen.update(input=args[0], output=output)
-    )
-    last_norm = [m for key, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm) and ".0." in key][-1]
-    first_norm = next(m for key, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm) and ".0." in key)
-    first_norm.register_forward_hook(lambda module, args, output: seen.update(skip=output))
-    last_norm.register_forward_pre_hook(lambda module, args: seen.update(into_norm=args[0]))
-    model(token_ids)
-    assert 0.4 < (seen["input"] == 0).float().mean() < 0.6
-    torch.testing.assert_close(seen["into_norm"], seen["output"] + seen["skip"])
-
-
 @pytest.mark.parametrize(
-    "config",
+    "options",
     [
-        HoulsbyConfig(r=4),
-        HoulsbyConfig(r=4, share_layers=1),
-        HoulsbyConfig(r=4, share_layers=3),
-        HoulsbyConfig(r=4, train_layer_norm="all"),
-        HoulsbyConfig(r=4, train_layer_norm=False, positions=("feed_forward",)),
-        HoulsbyConfig(r=4, modules_to_save=["pooler"], layers_to_transform=[2, 3]),
+        {},
+        {"share_layers": 3, "train_layer_norm": "all"},
+        {"train_layer_norm": False, "modules_to_save": ["pooler"], "layers_to_transform": [2, 3]},
     ],
-    ids=lambda config: f"share{config.share_layers}-norms-{config.train_layer_norm}-{len(config.positions)}",
+    ids=str,
 )
-def test_training_moves_exactly_the_adapters_norms_and_modules_to_save(config, token_ids):
-    model = get_peft_model(tiny_bert(), config)
+def test_training_moves_exactly_the_adapters_norms_and_modules_to_save(options, token_ids):
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
     model.train()
@@ -191,29 +128,6 @@ def test_training_moves_exactly_the_adapters_norms_and_modules_to_save(config, t
         assert parameter.requires_grad == ours, name
         assert (parameter.grad is not None) == ours, name
         assert torch.equal(parameter, before[name]) != ours, name
-
-
-def test_disabled_adapters_give_the_base_model_bit_for_bit(token_ids):
-    expected = tiny_bert()(token_ids).logits
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
-    perturb(model)
-    assert not torch.allclose(model(token_ids).logits, expected, atol=1e-3)
-    with model.disable_adapter():
-        assert torch.equal(model(token_ids).logits, expected)
-    assert not torch.allclose(model(token_ids).logits, expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("share_layers", [0, 3])
-def test_unload_gives_the_base_model_bit_for_bit(share_layers, token_ids):
-    base = tiny_bert()
-    structure = [(name, type(module)) for name, module in base.named_modules()]
-    weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=share_layers))
-    perturb(model)
-    unloaded = model.unload()
-    assert [(name, type(module)) for name, module in unloaded.named_modules()] == structure
-    assert unloaded.state_dict().keys() == weights.keys()
-    assert all(torch.equal(unloaded.state_dict()[name], tensor) for name, tensor in weights.items())
 
 
 def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_ids):
@@ -257,23 +171,6 @@ def test_rank_pattern_gives_places_their_own_size():
     }
 
 
-def test_an_unknown_architecture_without_target_modules_is_an_error():
-    class Custom(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin0 = torch.nn.Linear(8, 8)
-
-        def forward(self, x):
-            return F.relu(self.lin0(x))
-
-    with pytest.raises(ValueError, match="target_modules"):
-        get_peft_model(Custom(), HoulsbyConfig(r=2))
-    model = get_peft_model(Custom(), HoulsbyConfig(r=2, target_modules=["lin0"], init_weights=False))
-    x = torch.randn(3, 8)
-    layer = model.base_model.model.lin0
-    torch.testing.assert_close(model(x), F.relu(layer.houlsby_adapter["default"](layer.base_layer(x))))
-
-
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -290,17 +187,3 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
     assert config.record is None
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["default"]
-
-
-@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time")
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
-@pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3), (1, 2)])
-def test_an_adapter_that_is_made_again_shares_as_it_now_says(before, after, tmp_path, token_ids):
-    base = tiny_bert()
-    get_peft_model(base, HoulsbyConfig(r=4, share_layers=before))
-    model = get_peft_model(base, HoulsbyConfig(r=4, share_layers=after)).eval()
-    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=after)).eval()
-    assert list(get_peft_model_state_dict(model)) == list(get_peft_model_state_dict(fresh))
-    perturb(model)
-    set_peft_model_state_dict(fresh, get_peft_model_state_dict(model))
-    assert torch.equal(fresh(token_ids).logits, model(token_ids).logits)

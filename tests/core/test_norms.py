@@ -42,19 +42,10 @@ def test_a_norm_may_have_other_arguments_and_return_a_tuple():
     torch.testing.assert_close(found, 2 * nn.functional.layer_norm(hidden, (4,), trained.weight) + shift)
     layer.enable_adapters(False)
     torch.testing.assert_close(layer(hidden, shift=shift)[0], nn.functional.layer_norm(hidden, (4,)) + shift)
-
-
-def test_a_norm_may_be_called_by_keyword():
-    hidden = torch.randn(2, 4)
-    layer = wrap(nn.LayerNorm(4), nn.LayerNorm(4))
-    torch.testing.assert_close(layer(input=hidden), nn.functional.layer_norm(hidden, (4,)))
-
-
-def test_a_float32_norm_in_a_bfloat16_model_returns_its_tuple_in_bfloat16():
-    hidden = torch.randn(2, 3, 4, dtype=torch.bfloat16)
-    layer = wrap(Conditional(4).bfloat16(), Conditional(4))
+    # A float32 norm in a bfloat16 model.
+    layer = wrap(Conditional(4).bfloat16(), trained)
     layer.norm("default").float()
-    found, nothing = layer(hidden, hidden)
+    found, nothing = layer(hidden=hidden.bfloat16(), shift=shift.bfloat16())
     assert nothing is None
     assert found.dtype == torch.bfloat16
 

@@ -11,13 +11,6 @@ from houlsby_peft import HoulsbyConfig
 from tiny_models import perturb, tiny_bert
 
 
-def test_layers_that_share_a_bottleneck_report_the_adapter():
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=3))
-    status = {layer.name: layer.available_adapters for layer in model.get_layer_status()}
-    assert len(status) >= 2 * 4 + 2 * 4, "two bottlenecks and two norms in each of four layers"
-    assert all(adapters == ["default"] for adapters in status.values()), status
-
-
 @pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter"])
 def test_a_refused_merge_changes_nothing(call, token_ids):
     """Trained tokens come first in the model, and could be merged."""

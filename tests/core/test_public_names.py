@@ -29,7 +29,3 @@ def test_every_public_name_is_there():
     for name in houlsby_peft.__all__:
         assert getattr(houlsby_peft, name) is not None
         assert getattr(houlsby_peft, name).__doc__, name
-
-
-def test_an_unknown_name_is_an_attribute_error():
-    assert not hasattr(houlsby_peft, "no_such_name")
