@@ -98,6 +98,15 @@ def qwen2_vl():
     )
 
 
+def blip_2():
+    qformer = {key: value for key, value in TEXT.items() if "key_value" not in key} | {"encoder_hidden_size": 16}
+    parts = {"vision_config": VISION, "qformer_config": qformer, "text_config": config("OPT", **OPT).to_dict()}
+    return build(
+        transformers.Blip2ForConditionalGeneration,
+        config("Blip2", **parts, num_query_tokens=4, image_token_index=IMAGE_TOKEN),
+    )
+
+
 def clip():
     return build(transformers.CLIPModel, config("CLIP", text_config=TEXT, vision_config=VISION))
 
