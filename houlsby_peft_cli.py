@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from houlsby_peft import HoulsbyConfig
     from houlsby_peft.serving.predictor import Predictor
-    from houlsby_peft.serving.readers import Input
     from houlsby_peft.serving.task_bank import TaskBank
 
 
@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # The recipes' flags are handed on as they are.
-    words = given if given[:1] in (["train"], ["evaluate"]) else _with_hyphens(given)
-    reads_file = any(word.partition("=")[0] in ("--file", "--help", "-h") for word in words)
-    options = _make_parser(reads_file).parse_args(words)
+    end = 0 if given[:1] in (["train"], ["evaluate"]) else given.index("--") if "--" in given else len(given)
+    words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]), *given[end:]]
+    options = _make_parser({word.partition("=")[0] for word in words}).parse_args(words)
     try:
         options.run(options)
         print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
@@ -69,23 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {' '.join(str(error).split())}{remedy}")
 
 
-def _with_hyphens(arguments: Sequence[str]) -> list[str]:
-    end = list(arguments).index("--") if "--" in arguments else len(arguments)
-
-    def convert(word: str) -> str:
-        name, sign, value = word.partition("=")
-        return f"{name.replace('_', '-')}{sign}{value}" if word.startswith("--") else word
-
-    return [*map(convert, arguments[:end]), *arguments[end:]]
-
-
-def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
-    """Return the parser of all commands.
-
-    Args:
-        reads_file: Whether --file is given, with which `predict` needs no texts, or the help. Where it needs none,
-            argparse accepts them only right after the adapter, and not after flags.
-    """
+def _make_parser(words: set[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands. With --file among the words, `predict` takes no texts."""
     parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -141,7 +126,7 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         command.add_argument("--license", help="license of the adapter, such as apache-2.0")
         command.add_argument("--language", help="language of the texts, such as en")
         command.add_argument(
-            "--metadata", metavar="JSON", type=_json_object, help='further metadata, such as \'{"tags": ["reviews"]}\''
+            "--metadata", metavar="JSON", type=json.loads, help='further metadata, such as \'{"tags": ["reviews"]}\''
         )
 
     info = add("info", _info, "describe an adapter without loading its base model")
@@ -153,22 +138,25 @@ def _make_parser(reads_file: bool) -> argparse.ArgumentParser:
         several = "; or a folder of adapters, of which each answers" if command is predict else ""
         command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
-    number = "*" if reads_file else "+"
-    predict.add_argument("texts", nargs=number, help="texts, - to read one per line from standard input, or --file")
-    predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
     predict.add_argument("--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet")
-    predict.add_argument(
-        "--output", type=Path, help="file for the rows of --file with their predictions; default: JSON lines on stdout"
-    )
-    predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
-    predict.add_argument(
-        "--text-column",
-        nargs="+",
-        help="column of --file with the texts, or two for pairs; default: those of the training, or detected by name",
-    )
-    predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
-    predict.add_argument("--question-column", help="column of --file with the questions; default: question")
-    predict.add_argument("--context-column", help="column of --file with the texts that answer; default: context")
+    predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
+    if "--file" not in words:
+        predict.add_argument("texts", nargs="+", help="texts, - to read one per line from standard input, or --file")
+    if words & {"--file", "--help", "-h"}:
+        predict.add_argument(
+            "--output",
+            type=Path,
+            help="file for the rows of --file and their predictions; default: JSON lines on stdout",
+        )
+        predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
+        predict.add_argument(
+            "--text-column",
+            nargs="+",
+            help="column of --file with the texts, or two for pairs; default: as in the training, or by name",
+        )
+        predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
+        predict.add_argument("--question-column", default="question", help="column of --file with the questions")
+        predict.add_argument("--context-column", default="context", help="column of --file with the texts that answer")
     predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
     predict.add_argument("--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s")
     export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
@@ -247,10 +235,9 @@ def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -
 def _push(options: argparse.Namespace) -> None:
     from houlsby_peft.hub.push import push_to_hub
 
+    message = {} if options.message is None else {"message": options.message}
     chosen = _card_options(options)
-    if options.message is not None:
-        chosen["message"] = options.message
-    print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen))
+    print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen, **message))
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -273,12 +260,14 @@ def _info(options: argparse.Namespace) -> None:
         print(json.dumps(describe(saved), indent=2, ensure_ascii=False))
         return
     for name, value in describe_as_text(saved):
-        print(f"{name:<34}  {value}")
+        print(f"{name:<18}  {value}")
 
 
 def _predict(options: argparse.Namespace) -> None:
+    """Check files, columns and texts before the model is loaded, then predict."""
     from houlsby_peft.checkpoints.saved import SavedAdapter
     from houlsby_peft.serving.adapter_list import read_adapters
+    from houlsby_peft.serving.load import load
     from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import check_number_of_texts
 
@@ -289,43 +278,37 @@ def _predict(options: argparse.Namespace) -> None:
         tasks = read_adapters(folder)
         configs = [SavedAdapter.open(folder / task).config for task in tasks]
 
-    def load() -> Predictor | TaskBank:
-        if not tasks:
-            return _load(options, options.device)
+    def load_all() -> Predictor | TaskBank:
         _hide_messages()
-        return TaskBank(tasks, base_model=options.base_model, device=options.device)
+        chosen = {"base_model": options.base_model, "device": options.device}
+        if tasks:
+            return TaskBank(tasks, **chosen)
+        return load(options.adapter, revision=options.revision, other_base=options.other_base, **chosen)
 
     if options.file is not None:
-        return _predict_file(options, configs, load)
-    if options.output is not None:
-        raise ValueError("--output needs --file, the rows to predict for.")
+        return _predict_file(options, configs, load_all)
     for config in configs:
         given = ["a text", "a second text"] if options.pairs else ["a text"]
         check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
-    texts = [line.rstrip("\n") for line in sys.stdin] if options.texts == ["-"] else options.texts
-    if options.pairs and options.texts == ["-"]:
-        for number, line in enumerate(texts, start=1):
-            if line.count("\t") != 1:
-                raise ValueError(
-                    f"--pairs needs two texts in each line, with one tab between them; line {number} is {line!r}."
-                )
-        texts = [text for line in texts for text in line.split("\t")]
-    adapter, inputs = load(), _read_inputs(texts, options.pairs)
+    texts = options.texts
+    if texts == ["-"]:
+        lines = [line.rstrip("\n") for line in sys.stdin]
+        inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines
+    else:
+        inputs = _read_inputs(texts, options.pairs)
+    adapter = load_all()
     requests = [([*tasks], text) for text in inputs] if tasks else inputs
     for result in adapter.predict(requests, options.batch_size, top_k=options.top_k):  # type: ignore[arg-type]
-        print(json.dumps(result, default=float, ensure_ascii=False))
+        print(json.dumps(result, ensure_ascii=False))
 
 
 def _predict_file(
     options: argparse.Namespace, configs: Sequence[HoulsbyConfig], load: Callable[[], Predictor | TaskBank]
 ) -> None:
-    """Check files and columns before the model is loaded, then predict for each row."""
     from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.tables import TableReader, check_number_of_texts, find_format, find_text_columns
 
-    if options.texts:
-        raise ValueError(f"predict takes either texts or --file; got both, with the text {options.texts[0]!r}.")
     if options.output is not None:
         find_format(options.output)
         if options.output.exists() and not options.overwrite:
@@ -334,11 +317,7 @@ def _predict_file(
     kinds = {task_of_config(config).pipeline for config in configs}
     if kinds == {"question-answering"}:
         count = 2
-        named = named or [options.question_column or "question", options.context_column or "context"]
-    elif "question-answering" in kinds:
-        raise ValueError(
-            "Question answering reads other columns than the other tasks of the folder. Predict it alone."
-        )
+        named = named or [options.question_column, options.context_column]
     elif kinds != {"text-classification"}:
         count = 1
     table = TableReader(options.file, options.encoding)
@@ -359,8 +338,11 @@ def _predict_file(
 
 def _export(options: argparse.Namespace) -> None:
     from houlsby_peft.export import export_onnx
+    from houlsby_peft.serving.load import load
 
-    adapter = _load(options)
+    _hide_messages()
+    chosen = {name: getattr(options, name) for name in ("revision", "base_model", "other_base")}
+    adapter = load(options.adapter, **chosen)
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
         print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
 
@@ -391,19 +373,6 @@ def _convert(options: argparse.Namespace) -> None:
     print(convert(options.source, options.target, **chosen))
 
 
-def _load(options: argparse.Namespace, device: str | None = None) -> Predictor:
-    from houlsby_peft.serving.load import load
-
-    _hide_messages()
-    return load(
-        options.adapter,
-        revision=options.revision,
-        base_model=options.base_model,
-        device=device,
-        other_base=options.other_base,
-    )
-
-
 def _hide_messages() -> None:
     """Hide what PEFT and transformers print while an adapter is loaded, which users of the command cannot change."""
     import warnings
@@ -428,16 +397,8 @@ def _card_options(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    return dict(json.loads(text))
-
-
-def _read_inputs(texts: list[str], pairs: bool) -> list[Input]:
-    if not pairs:
-        return list(texts)
-    if len(texts) % 2:
-        raise ValueError(f"--pairs needs an even number of texts, got {len(texts)}.")
-    return list(zip(texts[::2], texts[1::2], strict=True))
+def _read_inputs(texts: Sequence[str], pairs: bool) -> list[Any]:
+    return [tuple(texts[i : i + 2]) for i in range(0, len(texts), 2)] if pairs else list(texts)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from .prefix import FrozenPrefix
     from .serving.load import load
     from .serving.predictor import Predictor
+    from .serving.results import AnswerPrediction, ClassPrediction, EntityPrediction
     from .serving.task_bank import TaskBank
 
 
 # Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
 _LAZY = {
     "AdapterDrop": ".derive.adapter_drop",
+    "AnswerPrediction": ".serving.results",
+    "ClassPrediction": ".serving.results",
+    "EntityPrediction": ".serving.results",
     "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
@@ -48,7 +52,10 @@ _LAZY = {
 __all__ = [
     "AdapterDrop",
     "AdapterError",
+    "AnswerPrediction",
     "Bottleneck",
+    "ClassPrediction",
+    "EntityPrediction",
     "FrozenPrefix",
     "HoulsbyConfig",
     "HoulsbyLayer",

@@ -20,7 +20,7 @@ from torch.export import Dim
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.tokenization_utils_base import LARGE_INTEGER
 
-from .errors import AdapterError, shortened
+from .errors import AdapterError
 from .layer import HoulsbyTunerLayer
 from .serving.base_model import label_arguments
 from .serving.load import load
@@ -35,7 +35,6 @@ _TASKS = ("text-classification", "token-classification", "question-answering", "
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so many tokens.
 _COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
-_MESSAGES = ("torchvision is not installed", "Please consider to run pre-processing")
 # protobuf cannot hold more in one file.
 _LARGEST_FILE = 2**31 - 2**24
 
@@ -66,7 +65,7 @@ def export_onnx(
 
     Raises:
         AdapterError: The adapter's task or base model cannot be exported, or the outputs differ by more than
-            `tolerance`. Nothing is written then.
+            `tolerance`. Nothing is written then, nor if PyTorch's exporter fails, whose own error is raised.
         ImportError: A package of the extra `export` is missing.
         OSError: The folder cannot be written to, which is found before anything else is done, or the disk is full.
     """
@@ -126,18 +125,11 @@ def _scratch_folder(folder: Path) -> Iterator[Path]:
 
 def _check_can_be_exported(predictor: Predictor) -> None:
     """Refuse what has no equivalent in an ONNX file of one forward pass."""
-    inputs = predictor.tokenizer.model_input_names
     known = inspect.signature(predictor.base_model.forward).parameters
-    other = sorted(set(inputs) & set(known) - set(_INPUTS))
-    # torch.ao's quantized modules have weights that are no parameters.
-    quantized = [
-        name for name, each in predictor.model.named_modules() if type(each).__module__.startswith("torch.ao.nn")
-    ]
-    quantized += [
-        name
-        for name, weight in predictor.model.named_parameters()
-        if weight.is_meta or not weight.is_floating_point() or type(weight.data) is not torch.Tensor
-    ]
+    other = sorted(set(predictor.tokenizer.model_input_names) & set(known) - set(_INPUTS))
+    # Converted to float32, these would be other numbers.
+    weights = predictor.model.named_parameters()
+    quantized = [name for name, weight in weights if weight.is_meta or not weight.is_floating_point()]
     reasons = {
         f"its task is {predictor.task.pipeline}": predictor.task.pipeline not in _TASKS,
         f"its base model also reads {', '.join(other)}": other,
@@ -154,8 +146,7 @@ def _check_can_be_exported(predictor: Predictor) -> None:
 def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     """Return a copy of the base model with this adapter alone, in float32 on the CPU, in evaluation mode.
 
-    The copy shares the weights where they are so already. Its modules are its own, because others may be using the
-    model, with other adapters.
+    It shares the weights that are so already, but no modules: others may be using the model, with other adapters.
     """
     model = predictor.model
     shared: dict[int, Any] = {}
@@ -205,22 +196,15 @@ def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _write_model(model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
-    try:
-        program: Any = torch.onnx.export(
-            model,
-            kwargs=dict(sample),
-            input_names=list(sample),
-            output_names=outputs,
-            dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
-            dynamo=True,
-            verbose=False,
-        )
-    except Exception as error:  # the exporter raises whatever a model's code leads it to, over many lines
-        raise AdapterError(
-            f"A model must be one that PyTorch's ONNX exporter accepts; PyTorch {torch.__version__} failed for "
-            f"{type(model).__name__} with {shortened(f'{type(error).__name__}: {error}').rstrip('.')}. Serve the "
-            "adapter with houlsby_peft.load, or try another version of PyTorch."
-        ) from error
+    program: Any = torch.onnx.export(
+        model,
+        kwargs=dict(sample),
+        input_names=list(sample),
+        output_names=outputs,
+        dynamic_shapes={name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in sample},
+        dynamo=True,
+        verbose=False,
+    )
     size = sum(weight.nbytes for weight in model.parameters())
     program.save(path, external_data=size > _LARGEST_FILE)
 
@@ -260,17 +244,11 @@ def _largest_difference(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the exporters' messages about their own internals, and about steps that the export takes itself."""
-
-    def is_of_use(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith(_MESSAGES)
-
-    loggers = [logging.getLogger(name) for name in ("torch.onnx._internal.exporter._registration", "root")]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.addFilter(is_of_use)
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
         try:
             yield
         finally:
-            for logger in loggers:
-                logger.removeFilter(is_of_use)
+            logging.disable(before)

@@ -63,13 +63,7 @@ def find_text_columns(
 
 
 def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str) -> None:
-    """Refuse to read single texts with an adapter that was trained on pairs, and the reverse.
-
-    Args:
-        columns: The columns of the texts that it is to read.
-        recorded: The names of the columns that it was trained on; None if they are not recorded.
-        flag: The flag that names columns.
-    """
+    """Refuse to read single texts with an adapter that was trained on pairs, and the reverse; `flag` names columns."""
     if recorded is not None and len(columns) != len(recorded):
         kind = "pairs of texts" if len(recorded) == 2 else "single texts"
         names = " and ".join(shortened(repr(name)) for name in recorded)
@@ -149,39 +143,36 @@ class TableReader:
             batches = ParquetFile(self.path).iter_batches()
             yield from enumerate(row for batch in batches for row in batch.to_pylist())
             return
-        self._line = 1
+        line = 1
+        is_json = self.format == ".jsonl"
         try:
-            with self.path.open(encoding=self.encoding, newline="\n" if self.format == ".jsonl" else "") as file:
-                yield from self._read_json(file) if self.format == ".jsonl" else self._read_separated(file)
+            with self.path.open(encoding=self.encoding, newline="\n" if is_json else "") as file:
+                if is_json:
+                    for line, text in enumerate(file, start=1):
+                        if text.strip():
+                            if not isinstance(row := json.loads(text), dict):
+                                raise ValueError(f"must be a JSON object, got {row}")
+                            yield line, row
+                    return
+                csv.field_size_limit(2**31 - 1)
+                reader = csv.reader(file, strict=True, **self._dialect)
+                names: list[str] = []
+                for fields in reader:
+                    if fields and not names:
+                        names = [name.strip() for name in fields]
+                        if repeated := [name for name in names if name and names.count(name) > 1]:
+                            raise ValueError(f"names two columns {repeated[0]!r}")
+                    elif fields:  # an empty line has none
+                        if len(fields) != len(names):
+                            raise ValueError(
+                                f"must have {len(names)} fields like the header, got {len(fields)}; put quotation "
+                                f"marks around a text that holds {self.separator!r}"
+                            )
+                        pairs = zip(names, fields, strict=True)
+                        yield line, {name: field for name, field in pairs if name or names.count("") == 1}
+                    line = reader.line_num + 1
         except (csv.Error, ValueError) as error:
-            raise AdapterError(f"{self.path}, line {self._line}: {shortened(str(error))}.") from error
-
-    def _read_json(self, lines: Iterator[str]) -> Iterator[tuple[int, Row]]:
-        for self._line, line in enumerate(lines, start=1):
-            if line.strip():
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ValueError(f"must be a JSON object, got {row}")
-                yield self._line, row
-
-    def _read_separated(self, lines: Iterator[str]) -> Iterator[tuple[int, Row]]:
-        csv.field_size_limit(2**31 - 1)
-        reader = csv.reader(lines, strict=True, **self._dialect)
-        names: list[str] = []
-        for fields in reader:
-            if fields and not names:
-                names = [name.strip() for name in fields]
-                if repeated := [name for name in names if name and names.count(name) > 1]:
-                    raise ValueError(f"names two columns {repeated[0]!r}")
-            elif fields:  # an empty line has none
-                if len(fields) != len(names):
-                    raise ValueError(
-                        f"must have {len(names)} fields like the header, got {len(fields)}; put quotation marks "
-                        f"around a text that holds {self.separator!r}"
-                    )
-                pairs = zip(names, fields, strict=True)
-                yield self._line, {name: field for name, field in pairs if name or names.count("") == 1}
-            self._line = reader.line_num + 1
+            raise AdapterError(f"{self.path}, line {line}: {shortened(str(error))}.") from error
 
     def _find_dialect(self) -> dict[str, Any]:
         usual = "\t" if self.format == ".tsv" else ","
@@ -197,12 +188,8 @@ class TableReader:
         is_quoted = True
         if separator == usual == "\t" and not "".join(lines[:1]).startswith('"'):
             # In many tab-separated files, such as GLUE's own, a quotation mark is part of the text.
-            with self.path.open(encoding=self.encoding, newline="") as file:
-                is_quoted = any(
-                    line.count("\t") != len(header) - 1 or _QUOTED.search(line.rstrip("\r\n"))
-                    for line in file
-                    if line.strip("\r\n")
-                )
+            whole = [line for line in lines if line.strip("\r\n")]
+            is_quoted = any(line.count("\t") != len(header) - 1 or _QUOTED.search(line.rstrip()) for line in whole)
         return {
             "delimiter": separator,
             "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
@@ -233,11 +220,8 @@ def find_encoding(path: Path) -> str:
 class TableWriter:
     """Writes a table in parts, as a context. Until all is written, the file has the further extension .part.
 
-    Args:
-        path: The file. Its extension gives the format.
-        like: The table whose columns come first; their types, and the separator of .csv files, are kept.
-        added: The names and types of the further columns; `list` is for lists and objects, which become JSON text in
-            the formats that have none.
+    The columns of the table `like` come first; their types, and the separator of .csv files, are kept. Lists and
+    objects become JSON text in the formats that have none.
     """
 
     def __init__(self, path: Path, like: TableReader, added: Mapping[str, type]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import tempfile
@@ -36,8 +35,6 @@ from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_
 from .heads import Head, describe_head, find_target, head_modules, head_weights
 from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config
 
-
-logger = logging.getLogger(__name__)
 
 FORMATS = ("houlsby", "adapterhub")
 _VERSION = "adapters.1.3.0"
@@ -91,21 +88,28 @@ def convert(
         raise ValueError(f"to must be one of {FORMATS}; got {to!r}.")
     name, folder = os.fspath(source), Path(target)
     base = None if base_model is None else os.fspath(base_model)
-    if to == "adapterhub":
-        saved = SavedAdapter.open(name, revision, token)
-        with _new_folder(folder) as new, _name_source(name):
+    with _new_folder(folder) as new, _name_source(name):
+        if to == "adapterhub":
+            saved = SavedAdapter.open(name, revision, token)
             _write_published(saved, new, folder.resolve().name, base, with_head, token)
-        return folder
-    found = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
-    with _name_source(name):
-        published = read_published(found, allow_pickle, with_head)
+            return folder
+        published = read_published(
+            find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token), allow_pickle, with_head
+        )
         base = base or published.base_model
         config, weights = _convert(published, _read_base(base, token))
         config.base_model_name_or_path = base
-        with _new_folder(folder) as new:
-            save_file(weights, new / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
-            config.save_pretrained(str(new))
-            _write_card(new, folder, name, [base, str(published.adapter.fields.get("model_name"))])
+        save_file(weights, new / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+        config.save_pretrained(str(new))
+        base_models = [each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)]
+        card_name = re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-.")
+        card = make_card(
+            SavedAdapter.open(new),
+            card_name if is_repo_id(card_name) else "adapter",
+            base_model=next((each for each in base_models if not Path(each).is_dir()), None),
+        )
+        origin = f"Converted from {code(name)}, an adapter in AdapterHub's format, with `houlsby_peft.convert`."
+        (new / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8")
     return folder
 
 
@@ -240,24 +244,6 @@ def _read_base(name: str, token: str | None) -> PretrainedConfig:
 def _make_empty(config: PretrainedConfig, auto_class: str) -> Any:
     with torch.device("meta"):
         return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
-
-
-def _write_card(new: Path, folder: Path, source: str, base_models: list[str]) -> None:
-    base_model = next(filter(is_repo_id, base_models), None)
-    if base_model is None:
-        logger.warning(
-            "A card must name a base model on the Hub, so none is written. Write it later with `houlsby-peft card %s "
-            "NAME --base-model BASE`.",
-            folder,
-        )
-        return
-    name = re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-.")
-    card = make_card(SavedAdapter.open(new), name if is_repo_id(name) else "adapter", base_model=base_model)
-    origin = (
-        f"## Origin\n\nConverted from {code(source)}, an adapter in AdapterHub's format, with "
-        "`houlsby_peft.convert`.\n"
-    )
-    (new / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n{origin}", encoding="utf-8")
 
 
 @contextmanager

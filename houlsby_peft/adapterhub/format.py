@@ -62,13 +62,7 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """An adapter or a head, as its two files hold it.
-
-    Args:
-        fields: The configuration file.
-        tensors: The weights, by today's keys, all of them finite numbers.
-        file: The file of the weights, for messages.
-    """
+    """An adapter or a head: its configuration, and its weights by today's keys, all of them finite numbers."""
 
     fields: dict[str, Any]
     tensors: dict[str, torch.Tensor]
@@ -77,13 +71,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Published:
-    """An adapter of AdapterHub.
-
-    Args:
-        options: The bottleneck's options by today's names, complete.
-        adapter: The bottlenecks.
-        head: The prediction head, if there is one.
-    """
+    """An adapter of AdapterHub, with the bottleneck's options by today's names, complete."""
 
     options: dict[str, Any]
     adapter: Part
@@ -91,11 +79,7 @@ class Published:
 
     @property
     def base_model(self) -> str:
-        """The recorded name of the base model on the Hub. A source may not name a folder.
-
-        Raises:
-            AdapterError: It is none.
-        """
+        """The recorded name of the base model on the Hub. A source may not name a folder."""
         name = self.adapter.fields.get("model_name")
         if not is_repo_id(name):  # type: ignore[arg-type]
             raise AdapterError(
@@ -106,12 +90,7 @@ class Published:
 
 
 def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Published:
-    """Read and check an adapter of AdapterHub.
-
-    Args:
-        folder: Folder with the files that the library writes.
-        allow_pickle: Whether the weights may be in a pickled file. It is read with `weights_only=True`.
-        with_head: Whether to read the prediction head, if there is one.
+    """Read and check the files that the library has written. A pickled one is read with `weights_only=True`.
 
     Raises:
         AdapterError: A file is too large, or the adapter has an option that cannot be had. Other errors of missing,
@@ -155,7 +134,9 @@ def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) ->
         tensors = _read_pickle(file)
     for key, tensor in tensors.items():
         check_values(file.name, key, tensor)
-    return Part(fields, {_rename(key): tensor for key, tensor in tensors.items()}, file)
+    for old, new in _RENAMED.items():
+        tensors = {key.replace(f".{old}.", f".{new}."): tensor for key, tensor in tensors.items()}
+    return Part(fields, tensors, file)
 
 
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
@@ -186,18 +167,8 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _rename(key: str) -> str:
-    for old, new in _RENAMED.items():
-        key = key.replace(f".{old}.", f".{new}.")
-    return key
-
-
 def _complete(adapter: Part) -> dict[str, Any]:
-    """Return the options of a bottleneck with today's names and all defaults.
-
-    Raises:
-        AdapterError: An option cannot be had.
-    """
+    """Return the options of a bottleneck with today's names and all defaults."""
     given = {key.lower(): value for key, value in adapter.fields["config"].items()}
     block = given.pop("invertible_adapter", None)
     if isinstance(block, dict):

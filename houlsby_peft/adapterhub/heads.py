@@ -109,15 +109,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
 
 @dataclass(frozen=True)
 class Head:
-    """A head of the library, found among those of transformers.
-
-    Args:
-        task: What it predicts.
-        id2label: The names of the classes; None where a head has no classes.
-        problem_type: As in transformers' configurations.
-        row: For a flexible head, the row of the table that computes the same; None for a static head.
-        part: Its files.
-    """
+    """A head of the library, found among those of transformers; a static head has no row of the table."""
 
     task: Task
     id2label: dict[int, str] | None
@@ -127,11 +119,7 @@ class Head:
 
 
 def find_target(part: Part, model_type: str) -> Head:
-    """Return which head of transformers computes what a head of the library computes.
-
-    Raises:
-        AdapterError: There is none, or the files do not fit one another.
-    """
+    """Return which head of transformers computes what a head of the library computes."""
     config = part.fields.get("config")
     if config is None:
         kind = str(part.fields.get("model_class"))
@@ -149,16 +137,12 @@ def find_target(part: Part, model_type: str) -> Head:
         labels = config.get("label2id")
         row = _find_row(config, suffix, model_type)
         outputs = part.tensors[_flexible_key(part, row, row.layers - 1, "weight")].shape[0]
+    if not task.has_labels:
+        return Head(task, None, None, row, part)
+    names = {number: name for name, number in (labels or {f"LABEL_{n}": n for n in range(outputs)}).items()}
     is_multilabel = kind == "multilabel_classification"
     problem_type = "multi_label_classification" if is_multilabel else "regression" if outputs == 1 else None
-    has_classes = task.has_labels
-    return Head(
-        task=task,
-        id2label=_labels(labels, outputs) if has_classes else None,
-        problem_type=problem_type if has_classes else None,
-        row=row,
-        part=part,
-    )
+    return Head(task, dict(sorted(names.items())), problem_type, row, part)
 
 
 def head_modules(head: Head, model: nn.Module) -> list[str]:
@@ -171,16 +155,7 @@ def head_modules(head: Head, model: nn.Module) -> list[str]:
 
 
 def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a head's weights by their names in transformers.
-
-    Args:
-        head: The head.
-        model: A model of its class.
-        expected: The weights that the model's head has, on the meta device.
-
-    Raises:
-        AdapterError: The head has further weights.
-    """
+    """Return a head's weights by their names in transformers; `expected` are those that the model's head has."""
     weights, used = {}, set()
     if head.row is None:
         weights = {name: head.part.tensors[name] for name in expected if name in head.part.tensors}
@@ -212,19 +187,7 @@ def describe_head(
     weights: Mapping[str, Any],
     name: str,
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the library's configuration of a head and its weights by the library's keys; see `find_target`.
-
-    Args:
-        suffix: The end of the name of the head's class.
-        labels: The names of the classes.
-        problem_type: As in transformers' configurations.
-        model: The base model.
-        weights: The head's weights by their names in transformers.
-        name: The adapter's name in the library.
-
-    Raises:
-        AdapterError: The library has no such head.
-    """
+    """Return the library's configuration of a head and its weights by the library's keys; see `find_target`."""
     for row in ROWS.get(model.config.model_type, ()):
         modules = [module.format(base=model.base_model_prefix) for module in row.modules]
         if row.suffix == suffix and {key.rpartition(".")[0] for key in weights} == set(modules):
@@ -258,11 +221,8 @@ def describe_head(
 
 
 def _find_row(config: Mapping[str, Any], suffix: str, model_type: str) -> Row:
-    layers, activation, use_pooler = (
-        config.get("layers"),
-        config.get("activation_function"),
-        bool(config.get("use_pooler")),
-    )
+    layers, activation = config.get("layers"), config.get("activation_function")
+    use_pooler = bool(config.get("use_pooler"))
     wanted = (suffix, layers, activation if layers != 1 else None, use_pooler)
     row = next((row for row in ROWS.get(model_type, ()) if row[:4] == wanted), None)
     if row is None:
@@ -281,14 +241,3 @@ def _flexible_index(row: Row, number: int) -> int:
 
 def _flexible_key(part: Part, row: Row, number: int, kind: str) -> str:
     return f"heads.{part.fields.get('name')}.{_flexible_index(row, number)}.{kind}"
-
-
-def _labels(label2id: Any, outputs: int) -> dict[int, str]:
-    if label2id is None:
-        return {number: f"LABEL_{number}" for number in range(outputs)}
-    labels = {number: name for name, number in label2id.items()}
-    if set(labels) != set(range(outputs)):
-        raise AdapterError(
-            f"label2id must give each of the {outputs} outputs a name; got {shortened(repr(label2id))}. {NO_HEAD}."
-        )
-    return dict(sorted(labels.items()))

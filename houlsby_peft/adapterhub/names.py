@@ -49,16 +49,11 @@ PARTS = {
     "up_proj.bias": "adapter_up.bias",
     "scaling": "scaling",
 }
-_COUPLING_PART = re.compile(r"[FG]\.[02]\.(weight|bias)")
 _OWN_KEY = re.compile(r"(?P<place>.+)\.houlsby_adapter\.(?P<part>.+)")
 
 
 def find_kind(options: Mapping[str, Any], model_type: str) -> str:
-    """Return the kind of a bottleneck from the library's options, which are complete.
-
-    Raises:
-        AdapterError: The options describe none of the kinds.
-    """
+    """Return the kind of a bottleneck from the library's options, which are complete."""
     before, after, residual = (
         options[name] for name in ("original_ln_before", "original_ln_after", "residual_before_ln")
     )
@@ -78,11 +73,7 @@ def find_kind(options: Mapping[str, Any], model_type: str) -> str:
 
 
 def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> None:
-    """Check that both libraries compute the same with bottlenecks of a kind at some sub-layers of a base model.
-
-    Raises:
-        AdapterError: The `adapters` library has no such base model, or has its bottlenecks at other places.
-    """
+    """Refuse base models in which the `adapters` library does not have its bottlenecks at the same places."""
     known = sorted((*_PRE_NORM, *_POST_NORM))
     # There, the library exchanges the attention's output and its residual input, of which "pfeiffer" reads the sum.
     is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
@@ -99,14 +90,6 @@ def size_of(width: int, factor: float) -> int:
     return max(1, int(width // factor))
 
 
-def factor_of(width: int, r: int) -> float:
-    """Return a reduction factor of which the library makes a bottleneck of this size."""
-    factor = width / r
-    if size_of(width, factor) < r:  # by rounding
-        factor = math.nextafter(factor, 0)
-    return int(factor) if factor == int(factor) else factor
-
-
 def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
     """Return the number that the library gives each layer: the encoder's come first, then the decoder's."""
     layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
@@ -119,14 +102,7 @@ def library_keys(
 ) -> dict[str, str]:
     """Return the library's keys of an adapter's bottlenecks and coupling, without the base model's prefix.
 
-    Args:
-        names: The adapter's own names of weights, without PEFT's prefix; those of norms and heads are left out.
-        places: The places of all bottlenecks.
-        model: The base model.
-        adapter_name: The adapter's name in the library's keys.
-
-    Raises:
-        AdapterError: The format has no such weight.
+    The names are the adapter's own, without PEFT's prefix; those of norms and heads are left out.
     """
     config: Any = model.config
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -137,11 +113,6 @@ def library_keys(
         if not found:
             continue
         key, part = found["place"], found["part"]
-        if part not in PARTS and not _COUPLING_PART.fullmatch(part):
-            raise AdapterError(
-                f"An activation with weights of its own, as {name!r}, has no counterpart in the other format. Such an "
-                "adapter cannot be converted."
-            )
         if part[0] in "FG":
             stack = "encoder." if config.is_encoder_decoder else ""
             keys[name] = f"{stack}invertible_adapters.{adapter_name}.{part}"
@@ -172,13 +143,7 @@ def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, A
 
 
 def layer_config(options: Mapping[str, Any], width: int, places: Mapping[str, Place]) -> dict[str, Any]:
-    """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out.
-
-    Args:
-        options: The library's options.
-        width: Width of the base model.
-        places: The places of all bottlenecks in the base model.
-    """
+    """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out."""
     layers = library_layers(places)
     left_out, factors = set(options["leave_out"]), options["reduction_factor"]
     fields: dict[str, Any] = {}
@@ -201,17 +166,9 @@ def layer_config(options: Mapping[str, Any], width: int, places: Mapping[str, Pl
 def describe(
     config: HoulsbyConfig, names: Collection[str], places: Mapping[str, Place], sizes: Mapping[str, int], width: int
 ) -> dict[str, Any]:
-    """Return the library's options for an adapter.
+    """Return the library's options for an adapter with weights of these names and bottlenecks of these sizes.
 
-    Args:
-        config: The adapter's configuration.
-        names: The adapter's own names of weights.
-        places: The places of all bottlenecks that the base model could have.
-        sizes: The bottleneck sizes, by place.
-        width: Width of the base model.
-
-    Raises:
-        AdapterError: The library cannot express what is trained, where the bottlenecks are, or their sizes.
+    `places` are all that the base model could have.
     """
     layers = library_layers(places)
     numbers = {key: layers[place.stack, place.layer] for key, place in places.items()}  # type: ignore[index]
@@ -232,11 +189,13 @@ def describe(
             f"AdapterHub's format has no place for {' and '.join(reasons)}. Train the adapter without, as with "
             "train_layer_norm=False."
         )
-    factors = {number: factor_of(width, min(found)) for number, found in by_layer.items()}
+    factors = {number: width / min(found) for number, found in by_layer.items()}
+    for number, [r] in by_layer.items():
+        if size_of(width, factors[number]) < r:  # by rounding
+            factors[number] = math.nextafter(factors[number], 0)
     common = next(iter(factors.values()))
     is_same = all(factor == common for factor in factors.values())
     return {
-        **_ALL_OPTIONS,
         **KINDS[config.kind],
         **{name: position in positions for name, position in POSITIONS.items()},
         "reduction_factor": common if is_same else {str(number): factor for number, factor in sorted(factors.items())},
@@ -247,29 +206,3 @@ def describe(
         "inv_adapter": config.invertible,
         "inv_adapter_reduction_factor": config.invertible_reduction_factor if config.invertible else None,
     }
-
-
-# The options that the library always writes, at its defaults.
-_ALL_OPTIONS: dict[str, Any] = {
-    "adapter_residual_before_ln": False,
-    "factorized_phm_W": True,
-    "factorized_phm_rule": False,
-    "hypercomplex_nonlinearity": "glorot-uniform",
-    "init_weights": "bert",
-    "init_weights_seed": None,
-    "is_parallel": False,
-    "learn_phm": True,
-    "ln_after": False,
-    "ln_before": False,
-    "phm_bias": True,
-    "phm_c_init": "normal",
-    "phm_dim": 4,
-    "phm_init_range": 0.0001,
-    "phm_layer": False,
-    "phm_rank": 1,
-    "residual_before_ln": True,
-    "shared_W_phm": False,
-    "shared_phm_rule": True,
-    "stochastic_depth": 0.0,
-    "use_gating": False,
-}

@@ -98,14 +98,10 @@ def make_card(
     answer: Sequence[object] | None = None,
     figures: Sequence[str] | None = None,
 ) -> ModelCard:
-    """Generate the card of a saved adapter.
+    """Generate the card of a saved adapter, with its prediction for each input of the example.
 
-    Args:
-        saved: The adapter.
-        repo_id: The adapter's name on the Hub. None: not known yet; the card is called after the folder or the run.
-        base_model, results, metadata, example: As for `push_to_hub`.
-        answer: The adapter's prediction for each input of the example.
-        figures: Paths of images, from the card's folder. Default: the PNG files of the adapter and its run.
+    Without a name, it is called after the folder or the run. `figures` are paths of images from the card's folder, by
+    default the PNG files of the adapter and its run. `push_to_hub` describes the others.
     """
     config, folder = saved.config, saved.folder
     base, revision = find_base(config, base_model)
@@ -122,6 +118,9 @@ def make_card(
     )
     classes = labels if is_choice else []
     changed, unchanged = hyperparameter_tables(run)
+    # The encoder of images is a task model too, but reads no text.
+    model_class = getattr(transformers, str((config.auto_mapping or {}).get("base_model_class")), None)
+    input_name = getattr(model_class, "main_input_name", "input_ids")
     if figures is None:
         figures = [os.path.relpath(path, folder) for path in find_figures(folder)]
     scores, trained = get_scores(run), sum(saved.sizes.values())
@@ -138,7 +137,7 @@ def make_card(
         trained=f"{trained:,}",
         main=scores and f"{readable_name(main)} {format_mean(collect_scores(own, main))}",
         auto_class=task.auto_class if task else None,
-        reads_text=bool(task and task.reads_text) and _has_ids_as_input(config),
+        reads_text=bool(task and task.reads_text) and input_name == "input_ids",
         num_labels=len(labels),
         example=None if example is None else Markdown(pformat(example, width=100).replace("\n", f"\n{' ' * 8}")),
         answer=answer,
@@ -163,12 +162,10 @@ def make_card(
 
 
 def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
-    """Put what people have written into older cards into a new one.
+    """Put what people have written into older cards, the most important one first, into a new one.
 
-    Args:
-        card: A card from `make_card`.
-        older: The texts of older cards, the most important one first. The text outside of the generated part comes
-            from the first one that has any; metadata that were not generated come from all of them.
+    The text outside of the generated part comes from the first card that has any, metadata that were not generated
+    from all of them.
     """
     text, data = "", card.data.to_dict()
     for content in older:
@@ -201,16 +198,15 @@ def find_base(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str
     name, commit = find_repo(recorded) or (recorded, None)
     if base_model not in (None, name):
         return base_model, None
-    is_name = base_model is not None or name != recorded or (is_repo_id(name) and not Path(name).is_dir())
-    return (name, commit or config.revision or _find_only_commit(name)) if is_name else (None, None)
+    if base_model is None and name == recorded and (not is_repo_id(name) or Path(name).is_dir()):
+        return None, None
+    path = try_to_load_from_cache(name, "config.json")
+    cached = [folder.name for folder in Path(path).parents[1].iterdir()] if isinstance(path, str) else []
+    return name, commit or config.revision or (cached[0] if len(cached) == 1 else None)
 
 
 def find_base_on_hub(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str, str | None]:
-    """Return what `find_base` returns, of a base model that others can find.
-
-    Raises:
-        AdapterError: It is not known to be on the Hub.
-    """
+    """Return what `find_base` returns, of a base model that others can find."""
     name, commit = find_base(config, base_model)
     if name is None:
         raise AdapterError(
@@ -218,13 +214,6 @@ def find_base_on_hub(config: HoulsbyConfig, base_model: str | None = None) -> tu
             f"{config.base_model_name_or_path!r}. Give its name on the Hub as base_model."
         )
     return name, commit
-
-
-def _find_only_commit(repo_id: str) -> str | None:
-    """Return the commit of a base model if the cache has only one, which it was thus loaded from."""
-    path = try_to_load_from_cache(repo_id, "config.json")
-    commits = list(Path(path).parents[1].iterdir()) if isinstance(path, str) else []
-    return commits[0].name if len(commits) == 1 else None
 
 
 def is_repo_id(name: str) -> bool:
@@ -246,8 +235,7 @@ def find_task(config: HoulsbyConfig) -> Task | None:
 
 def base_facts(config: HoulsbyConfig) -> dict[str, Any]:
     """Return the recorded facts of the base model's configuration."""
-    fingerprint = (config.record.base if config.record else None) or {}
-    return dict(fingerprint.get("config", {}))
+    return dict(((config.record and config.record.base) or {}).get("config", {}))
 
 
 def count_parameters(saved: SavedAdapter) -> dict[str, int]:
@@ -294,12 +282,6 @@ def base_rows(config: HoulsbyConfig, revision: str | None) -> Rows:
     """Describe the base model, beside its name, as pairs of a name and a text."""
     facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items())
     return [(name, text) for name, text in (("revision", revision), ("configuration", facts)) if text]
-
-
-def _has_ids_as_input(config: HoulsbyConfig) -> bool:
-    """Return whether the base model's class reads the numbers of tokens, and not images or audio."""
-    model_class = getattr(transformers, str((config.auto_mapping or {}).get("base_model_class")), None)
-    return getattr(model_class, "main_input_name", "input_ids") == "input_ids"
 
 
 @functools.cache

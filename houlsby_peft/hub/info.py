@@ -35,10 +35,6 @@ def describe(saved: SavedAdapter) -> dict[str, Any]:
 def describe_as_text(saved: SavedAdapter) -> list[tuple[str, str]]:
     """Return the facts about an adapter as pairs of a name and a text, each on one line."""
     config, task = saved.config, find_task(saved.config)
-    base = [("name", config.base_model_name_or_path or ""), *base_rows(config, config.revision)]
-    rows = [
-        *([("task", task.pipeline)] if task else []),
-        *adapter_rows(saved),
-        *((f"base model: {name}", text) for name, text in base),
-    ]
+    base = [("base model", config.base_model_name_or_path or ""), *base_rows(config, config.revision)]
+    rows = [*([("task", task.pipeline)] if task else []), *adapter_rows(saved), *base]
     return [(name, one_line(text)) for name, text in rows]

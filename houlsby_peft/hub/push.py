@@ -193,10 +193,7 @@ def _upload(
     token: str | None,
     message: str,
 ) -> str:
-    """Upload files in one commit, with a card that keeps what people have written into the old one and on the Hub.
-
-    A new repository is created last.
-    """
+    """Upload files in one commit, with a card that keeps what people have written; create a new repository last."""
     api = HfApi(token=token, library_name="houlsby_peft")
     with explain_hub_errors(repo_id):
         try:

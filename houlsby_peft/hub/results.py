@@ -58,10 +58,9 @@ def read_runs(results: Results | None) -> list[TrainingRun]:
 
 
 def find_results(folder: Path) -> Path | None:
-    """Return the `results.json` of the recipe's run that has saved the adapter in a folder; None if there is none.
+    """Return the `results.json` of the recipe's run that has saved the adapter in a folder, in it or above it.
 
-    A run writes it into the adapter's folder or the one above. It counts only if it states the CRC-32 of these very
-    weights, so that no adapter gets the scores of another one.
+    It counts only if it states the CRC-32 of these very weights, so that no adapter gets the scores of another one.
     """
     weights = folder.resolve() / SAFETENSORS_WEIGHTS_NAME
     for path in (weights.with_name(RESULTS_FILE), weights.parent.with_name(RESULTS_FILE)):
@@ -98,8 +97,7 @@ def get_scores(run: TrainingRun) -> dict[str, float]:
 
 
 def class_table(run: TrainingRun) -> Rows:
-    """Return a row per class (precision, recall, F1, number of examples) below a row of headings; empty for none or
-    for very many."""
+    """Return a row per class below a row of headings; empty for none or for very many."""
     classes = run.get("per_class", {}).get("scores", {})
     if not 0 < len(classes) <= _MOST_CLASSES:
         return []
@@ -165,14 +163,8 @@ def hyperparameter_tables(run: TrainingRun) -> tuple[Rows, Rows]:
     arguments, defaults = run.get("arguments", {}), run.get("defaults", {})
     known = [name for name in _HYPERPARAMETERS if name in arguments]
     changed = [name for name in known if arguments[name] != defaults.get(name)]
-
-    def text(value: object) -> str:
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    return (
-        [(code(name), text(arguments[name]), text(defaults.get(name, ""))) for name in changed],
-        [(code(name), text(arguments[name])) for name in known if name not in changed],
-    )
+    rows = {name: [code(name), *map(_plain, (arguments[name], defaults.get(name, "")))] for name in known}
+    return [rows[name] for name in changed], [rows[name][:2] for name in known if name not in changed]
 
 
 def format_mean(values: Sequence[float]) -> str:
@@ -195,17 +187,16 @@ def format_number(value: Any, like: float | None = None) -> str:
 
 def readable_name(score: str) -> str:
     """Return the name of a score in words: "matched_accuracy" becomes "matched accuracy"."""
-    known = {
-        "f1": "F1",
-        "matthews_correlation": "Matthews correlation",
-        "pearson": "Pearson correlation",
-        "spearmanr": "Spearman correlation",
-    }
+    known = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
+    known |= {"pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
     return known.get(score, score.replace("_", " ").replace(" f1", " F1"))
 
 
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number that a float can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 from peft.utils import CONFIG_NAME
@@ -22,7 +24,8 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     its folder `adapter`.
 
     Raises:
-        AdapterError: There is no such folder or file, it is not valid, or it has no adapter.
+        AdapterError: The file is not valid, or there is no adapter.
+        OSError: There is no such folder or file.
     """
     path = Path(path).expanduser()
     if (path / CONFIG_NAME).is_file():
@@ -34,11 +37,7 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     else:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-            found = {task: _read_entry(path.parent, task, entry) for task, entry in content.items()}
-        except FileNotFoundError:
-            raise AdapterError(
-                f"The adapters of a service must be in a folder, or in a JSON or YAML list; there is no {path}."
-            ) from None
+            found = {str(task): _read_entry(path.parent, entry) for task, entry in content.items()}
         except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
             raise AdapterError(
                 f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with source and "
@@ -49,13 +48,7 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     return found
 
 
-def _read_entry(parent: Path, task: object, entry: object) -> TaskSource:
-    fields = {"source": entry} if isinstance(entry, str) else dict(entry)  # type: ignore[call-overload]
-    found = TaskSource(**fields)
-    is_number = isinstance(found.threshold, (int, float)) and 0 <= found.threshold <= 1
-    if not isinstance(task, str) or not isinstance(found.source, str) or not (found.threshold is None or is_number):
-        raise ValueError(
-            f"A task and its source must be texts, and a threshold between 0 and 1; got {entry!r} for {task!r}."
-        )
-    folder = parent / Path(found.source).expanduser()
-    return TaskSource(str(folder) if folder.is_dir() else found.source, found.revision, found.threshold)
+def _read_entry(parent: Path, entry: Any) -> TaskSource:
+    found = TaskSource(**({"source": entry} if isinstance(entry, str) else entry))
+    folder = parent / Path(found.source).expanduser()  # type: ignore[arg-type]
+    return replace(found, source=str(folder)) if folder.is_dir() else found

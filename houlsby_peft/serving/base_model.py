@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import MutableMapping
-from contextlib import suppress
+import os
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,7 @@ from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, explain_hub_errors, shortened
-from ..heads.tasks import task_of_config
-from .process_state import set_environment, set_verbosity
+from ..heads.tasks import Task
 
 
 # The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and memory for each number
@@ -29,33 +30,36 @@ from .process_state import set_environment, set_verbosity
 _MOST_TOKENS = 10_000_000
 
 
+# transformers would ask a server to convert pickled weights to safetensors, which would get the user's token.
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
+_QUIET = threading.RLock()
+
+
+@contextmanager
+def set_verbosity(level: int) -> Iterator[None]:
+    """Let transformers log from this level on, within the context, which one thread at a time enters."""
+    with _QUIET:
+        before = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity(level)
+        try:
+            yield
+        finally:
+            transformers.logging.set_verbosity(before)
+
+
 def load_base(
-    saved: SavedAdapter, name: str | None = None, token: str | None = None, dtype: torch.dtype | None = None
+    saved: SavedAdapter,
+    task: Task,
+    name: str | None = None,
+    token: str | None = None,
+    dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """Load the base model, with an untrained head for the adapter's classes and the adapter's number of tokens.
-
-    Args:
-        saved: The adapter, whose configuration names the base model, its revision and the classes.
-        name: Name of the base model on the Hub, or its folder. Default: the recorded one.
-        token: Access token for private repositories.
-        dtype: Dtype of the weights. Default: as in the files.
-
-    Raises:
-        AdapterError: The adapter names no base model or no task.
-        HubError: The base model's repository does not exist, is private or cannot be reached.
-    """
-    config = saved.config
-    found, revision = name or _recorded_base(saved), None if name else config.revision
-    task = task_of_config(config)
+    """Load the base model, with an untrained head for the adapter's classes and the adapter's number of tokens."""
+    found, revision = name or _recorded_base(saved), None if name else saved.config.revision
     # Answers have a start and an end, whatever the base model's configuration says.
-    labels = {"num_labels": 2} if task.pipeline == "question-answering" else label_arguments(config)
-    # Quietly, because transformers advises to train a head that the adapter brings along. Without its request to a
-    # server to convert pickled weights, which would get the user's token.
-    with (
-        explain_hub_errors(f"The base model {found}"),
-        set_verbosity(logging.ERROR),
-        set_environment("DISABLE_SAFETENSORS_CONVERSION", "1"),
-    ):
+    labels = {"num_labels": 2} if task.pipeline == "question-answering" else label_arguments(saved.config)
+    # Quietly, because transformers advises to train a head that the adapter brings along.
+    with explain_hub_errors(f"The base model {found}"), set_verbosity(logging.ERROR):
         base: PreTrainedModel = getattr(transformers, task.auto_class).from_pretrained(
             find_packaged(found),
             revision=revision,
@@ -80,16 +84,7 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded revision.
 
-    Args:
-        saved: The adapter.
-        base_name: Name or folder of the base model. Default: the recorded one.
-        token: Access token for private repositories.
-        known: Tokenizers that were loaded before. One of equal files is returned instead of loading another, and a
-            new one is added. Default: none.
-
-    Raises:
-        AdapterError: The files are not usable.
-        HubError: The base model's repository does not exist, is private or cannot be reached.
+    If one of equal files is among those that are known, it is returned instead; otherwise the new one is added.
     """
     source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
     revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
@@ -109,21 +104,17 @@ def load_tokenizer(
             raise AdapterError(f"The numbers of tokens must be below {_MOST_TOKENS:,}; {source} has {largest:,}.")
         with suppress(ValueError, TypeError):  # of tokenizers that need more than texts, such as boxes on a page
             tokenizer("a", "b")  # some malformed files are noticed only now
-    except (AdapterError, HubError):
-        raise
     except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
         # A panic of tokenizers is not an `Exception`.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_of_file = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, HubError) or not is_of_file:
             raise
         raise AdapterError(f"The tokenizer of {source} cannot be loaded: {shortened(str(error))}") from error
     return known.setdefault(key, tokenizer)
 
 
 def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
-    """Return the number of tokens of the embeddings that an adapter was saved with; None if it has none of its own.
-
-    PEFT saves the embeddings of a base model whose vocabulary was resized.
-    """
+    """Return the number of tokens of the embeddings that PEFT has saved, as of a resized vocabulary; None without."""
     embeddings = _embeddings(base)
     name = next((name for name, module in base.named_modules() if module is embeddings), "")
     shape = saved.shapes.get(f"{FILE_PREFIX}{name}.weight")

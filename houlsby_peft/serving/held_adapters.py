@@ -21,12 +21,11 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
-from ..errors import AdapterError
 from ..heads.tasks import task_of_class, task_of_config
 from ..layer import HoulsbyTunerLayer, base_modules
 from .load import load_saved
 from .predictor import Predictor
-from .readers import READERS, Reader, attempt
+from .readers import Reader, attempt
 
 
 _FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
@@ -47,6 +46,11 @@ class TaskSource:
     source: str | os.PathLike[str] | SavedAdapter
     revision: str | None = None
     threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a threshold that no score, or every score, would reach."""
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ValueError(f"A threshold must be between 0 and 1; got {self.threshold} for {self.source!r}.")
 
 
 class Entry:
@@ -75,12 +79,7 @@ class Entry:
 
 @dataclass
 class HeldAdapter:
-    """An adapter in memory, which may be taken out of its model and put in again.
-
-    Args:
-        reader: What encodes its inputs and decodes its outputs.
-        parts: What it has in the model, each with the mapping by adapter name that holds it.
-    """
+    """An adapter in memory, with what it has in its model, from which it may be taken out and put in again."""
 
     reader: Reader
     parts: list[tuple[Any, Any]]
@@ -148,13 +147,9 @@ class HeldAdapters:
     def get(
         self, entries: Iterable[Entry], catch: tuple[type[Exception], ...] = ()
     ) -> dict[Entry, Reader | Exception]:
-        """Return what reads the inputs of these entries, whose adapters are all in their models.
+        """Return what reads the inputs of these entries, whose adapters are all in their models, or the error of one.
 
         Adapters that are requested together are never dropped for each other, even if that takes more memory.
-
-        Args:
-            entries: The entries.
-            catch: Errors of an entry that are returned in place of its reader. Default: all are raised.
         """
         self._drop_gone()
         wanted = {entry: ref(entry) for entry in entries}
@@ -205,13 +200,8 @@ class HeldAdapters:
 
     def _load(self, entry: Entry) -> HeldAdapter:
         saved = entry.open(self.token)
-        files = list_files(saved.folder)
+        entry.files = list_files(saved.folder)
         task = task_of_config(saved.config)
-        if task.pipeline not in READERS:
-            raise AdapterError(
-                f"The tasks of a bank must be {', '.join(READERS)}; that of {saved.name} is {task.pipeline}. Use "
-                "houlsby_peft.load for it."
-            )
         first = self._first.get(task.auto_class)
         # While an adapter is loaded, no other is in the model: PEFT visits all modules several times for each, so that
         # the time would grow with the number of adapters held.
@@ -224,26 +214,23 @@ class HeldAdapters:
         self._loaded += 1
         predictor = load_saved(saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options)
         name = predictor.name
-        parts = [(found, found[name]) for found in _mappings(predictor.model) if name in found]
         try:
             reader = predictor.reader(entry.task)
             reader.request(reader.example, None, entry.source.threshold)
-            if list_files(saved.folder) != files:
-                raise AdapterError(f"The files of {saved.name} must not change while they are read. Load them again.")
-        except ValueError:
+        except Exception:
             if first is None:
                 predictor.model.unload()  # a base model that was given is as it was, for the next attempt
-            for mapping, _ in parts if first else ():
-                del mapping[name]
+            else:
+                predictor.model.delete_adapter(name)
             raise
-        entry.files = files
-        if first is None:
-            # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.
-            parts = []
-            for other_kind in self._first.values():
-                _share_weights(predictor.base_model, other_kind.base_model)
-            self._first[task.auto_class] = predictor
-        return HeldAdapter(reader, parts)
+        if first is not None:
+            mappings = list(_mappings(predictor.model))
+            return HeldAdapter(reader, [(mapping, mapping[name]) for mapping in mappings if name in mapping])
+        for other_kind in self._first.values():
+            _share_weights(predictor.base_model, other_kind.base_model)
+        self._first[task.auto_class] = predictor
+        # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.
+        return HeldAdapter(reader, [])
 
 
 def list_files(folder: Path) -> Files:

@@ -79,13 +79,7 @@ def load_saved(
     dtype: torch.dtype | None = None,
     other_base: Literal["refuse", "warn"] = "refuse",
 ) -> Predictor:
-    """Load an opened adapter as `load` does, whose arguments the others are.
-
-    Args:
-        saved: The adapter.
-        tokenizers: Tokenizers that may be shared (see `load_tokenizer`). Only predictors that never run at the same
-            time may share one.
-    """
+    """Load an opened adapter as `load` does. Predictors that never run at the same time may share tokenizers."""
     task = task_of_config(saved.config)
     if beside is not None:
         if task.auto_class != beside.task.auto_class:
@@ -101,13 +95,8 @@ def load_saved(
                 "A base model that is given must hold no Houlsby adapters, which would be changed. Give beside=, what "
                 "houlsby_peft.load returned for it, or another base model."
             )
-    elif not task.reads_text:
-        raise AdapterError(
-            f"load combines an adapter with a tokenizer, so it must be for texts; {saved.name} is for "
-            f"{task.pipeline}. Import houlsby_peft and load it with transformers.{task.auto_class}.from_pretrained."
-        )
     else:
-        base = load_base(saved, base_model, token, dtype)
+        base = load_base(saved, task, base_model, token, dtype)
     tokens = saved_tokens(saved, base)
     if tokens is not None and (beside is not None or tokens != count_tokens(base)):
         raise AdapterError(

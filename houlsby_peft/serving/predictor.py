@@ -16,8 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.tasks import Task
-from .base_model import label_arguments
-from .process_state import set_verbosity
+from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests
 
 
@@ -79,8 +78,8 @@ class Predictor:
         """
         if self.task.pipeline not in READERS:
             raise AdapterError(
-                "Prediction is for text classification, token classification, question answering and embeddings; this "
-                f"adapter's task is {self.task.pipeline}. Use its model and tokenizer."
+                "Prediction is for text classification, token classification, question answering and embeddings; the "
+                f"task of {called or self.name!r} is {self.task.pipeline}. Use its model and tokenizer."
             )
         return READERS[self.task.pipeline](self.model, self.name, self.tokenizer, self.task, called, **options)
 
@@ -102,13 +101,10 @@ class Predictor:
                 must score higher than the best one to be chosen (`null_threshold`). Default: as in training.
 
         Returns:
-            One result per input, of plain texts and numbers. For text classification, `{"label": ..., "score": ...}`,
-            or a list of these with `top_k`, the highest score first; the score is a probability or, for a regression,
-            the value. For token classification, a list of entities `{"entity_group": ..., "score": ..., "word": ...,
-            "start": ..., "end": ...}`, where the word is that part of the text. For question answering,
-            `{"answer": ..., "score": ..., "start": ..., "end": ...}`; if none is given, `answer` is empty and `score`
-            is the probability of that. For an adapter without a head, a vector: the mean of the tokens' last hidden
-            states.
+            One result per input, of plain texts and numbers. For text classification, a `ClassPrediction`, or with
+            `top_k` a list of these, the highest score first. For token classification, a list of `EntityPrediction`.
+            For question answering, an `AnswerPrediction`; if none is given, its score is the probability of that. For
+            an adapter without a head, a vector: the mean of the tokens' last hidden states.
 
         Raises:
             AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the tokenizer does not

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,7 @@ from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import Task
 from .base_model import count_positions, count_tokens
+from .results import AnswerPrediction, ClassPrediction, EntityPrediction
 from .tagging import Piece, read_tags
 
 
@@ -50,11 +53,7 @@ class Request:
     threshold: float | None
 
     def decode(self, values: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the result, from the model's outputs for each row (see `Reader.decode`).
-
-        Raises:
-            AdapterError: The outputs are not finite.
-        """
+        """Return the result, from the model's outputs for each row, which must be finite (see `Reader.decode`)."""
         if not all(value.isfinite().all() for row in values for value in row):
             raise AdapterError(
                 f"The outputs of an adapter must be finite; those of {self.reader.called!r} are NaN or infinite on a "
@@ -63,21 +62,17 @@ class Request:
         return self.reader.decode(self, values)
 
 
-class Reader:
+class Reader(ABC):
     """Encodes the inputs of one adapter, and decodes the model's outputs for them.
 
-    Args:
-        model: The model with the adapter.
-        name: The adapter's name in the model.
-        tokenizer: The tokenizer for its texts.
-        task: What its head does.
-        called: The name of the adapter in errors. Default: `name`.
-
     Attributes:
+        called: The name of the adapter in errors.
         outputs: The names of the model's outputs that results are computed from.
         is_per_token: Whether these have a value per token.
         kinds: The kinds of inputs that the task reads, and what they are.
         example: An input of one of these kinds.
+        can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a text by its last token
+            other than the pad token in their configuration.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
@@ -101,17 +96,12 @@ class Reader:
         self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
         self.labels: dict[int, str] = self.config.labels or model.config.id2label
         self.cut = cut_arguments(tokenizer, model, self.config)
-        self.can_pad = can_pad(tokenizer, model)
+        pad, known = tokenizer.pad_token_id, getattr(model.config.get_text_config(), "pad_token_id", None)
+        self.can_pad = pad is not None and (pad == known or not hasattr(model, "score"))
         self._tokens = count_tokens(model.get_base_model())  # type: ignore[arg-type]
 
     def request(self, text: Input, top_k: int | None = None, threshold: float | None = None) -> Request:
-        """Check an input and what is asked for, and encode the input.
-
-        Raises:
-            AdapterError: The base model does not know the tokenizer's tokens.
-            ValueError: The input is not of the kind that the task needs, it has no token, `top_k` is not a number of
-                classes, or the task has no classes for `top_k` or for a threshold.
-        """
+        """Check an input and what is asked for, and encode the input."""
         is_pair = isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)
         if not (is_pair and tuple in self.kinds) and not (isinstance(text, str) and str in self.kinds):
             rule = " or ".join(self.kinds.values())
@@ -147,21 +137,21 @@ class Reader:
         encoded = self.tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut)
         return [Row({name: values[0] for name, values in encoded.items()})]
 
+    @abstractmethod
     def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the result for an input, as `Predictor.predict` describes it.
 
-        Args:
-            request: The input.
-            values: For each of its rows the outputs of the model that `outputs` names, finite and in float32 on the
-                CPU. If they are per token, padding has been removed.
+        For each row, there are the model's outputs that `outputs` names, finite and in float32 on the CPU. If they are
+        per token, padding has been removed.
         """
-        raise NotImplementedError
 
 
 class ClassReader(Reader):
     """Text classification and regression."""
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(
+        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+    ) -> ClassPrediction | list[ClassPrediction]:
         """Return the best class, or the list of the best ones or of those above their thresholds."""
         logits = values[0][0]
         is_multi_label = self.config.kind_of_problem == "multi_label_classification"
@@ -212,7 +202,7 @@ class TokenReader(Reader):
             rows.append(Row({name: encoded[name][number] for name in names}, pieces))
         return rows
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> list[EntityPrediction]:
         """Return the entities, or the words with their tags."""
         parts = []
         for row, (logits,) in zip(request.rows, values, strict=True):
@@ -236,14 +226,7 @@ class AnswerReader(Reader):
     A long context is read in overlapping windows. The answer is the span with the highest sum of start and end logit
     in any of them. Its score is the product of both probabilities among all tokens of the context in all windows.
 
-    Args:
-        model, name, tokenizer, task, called: As for `Reader`; the tokenizer must be a fast one.
-        max_length: Tokens in a window, question included. Default: as in training, or 384, or as many as model and
-            tokenizer take.
-        stride: Tokens that two windows share.
-        max_answer_length: Tokens in an answer.
-        null_threshold: Give no answer if that scores higher than the best answer by more than this (SQuAD 2.0; Devlin
-            et al. 2018, section 4.3). Default: as chosen in training, or always give an answer.
+    `Predictor.predict` describes the options. A window has 384 tokens unless the training has recorded a number.
     """
 
     outputs = ("start_logits", "end_logits")
@@ -253,57 +236,38 @@ class AnswerReader(Reader):
 
     def __init__(
         self,
-        model: PeftModel,
-        name: str,
-        tokenizer: PreTrainedTokenizerBase,
-        task: Task,
-        called: str | None = None,
-        *,
+        *args: Any,
         max_length: int | None = None,
         stride: int = 128,
         max_answer_length: int = 30,
         null_threshold: float | None = None,
     ) -> None:
-        super().__init__(model, name, tokenizer, task, called)
-        if not tokenizer.is_fast:
+        super().__init__(*args)
+        if not self.tokenizer.is_fast:
             raise AdapterError(
                 "Question answering needs a fast tokenizer, which tells where each token is in the text; "
-                f"{type(tokenizer).__name__} is none. Use a base model that has one."
+                f"{type(self.tokenizer).__name__} is none. Use a base model that has one."
             )
         record = self.config.record
         longest = max_length or (record and record.max_length) or 384
-        self._longest = int(min(longest, count_positions(model) or 384, tokenizer.model_max_length))
+        self._longest = int(min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length))
         self._stride = stride
-        self._longest_answer = max_answer_length
+        self._most = max_answer_length
         self._null_threshold = record.null_threshold if null_threshold is None and record else null_threshold
 
     def encode(self, text: Input) -> list[Row]:
-        """Return a question and its context as one row for each window of the context.
-
-        Raises:
-            ValueError: The question leaves no room for its context.
-        """
+        """Return a question and its context as one row for each window of the context."""
         question, context = text[0].strip(), text[1]
-        tokens = self.tokenizer(
-            question,
-            add_special_tokens=False,
-            truncation=True,
-            max_length=_QUESTION_TOKENS,
-            return_offsets_mapping=True,
-        )
+        cut = {"truncation": True, "max_length": _QUESTION_TOKENS, "return_offsets_mapping": True}
+        tokens = self.tokenizer(question, add_special_tokens=False, **cut)
         question = question[: max((end for _, end in tokens["offset_mapping"]), default=0)]
         room = self._longest - len(self.tokenizer(question)["input_ids"]) - 2
-        if room < 1:
-            raise ValueError(
-                f"A question must leave room for its context in {self._longest} tokens. Raise max_length, or ask a "
-                "shorter question."
-            )
         encoded = self.tokenizer(
             question,
             context,
             truncation="only_second",
             max_length=self._longest,
-            stride=min(self._stride, room // 2),
+            stride=max(0, min(self._stride, room // 2)),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
@@ -316,7 +280,7 @@ class AnswerReader(Reader):
             rows.append(Row(inputs, _Window(spans, ids.index(cls) if cls in ids else 0)))
         return rows
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> AnswerPrediction:
         """Return the best answer in any window."""
         windows: list[_Window] = [row.more for row in request.rows]
         outside = torch.tensor([span is None for window in windows for span in window.spans])
@@ -324,11 +288,16 @@ class AnswerReader(Reader):
             torch.cat(logits).masked_fill(outside, -torch.inf).log_softmax(0).split([len(w.spans) for w in windows])
             for logits in zip(*values, strict=True)
         )
-        found = [_best_span(start, end, self._longest_answer) for start, end in zip(starts, ends, strict=True)]
-        number = max(range(len(found)), key=lambda number: found[number][0])
-        score, first, last = found[number]
-        begin, finish = windows[number].spans[first], windows[number].spans[last]
-        nothing = {"answer": "", "score": 0.0, "start": 0, "end": 0}
+        found = []
+        for window, start, end, raw in zip(windows, starts, ends, values, strict=True):
+            tokens = torch.arange(len(start))
+            length = tokens[None, :] - tokens[:, None]
+            sums = (start[:, None] + end[None, :]).masked_fill((length < 0) | (length >= self._most), -torch.inf)
+            first, last = divmod(int(sums.argmax()), len(start))
+            score, best = float(sums[first, last].exp()), float(raw[0][first] + raw[1][last])
+            found.append((score, best, window.spans[first], window.spans[last]))
+        score, best, begin, finish = max(found, key=itemgetter(0))
+        nothing: AnswerPrediction = {"answer": "", "score": 0.0, "start": 0, "end": 0}
         if self._null_threshold is not None:
             null, probability = min(
                 (
@@ -337,26 +306,12 @@ class AnswerReader(Reader):
                 )
                 for window, (start, end) in zip(windows, values, strict=True)
             )
-            best = float(values[number][0][first] + values[number][1][last])
             if begin is None or null - best > self._null_threshold:
-                return nothing | {"score": probability}
+                return {**nothing, "score": probability}
         if begin is None or finish is None:
             return nothing  # an empty context
-        return {
-            "answer": request.text[1][begin[0] : finish[1]],
-            "score": score,
-            "start": begin[0],
-            "end": finish[1],
-        }
-
-
-def _best_span(start: torch.Tensor, end: torch.Tensor, longest: int) -> tuple[float, int, int]:
-    """Return the probability of the best span of a window, its first token and its last."""
-    tokens = torch.arange(len(start))
-    length = tokens[None, :] - tokens[:, None]
-    scores = (start[:, None] + end[None, :]).masked_fill((length < 0) | (length >= longest), -torch.inf)
-    first, last = divmod(int(scores.argmax()), len(start))
-    return float(scores[first, last].exp()), first, last
+        answer = request.text[1][begin[0] : finish[1]]
+        return {"answer": answer, "score": score, "start": begin[0], "end": finish[1]}
 
 
 class VectorReader(Reader):
@@ -369,7 +324,7 @@ class VectorReader(Reader):
     outputs = ("last_hidden_state",)
     is_per_token = True
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> list[float]:
         """Return the mean of the tokens' hidden states."""
         return values[0][0].mean(0).tolist()
 
@@ -386,15 +341,10 @@ READERS: dict[str, type[Reader]] = {
 def predict_requests(
     requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
 ) -> list[Any]:
-    """Return the result of each request. Rows of different adapters of one model go through it together.
+    """Return the result of each request, of which `batch_size` rows at most go through a model at once.
 
-    Args:
-        requests: The requests.
-        batch_size: The most rows that go through a model at once.
-        catch: Errors of a request that are returned in place of its result. Default: all are raised.
-
-    Raises:
-        AdapterError: The outputs for a request are not finite.
+    Rows of different adapters of one model go through it together. Errors of a request that are to be caught are
+    returned in place of its result.
     """
     rows = [(request.reader, row) for request in requests for row in request.rows]
     texts = [(id(reader.model), *((name, *values) for name, values in row.inputs.items())) for reader, row in rows]
@@ -448,16 +398,6 @@ def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
     if first.outputs == ("logits",):  # those of heads narrower than the widest in the batch are filled up with -inf
         found = [[own[0][..., : len(reader.labels)]] for own, (reader, _) in zip(found, rows, strict=True)]
     return found
-
-
-def can_pad(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel) -> bool:
-    """Return whether texts may be padded for a model.
-
-    Decoders, whose head is called `score`, classify a text by its last token other than the pad token in their
-    configuration.
-    """
-    known = getattr(model.config.get_text_config(), "pad_token_id", None)
-    return tokenizer.pad_token_id is not None and (tokenizer.pad_token_id == known or not hasattr(model, "score"))
 
 
 def cut_arguments(

@@ -10,14 +10,15 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
@@ -25,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
-from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import AdapterError, HubError, shortened
 from .adapter_list import read_adapters
@@ -38,12 +39,10 @@ NAME = "houlsby"
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 _LOG = logging.getLogger(__name__)
 _MAX_BYTES = 1_000_000
-# Of requests whose replica was lost, before and after the first pause.
-_ATTEMPTS = 4
-_PAUSE = 0.5
+# Seconds before a request is repeated whose replica was lost.
+_PAUSES = (0.0, 0.5, 1.0)
 # Requests that the ingress may be about to refuse.
 _MOST_REFUSED = 1000
-_BUSY = "Too many requests are waiting. Try again later."
 
 
 @dataclass(frozen=True)
@@ -94,10 +93,11 @@ class Row(BaseModel):
     @model_validator(mode="after")
     def _check_texts(self) -> Row:
         given = {name for name in ("text", "text_pair", "question", "context") if getattr(self, name) is not None}
-        if given not in ({"text"}, {"text", "text_pair"}, {"question", "context"}):
-            raise ValueError("a row must have either text, text and text_pair, or question and context")
-        if (self.task is None) is (self.tasks is None):
-            raise ValueError("a row must have either task or tasks")
+        forms = {"text"}, {"text", "text_pair"}, {"question", "context"}
+        if given not in forms or (self.task is None) is (self.tasks is None):
+            raise ValueError(
+                "a row must have task or tasks, and either text, text and text_pair, or question and context"
+            )
         "".join(getattr(self, name) for name in given).encode()  # no half of a surrogate pair, which is a ValueError
         return self
 
@@ -172,14 +172,13 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
 
 
 def _refuse(bank: TaskBank, task: str, error: Exception, number: int | None) -> Refusal:
-    if task in bank.failed and task not in bank.tasks:
-        return Refusal(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
     if task not in bank.tasks:
+        if task in bank.failed:
+            return Refusal(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
         return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
-    if isinstance(error, (AdapterError, HubError)):
-        return Refusal(500, hide_folders(str(error)), number)
-    if isinstance(error, ValueError):
-        return Refusal(422, hide_folders(str(error)), number)
+    if isinstance(error, (ValueError, HubError)):
+        is_of_input = not isinstance(error, (AdapterError, HubError))
+        return Refusal(422 if is_of_input else 500, hide_folders(str(error)), number)
     _LOG.error("A prediction failed.", exc_info=error)
     return Refusal(500, "The prediction failed; the log of the service says why.", number)
 
@@ -190,11 +189,7 @@ def hide_folders(text: str) -> str:
 
 
 class BankReplica:
-    """A replica: a `TaskBank` whose batches are gathered from the requests of all clients.
-
-    Args:
-        options: The service's options.
-    """
+    """A replica: a `TaskBank` whose batches are gathered from the requests of all clients."""
 
     def __init__(self, options: ServiceOptions) -> None:
         torch.set_num_threads(options.cpus)
@@ -246,45 +241,29 @@ app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on
 
 
 @app.exception_handler(RequestValidationError)
-async def _explain_form(_: Request, error: RequestValidationError) -> Response:
-    first = error.errors()[0]
-    where = [part for part in first["loc"] if part != "body"]
-    row = where[1] if where[:1] == ["inputs"] and len(where) > 1 else None
-    name = ".".join(map(str, where[2 if row is not None else 0 :]))
-    return _json_error(Refusal(400, shortened(f"{name}: {first['msg']}" if name else str(first["msg"])), row))
+async def _explain(_: Any, error: RequestValidationError) -> Response:
+    # FastAPI would repeat the input, which may be no valid text.
+    return JSONResponse({"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422)
 
 
-@app.exception_handler(AnyHTTPException)
-async def _explain_status(_: Request, error: AnyHTTPException) -> Response:
-    return _json_error(Refusal(error.status_code, str(error.detail)))
-
-
-@app.exception_handler(BackPressureError)
-async def _explain_load(*_: Any) -> Response:
-    return _json_error(Refusal(503, _BUSY))
-
-
-def _json_error(refusal: Refusal) -> Response:
-    error = {"rule": refusal.rule} | ({} if refusal.row is None else {"row": refusal.row})
-    return JSONResponse({"error": error}, refusal.status, {"retry-after": "1"} if refusal.status == 503 else None)
+def _respond(found: Any | Refusal) -> Response:
+    if not isinstance(found, Refusal):
+        return JSONResponse(found)
+    headers = {"retry-after": "1"} if found.status == 503 else None
+    return JSONResponse({"detail": {"rule": found.rule, "row": found.row}}, found.status, headers)
 
 
 class LimitBody:
     """Middleware that refuses a request of more than a million bytes while it is received."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
-        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         size = 0
 
-        async def counted() -> MutableMapping[str, Any]:
+        async def counted() -> Message:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
@@ -299,12 +278,7 @@ app.add_middleware(LimitBody)
 
 
 class Ingress:
-    """The HTTP interface. It repeats requests whose replica was lost; predictions change nothing.
-
-    Args:
-        replicas: The handle of the replicas.
-        options: The service's options.
-    """
+    """The HTTP interface. It repeats requests whose replica was lost; predictions change nothing."""
 
     def __init__(self, replicas: Any, options: ServiceOptions) -> None:
         self._replicas = replicas
@@ -327,15 +301,16 @@ class Ingress:
             await asyncio.sleep(0.05)
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of a replica."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                return await getattr(self._replicas, method).remote(*args)
-            except RayActorError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                await asyncio.sleep(_PAUSE * attempt)
-        raise AssertionError("unreachable")
+        """Return what a method of a replica returns, or why it cannot be called now."""
+        remote = getattr(self._replicas, method).remote
+        try:
+            for pause in _PAUSES:
+                with suppress(RayActorError):
+                    return await remote(*args)
+                await asyncio.sleep(pause)
+            return await remote(*args)
+        except BackPressureError:
+            return Refusal(503, "Too many requests are waiting. Try again later.")
 
 
 def _ingress() -> Ingress:
@@ -351,45 +326,38 @@ async def index() -> Response:
 @app.post("/predict", response_model=Predictions)
 async def predict(body: Rows) -> Response:
     """Predict each row for its task."""
-    ingress = _ingress()
-    start = time.perf_counter()
-    found: list[Any] | Refusal
+    ingress, start = _ingress(), time.perf_counter()
+    most, asked = ingress.options.batch_size, count(body.inputs)
     ingress.running += 1
     try:
         if ingress.is_ending:
             found = Refusal(503, "The service is ending.")
-        elif count(body.inputs) > (most := ingress.options.batch_size):
-            found = Refusal(400, f"inputs must have at most {most:,} rows; got {count(body.inputs):,}. Send several.")
+        elif asked > most:
+            found = Refusal(400, f"inputs must have at most {most:,} rows; got {asked:,}. Send several requests.")
         else:
             found = await ingress.call("predict", body.inputs)
-    except BackPressureError:
-        found = Refusal(503, _BUSY)
     finally:
         ingress.running -= 1
-    status = 200
-    if isinstance(found, Refusal):
-        response, status = _json_error(found), found.status
-    else:
-        response = JSONResponse({"predictions": found})
-        for task in (task for row in body.inputs for task in row.names):
-            ingress.rows.labels(task).inc()
-    ingress.requests.labels(str(status)).inc()
+    is_answered = not isinstance(found, Refusal)
+    for task in (task for row in body.inputs if is_answered for task in row.names):
+        ingress.rows.labels(task).inc()
+    ingress.requests.labels("200" if is_answered else str(found.status)).inc()
     ingress.seconds.observe(time.perf_counter() - start)
-    return response
+    return _respond({"predictions": found} if is_answered else found)
 
 
 @app.get("/tasks")
-async def tasks() -> dict[str, list[str]]:
+async def tasks() -> Response:
     """Return the names of the tasks."""
-    return {"tasks": (await _ingress().call("status"))["names"]}
+    found = await _ingress().call("status")
+    return _respond(found if isinstance(found, Refusal) else {"tasks": found["names"]})
 
 
 @app.get("/health")
 async def health() -> dict[str, Any]:
     """Return the number of tasks, and why adapters cannot be loaded."""
-    try:
-        status = await _ingress().call("status")
-    except BackPressureError:
+    status = await _ingress().call("status")
+    if isinstance(status, Refusal):
         return {"status": "ok", "busy": True}  # and therefore alive
     return {"status": "ok", "tasks": len(status.pop("names")), **status}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+
+from .results import EntityPrediction
 
 
 # Kind, first word and last word.
@@ -27,18 +28,13 @@ def read_tags(
     parts: Iterable[Sequence[tuple[Piece, str, float]]],
     tokenizer: PreTrainedTokenizerBase,
     tags: Iterable[str],
-) -> list[dict[str, Any]]:
+) -> list[EntityPrediction]:
     """Return the entities of a text or, if the tags mark none (such as parts of speech), its words.
 
     A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a tokenizer that does not
     mark the pieces within a word, such as RoBERTa's, what blanks and line breaks separate. A tokenizer that does not
-    tell where its tokens are gives each of them for a word.
-
-    Args:
-        text: The text.
-        parts: The pieces of each part in which the text was read, with the tag and the score of each.
-        tokenizer: The tokenizer.
-        tags: All tags that there are.
+    tell where its tokens are gives each of them for a word. `parts` are the pieces of each part in which the text was
+    read, with the tag and the score of each; `tags` are all that there are.
     """
     # A tokenizer may begin with the end of the text.
     in_order = sorted(parts, key=lambda part: part[0][0].span or (0, 0) if part else (0, 0))
@@ -62,7 +58,7 @@ def read_tags(
         end = piece.span[1]
     own = [tag for _, tag, _ in words]
     found = find_entities(own) if mark_entities(tags) else [(tag, word, word) for word, tag in enumerate(own)]
-    results = []
+    results: list[EntityPrediction] = []
     for kind, first, last in found:
         pieces = [piece for word in words[first : last + 1] for piece in word[0]]
         if kind == "O":

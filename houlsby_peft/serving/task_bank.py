@@ -20,8 +20,6 @@ from .readers import Input, Reader, Request, attempt, predict_requests
 
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
-# Tasks that an error names.
-_MOST_NAMED = 10
 
 # What stands for the adapter of a task.
 Source = str | os.PathLike[str] | SavedAdapter | TaskSource
@@ -51,7 +49,7 @@ class TaskBank:
             the list of all labels that reach it. With one, `label` is None if the best class does not reach it.
 
     Raises:
-        ValueError: A threshold is not between 0 and 1, or a revision or a threshold is for an unknown task.
+        ValueError: A threshold is not between 0 and 1.
     """
 
     def __init__(
@@ -67,12 +65,11 @@ class TaskBank:
         thresholds: Mapping[str, float] | None = None,
     ) -> None:
         revisions, thresholds = revisions or {}, thresholds or {}
-        for name, given in (("revisions", revisions), ("thresholds", thresholds)):
-            if unknown := sorted(set(given) - set(adapters)):
-                raise ValueError(f"{name} must be for tasks of adapters; got {shortened(', '.join(unknown))}.")
+        if unknown := {*revisions, *thresholds} - {*adapters}:
+            raise ValueError(f"revisions and thresholds must be for tasks of adapters; got {reprlib.repr(unknown)}.")
         # Replaced as a whole when tasks change, so that it can be read without a lock.
         self._entries = {
-            task: Entry(task, _make_source(task, source, revisions.get(task), thresholds.get(task)))
+            task: Entry(task, _make_source(source, revisions.get(task), thresholds.get(task)))
             for task, source in adapters.items()
         }
         self._held = HeldAdapters(max_bytes, base_model, token, device, dtype)
@@ -167,12 +164,7 @@ class TaskBank:
         return found  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
-        """Return what reads the inputs of a task, whose adapter is loaded if it is not.
-
-        Raises:
-            AdapterError: There is no such task, or its adapter cannot be loaded.
-            HubError: The repository does not exist, is private or cannot be reached.
-        """
+        """Return what reads the inputs of a task, whose adapter is loaded if it is not. Raises as `predict` does."""
         entry = self._find(task)
         entry.open(self._held.token)
         with self._lock:
@@ -192,16 +184,17 @@ class TaskBank:
             The reason for each task whose adapter cannot be loaded, which is also `failed`.
         """
         with self._changing:
-            wanted = {task: _make_source(task, source) for task, source in adapters.items()}
+            wanted = {task: _make_source(source) for task, source in adapters.items()}
             self._entries = {task: entry for task, entry in self._entries.items() if task in wanted}
-            is_full = False
+            refused, is_full = {}, False
             for task, source in wanted.items():
-                old, files = self._entries.get(task), _files_of(source)
+                given, old, before = source.source, self._entries.get(task), self._refused.get(task)
+                # None for an adapter on the Hub.
+                files = list_files(given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser())
                 if old and old.source == source and (not files or old.files in (None, files)):
-                    self._refused.pop(task, None)
                     continue
-                refused = self._refused.get(task)
-                if refused and files and refused[:2] == (source, files):
+                if before and files and before[:2] == (source, files):
+                    refused[task] = before
                     continue  # what is on the Hub is tried again each time, as the network may be back
                 try:
                     entry = Entry(task, source)
@@ -209,11 +202,10 @@ class TaskBank:
                         self._load(entry)
                         is_full = self._held.is_full
                     self._entries = {**self._entries, task: entry}
-                    self._refused.pop(task, None)
                 except Exception as error:  # whatever is wrong with one adapter, the others are served
-                    self._refused[task] = (source, files, shortened(str(error) or type(error).__name__))
+                    refused[task] = (source, files, shortened(str(error) or type(error).__name__))
             self._entries = {task: self._entries[task] for task in wanted if task in self._entries}
-            self._refused = {task: refused for task, refused in self._refused.items() if task in wanted}
+            self._refused = refused
         return self.failed
 
     def add(
@@ -244,7 +236,7 @@ class TaskBank:
                     f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its "
                     "adapter."
                 )
-            self._load(Entry(task, _make_source(task, source, revision, threshold)))
+            self._load(Entry(task, _make_source(source, revision, threshold)))
 
     def remove(self, task: str) -> None:
         """Remove a task and free its adapter's memory. Requests that are running get their results.
@@ -265,8 +257,7 @@ class TaskBank:
             Whether there was anything new.
 
         Raises:
-            AdapterError: There is no such task, or the new adapter cannot be loaded.
-            HubError: The repository does not exist, is private or cannot be reached.
+            AdapterError, HubError: There is no such task, or the new adapter cannot be loaded.
         """
         with self._changing:
             old = self._find(task)
@@ -285,8 +276,7 @@ class TaskBank:
             tasks: The tasks. Default: all of them.
 
         Raises:
-            AdapterError: A task is unknown, or its adapter cannot be used.
-            HubError: A repository does not exist, is private or cannot be reached.
+            AdapterError, HubError: As for `predict`.
         """
         entries = [self._find(task) for task in (self.tasks if tasks is None else tasks)]
         for start in range(0, len(entries), _WARM_UP_TASKS):
@@ -296,9 +286,9 @@ class TaskBank:
     def _find(self, task: str) -> Entry:
         entries = self._entries
         if task not in entries:
-            known = [*entries][:_MOST_NAMED] + (["..."] if len(entries) > _MOST_NAMED else [])
             raise AdapterError(
-                f"A task must be among those of the bank: {', '.join(known)}; got {shortened(task)}. Add its adapter."
+                f"A task must be among those of the bank: {reprlib.repr([*entries])}; got {shortened(task)}. Add its "
+                "adapter."
             )
         return entries[task]
 
@@ -337,14 +327,5 @@ class TaskBank:
         return [next(results) if isinstance(each, Request) else each for each in found]
 
 
-def _make_source(task: str, source: Source, revision: str | None = None, threshold: float | None = None) -> TaskSource:
-    made = source if isinstance(source, TaskSource) else TaskSource(source, revision, threshold)
-    if made.threshold is not None and not 0 <= made.threshold <= 1:
-        raise ValueError(f"A threshold must be between 0 and 1; got {made.threshold} for {task!r}.")
-    return made
-
-
-def _files_of(source: TaskSource) -> Files:
-    """Return the files of an adapter in a folder; none for one on the Hub."""
-    given = source.source
-    return list_files(given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser())
+def _make_source(source: Source, revision: str | None = None, threshold: float | None = None) -> TaskSource:
+    return source if isinstance(source, TaskSource) else TaskSource(source, revision, threshold)

@@ -123,8 +123,8 @@ def test_info_says_what_an_adapter_is(adapter, capsys):
     found = {name.strip(): value.strip() for name, value in lines.items()}
     assert found["options"] == "HoulsbyConfig(r=4)"
     assert found["classes"] == ", ".join(LABELS)
-    assert found["base model: name"] == BASE
-    assert "hidden size 32" in found["base model: configuration"]
+    assert found["base model"] == BASE
+    assert "hidden size 32" in found["configuration"]
 
 
 def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys):
@@ -146,8 +146,8 @@ def test_info_prints_plain_text(base, tmp_path, capsys):
     )
     main(["info", str(folder)])
     printed = capsys.readouterr().out
-    assert f"base model: name                    {base}\n" in printed
-    assert "classes                             *a*, \ufffd[31m, c d\n" in printed
+    assert f"base model          {base}\n" in printed
+    assert "classes             *a*, \ufffd[31m, c d\n" in printed
 
 
 def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch):
@@ -169,7 +169,7 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
 
     for wrong in (texts[2], "", f"{texts[2]}\t{texts[3]}\t"):
         monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{wrong}\n{texts[0]}\n"))
-        with pytest.raises(SystemExit, match=r"error: --pairs needs two texts in each line, .*; line 2 is"):
+        with pytest.raises(SystemExit, match=r"error: Each input must be a text or a pair of texts; got \("):
             main([*command, "--pairs", "-"])
 
 
@@ -178,8 +178,7 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     [
         (["info", "./nothing"], "error: ./nothing"),
         (["card", "{adapter}", "user/x", "--base-model", "../bert"], "error: base_model must be a name on the Hub"),
-        (["card", "{adapter}", "user/x", "--pairs", "--example", "a", "b", "c"], "error: --pairs needs an even"),
-        (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: --pairs needs an even number"),
+        (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: Each input must be a text or a"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, adapter, base):
@@ -215,7 +214,7 @@ finally:
     assert done.returncode == 0, done.stderr
     said = f"houlsby-peft {houlsby_peft.__version__}" if flag == "--version" else "usage: houlsby-peft "
     assert done.stdout.startswith(said)
-    assert flag != "predict --help" or "adapter [texts ...]" in " ".join(done.stdout.split())
+    assert flag != "predict --help" or "--output" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 

@@ -22,7 +22,6 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from houlsby_peft.serving import held_adapters
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -163,9 +162,9 @@ def test_thresholds(folders):
     assert bank.predict(requests, top_k=2) == [approximately(many[:2]), []]
     low = TaskBank(folders, thresholds={"labels": 1.0, "topic": best["score"] - 1e-4})
     assert low.predict(requests) == [[], approximately(best)]
-    with pytest.raises(ValueError, match=r"A threshold must be between 0 and 1; got 2 for 'topic'"):
+    with pytest.raises(ValueError, match=r"A threshold must be between 0 and 1; got 2 for "):
         TaskBank(folders, thresholds={"topic": 2})
-    with pytest.raises(ValueError, match=r"thresholds must be for tasks of adapters; got nothing"):
+    with pytest.raises(ValueError, match=r"thresholds must be for tasks of adapters; got .'nothing'."):
         TaskBank(folders, thresholds={"nothing": 0.5})
     for task in ("similarity", "things", "answer", "vector"):
         with pytest.raises(ValueError, match=r"A threshold is for text classification; the task of "):
@@ -255,28 +254,6 @@ def test_a_changed_folder_is_loaded_again_and_running_requests_keep_the_old_adap
     with pytest.raises(AdapterError, match=r"live: .*header"):
         bank.reload("changing")
     assert bank.predict(requests) == approximately(expected[1])
-
-
-def test_files_that_change_while_they_are_read_are_refused(base, folders, tmp_path, monkeypatch):
-    live = make_adapter(tmp_path / "live", base, str(base))
-    bank = TaskBank({"topic": folders["topic"]})
-    bank.warm_up()
-    load_saved = held_adapters.load_saved
-
-    def change(*args, **options):
-        (live / "adapter_config.json").write_text((live / "adapter_config.json").read_text() + " ")
-        return load_saved(*args, **options)
-
-    given = AutoModelForSequenceClassification.from_pretrained(base)
-    first = TaskBank({"live": live}, base_model=given)
-    monkeypatch.setattr(held_adapters, "load_saved", change)
-    for load in (lambda: bank.add("live", live), first.warm_up):
-        with pytest.raises(AdapterError, match="must not change while they are read"):
-            load()
-    monkeypatch.undo()
-    first.warm_up()  # on the same base model
-    assert bank.tasks == bank.held == ("topic",)
-    assert len(bank._held._first["AutoModelForSequenceClassification"].model.peft_config) == 1
 
 
 def test_warming_up_loads_and_tries_every_task(folders):

@@ -25,9 +25,7 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig, TaskBank
-from houlsby_peft.errors import AdapterError
-from houlsby_peft.serving.readers import can_pad
+from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
 from tiny_models import perturb
 
 
@@ -126,7 +124,7 @@ def test_an_encoder_pads_with_the_tokenizers_token_whatever_its_configuration_na
     folder = save(tmp_path / "topic", tmp_path / "base", "topic")
     AutoTokenizer.from_pretrained(base, pad_token="<pad>").save_pretrained(folder)
     bank, adapter = TaskBank({"topic": folder}), houlsby_peft.load(folder)
-    assert can_pad(adapter.tokenizer, adapter.base_model)
+    assert adapter.reader().can_pad
     texts = ["a fine film", "he said so . who ?"]
     alone = [adapter.predict(text)[0] for text in texts]
     assert flat(adapter.predict(texts)) == approximately(alone)

@@ -223,8 +223,6 @@ def test_a_long_question_is_cut_as_in_training(base, tokenizer, tmp_path):
     save(tmp_path, AutoModelForQuestionAnswering, base)
     adapter = houlsby_peft.load(tmp_path)
     long = " ".join(["where"] * 200)
-    with pytest.raises(ValueError, match="A question must leave room for its context in 64 tokens"):
-        adapter.predict((long, CONTEXT))
     adapter.base_model.config.max_position_embeddings = adapter.tokenizer.model_max_length = 200
     rows = adapter.reader(max_length=100).request((long, CONTEXT)).rows
     where = tokenizer.vocab["where"]
@@ -457,7 +455,7 @@ def test_a_task_without_a_pipeline_says_so(base, tmp_path):
     save(tmp_path, AutoModelForMaskedLM, base)
     adapter = houlsby_peft.load(tmp_path)
     assert adapter.labels == ()
-    with pytest.raises(AdapterError, match=r"this adapter's task is fill-mask. Use its model and tokenizer"):
+    with pytest.raises(AdapterError, match=r"the task of 'default' is fill-mask\. Use its model and tokenizer"):
         adapter.predict("The [MASK] was cold.")
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import transformers
 from peft import get_peft_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
+from houlsby_peft.serving.base_model import set_verbosity
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb, tiny_bert
 
@@ -148,3 +151,19 @@ def test_mixed_batches_of_two_threads_do_not_meet(token_ids):
     handle.remove()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_threads_that_change_the_verbosity_of_transformers_leave_it_as_it_was():
+    level = transformers.logging.get_verbosity()
+    seen, start = [], threading.Barrier(4)
+
+    def change(number):
+        start.wait()
+        for _ in range(50):
+            with set_verbosity(logging.CRITICAL + number):
+                seen.append(transformers.logging.get_verbosity() == logging.CRITICAL + number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(change, range(4)))
+    assert seen == [True] * 200
+    assert transformers.logging.get_verbosity() == level
