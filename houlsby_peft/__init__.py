@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
     from .prefix import FrozenPrefix
+    from .serving.held_adapters import TaskSource
     from .serving.load import load
     from .serving.predictor import Predictor
     from .serving.results import AnswerPrediction, ClassPrediction, EntityPrediction
@@ -41,6 +42,7 @@ _LAZY = {
     "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
+    "TaskSource": ".serving.held_adapters",
     "export_onnx": ".export",
     "convert": ".adapterhub.convert",
     "load": ".serving.load",
@@ -65,6 +67,7 @@ __all__ = [
     "Place",
     "Predictor",
     "TaskBank",
+    "TaskSource",
     "TwoLayerHead",
     "ablate",
     "convert",

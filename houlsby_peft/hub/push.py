@@ -11,14 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import (
-    CommitOperationAdd,
-    CommitOperationDelete,
-    HfApi,
-    ModelCard,
-    constants,
-    hf_hub_download,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftModel
@@ -103,7 +96,9 @@ def push_to_hub(
         names = [SAFETENSORS_WEIGHTS_NAME, *(TOKENIZER_FILES if saved.own_tokenizer else ())]
         files: dict[str, Path | bytes] = {CONFIG_NAME: json.dumps(fields, indent=2, sort_keys=True).encode()}
         files |= {path.name: path for path in (*(saved.folder / name for name in names), *figures) if path.is_file()}
-        url = _upload(files, card, saved.folder / CARD_FILE, repo_id, private, token, message)
+        with explain_hub_errors(repo_id):
+            api = HfApi(token=token, library_name="houlsby_peft")
+            url = _upload(api, repo_id, files, card, saved, private, message)
     except (AdapterError, HubError) as error:
         if not is_model:
             raise
@@ -185,50 +180,45 @@ def _save(model: PeftModel, tokenizer: PreTrainedTokenizerBase | None) -> Path:
 
 
 def _upload(
+    api: HfApi,
+    repo_id: str,
     files: Mapping[str, Path | bytes],
     card: ModelCard,
-    old_card: Path,
-    repo_id: str,
+    saved: SavedAdapter,
     private: bool | None,
-    token: str | None,
     message: str,
 ) -> str:
     """Upload files in one commit, with a card that keeps what people have written; create a new repository last."""
-    api = HfApi(token=token, library_name="houlsby_peft")
-    with explain_hub_errors(repo_id):
-        try:
-            info = api.model_info(repo_id)
-        except RepositoryNotFoundError:
-            info = None
-        known = [file.rfilename for file in info.siblings or []] if info else []
-        if info and private and not info.private:
-            raise HubError(
-                f"{repo_id} is public, so a private push to it is refused. Make it private at "
-                f"{constants.ENDPOINT}/{repo_id}/settings, or choose another name."
-            )
-        if "config.json" in known:
-            raise HubError(f"{repo_id} contains a whole model (config.json). Push to a repository of its own.")
-        older = [old_card] if old_card.is_file() else []
-        if info and CARD_FILE in known:
-            older.append(Path(hf_hub_download(repo_id, CARD_FILE, revision=info.sha, token=token)))
-        card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
-        try:
-            card.validate()
-        except ValueError as error:
-            raise HubError(f"{repo_id}: the Hub refuses the card ({' '.join(str(error).split())}).") from error
-        if info is None:
-            api.create_repo(repo_id, private=private)
-            info = api.model_info(repo_id)
-        # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
-        old_tokenizer = [name for name in TOKENIZER_FILES if name in known and name not in files]
-        commit = api.create_commit(
-            repo_id,
-            [
-                *(CommitOperationAdd(name, content) for name, content in files.items()),
-                CommitOperationAdd(CARD_FILE, str(card).encode()),
-                *map(CommitOperationDelete, old_tokenizer),
-            ],
-            commit_message=message,
-            parent_commit=info.sha,  # what the card was merged with
+    try:
+        info = api.model_info(repo_id)
+    except RepositoryNotFoundError:
+        info = None
+    known = [file.rfilename for file in info.siblings or []] if info else []
+    if info and private and not info.private:
+        raise HubError(
+            f"{repo_id} is public, so a private push to it is refused. Make it private at "
+            f"{constants.ENDPOINT}/{repo_id}/settings, or choose another name."
         )
+    if "config.json" in known:
+        raise HubError(f"{repo_id} contains a whole model (config.json). Push to a repository of its own.")
+    older = [saved.folder / CARD_FILE] if (saved.folder / CARD_FILE).is_file() else []
+    if info and CARD_FILE in known:
+        older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=info.sha)))
+    card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
+    try:
+        card.validate()
+    except ValueError as error:
+        raise HubError(f"{repo_id}: the Hub refuses the card ({' '.join(str(error).split())}).") from error
+    if info is None:
+        api.create_repo(repo_id, private=private)
+        info = api.model_info(repo_id)
+    # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
+    old_tokenizer = [name for name in TOKENIZER_FILES if name in known and name not in files]
+    operations = [
+        *(CommitOperationAdd(name, content) for name, content in files.items()),
+        CommitOperationAdd(CARD_FILE, str(card).encode()),
+        *map(CommitOperationDelete, old_tokenizer),
+    ]
+    # The parent is what the card was merged with.
+    commit = api.create_commit(repo_id, operations, commit_message=message, parent_commit=info.sha)
     return str(commit.commit_url)

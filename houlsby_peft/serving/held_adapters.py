@@ -35,12 +35,14 @@ Files = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where the adapter of a task is.
+    """Where the adapter of a task is, and how it is used.
 
     Args:
         source: Its folder, its name on the Hub, or the opened adapter.
-        revision: A branch, tag or commit of its repository. Default: the latest version.
-        threshold: The least score of a class (see `TaskBank`).
+        revision: A branch, tag or commit of its repository. Default: the latest version. A task keeps the commit that
+            it was loaded from until `TaskBank.reload`.
+        threshold: The least score of a class, from 0 to 1, for a task of text classification. With several labels, the
+            result is the list of all labels that reach it. With one, `label` is None if the best class does not.
     """
 
     source: str | os.PathLike[str] | SavedAdapter
@@ -53,6 +55,10 @@ class TaskSource:
             raise ValueError(f"A threshold must be between 0 and 1; got {self.threshold} for {self.source!r}.")
 
 
+# What stands for the adapter of a task.
+Source = str | os.PathLike[str] | SavedAdapter | TaskSource
+
+
 class Entry:
     """A task with its adapter. A changed task gets a new entry, so that running requests keep theirs.
 
@@ -61,9 +67,9 @@ class Entry:
         files: The files that the adapter was loaded from; None before.
     """
 
-    def __init__(self, task: str, source: TaskSource) -> None:
+    def __init__(self, task: str, source: Source) -> None:
         self.task = task
-        self.source = source
+        self.source = source if isinstance(source, TaskSource) else TaskSource(source)
         self.commit: str | None = None
         self.files: Files | None = None
 

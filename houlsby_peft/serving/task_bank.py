@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,15 +13,12 @@ from transformers import PreTrainedModel
 
 from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError, shortened
-from .held_adapters import Entry, Files, HeldAdapters, TaskSource, list_files
+from .held_adapters import Entry, Files, HeldAdapters, Source, TaskSource, list_files
 from .readers import Input, Reader, Request, attempt, predict_requests
 
 
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
-
-# What stands for the adapter of a task.
-Source = str | os.PathLike[str] | SavedAdapter | TaskSource
 
 
 class TaskBank:
@@ -43,13 +39,6 @@ class TaskBank:
         token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
-        revisions: The revisions of tasks on the Hub: a branch, tag or commit each. Default: the latest versions. A
-            task keeps the commit that it was loaded from until `reload`.
-        thresholds: The least score of a class, for tasks of text classification. With several labels, the result is
-            the list of all labels that reach it. With one, `label` is None if the best class does not reach it.
-
-    Raises:
-        ValueError: A threshold is not between 0 and 1.
     """
 
     def __init__(
@@ -61,17 +50,9 @@ class TaskBank:
         token: str | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
-        revisions: Mapping[str, str] | None = None,
-        thresholds: Mapping[str, float] | None = None,
     ) -> None:
-        revisions, thresholds = revisions or {}, thresholds or {}
-        if unknown := {*revisions, *thresholds} - {*adapters}:
-            raise ValueError(f"revisions and thresholds must be for tasks of adapters; got {reprlib.repr(unknown)}.")
         # Replaced as a whole when tasks change, so that it can be read without a lock.
-        self._entries = {
-            task: Entry(task, _make_source(source, revisions.get(task), thresholds.get(task)))
-            for task, source in adapters.items()
-        }
+        self._entries = {task: Entry(task, source) for task, source in adapters.items()}
         self._held = HeldAdapters(max_bytes, base_model, token, device, dtype)
         # What `serve` could not load, with its files and the reason; it is not tried again before these change.
         self._refused: dict[str, tuple[TaskSource, Files, str]] = {}
@@ -184,11 +165,12 @@ class TaskBank:
             The reason for each task whose adapter cannot be loaded, which is also `failed`.
         """
         with self._changing:
-            wanted = {task: _make_source(source) for task, source in adapters.items()}
+            wanted = {task: Entry(task, source) for task, source in adapters.items()}
             self._entries = {task: entry for task, entry in self._entries.items() if task in wanted}
             refused, is_full = {}, False
-            for task, source in wanted.items():
-                given, old, before = source.source, self._entries.get(task), self._refused.get(task)
+            for task, entry in wanted.items():
+                source, old, before = entry.source, self._entries.get(task), self._refused.get(task)
+                given = source.source
                 # None for an adapter on the Hub.
                 files = list_files(given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser())
                 if old and old.source == source and (not files or old.files in (None, files)):
@@ -197,7 +179,6 @@ class TaskBank:
                     refused[task] = before
                     continue  # what is on the Hub is tried again each time, as the network may be back
                 try:
-                    entry = Entry(task, source)
                     if old or not is_full:
                         self._load(entry)
                         is_full = self._held.is_full
@@ -208,27 +189,18 @@ class TaskBank:
             self._refused = refused
         return self.failed
 
-    def add(
-        self,
-        task: str,
-        source: Source,
-        revision: str | None = None,
-        threshold: float | None = None,
-        replace: bool = False,
-    ) -> None:
+    def add(self, task: str, source: Source, replace: bool = False) -> None:
         """Add a task. Its adapter is loaded at once, so that one that cannot be used is refused here.
 
         Args:
             task: The task.
-            source: As for `TaskBank`.
-            revision: A branch, tag or commit of the repository. Default: the latest version.
-            threshold: See `TaskBank`.
+            source: Its adapter, as for `TaskBank`.
             replace: Whether a task of this name gets the new adapter. Requests that are running keep the old one.
 
         Raises:
             AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not set.
             HubError: The repository does not exist, is private or cannot be reached.
-            ValueError: The threshold is not between 0 and 1, or the task has no classes for it.
+            ValueError: The task has no classes for a threshold.
         """
         with self._changing:
             if task in self._entries and not replace:
@@ -236,7 +208,7 @@ class TaskBank:
                     f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its "
                     "adapter."
                 )
-            self._load(Entry(task, _make_source(source, revision, threshold)))
+            self._load(Entry(task, source))
 
     def remove(self, task: str) -> None:
         """Remove a task and free its adapter's memory. Requests that are running get their results.
@@ -325,7 +297,3 @@ class TaskBank:
             requests = [request for request in found if isinstance(request, Request)]
             results = iter(predict_requests(requests, batch_size, catch))
         return [next(results) if isinstance(each, Request) else each for each in found]
-
-
-def _make_source(source: Source, revision: str | None = None, threshold: float | None = None) -> TaskSource:
-    return source if isinstance(source, TaskSource) else TaskSource(source, revision, threshold)

@@ -236,12 +236,3 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert "BrokenPipeError" not in done.stderr
-
-
-def test_info_as_json_has_the_same_facts(adapter, capsys):
-    main(["info", str(adapter), "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["task"], found["labels"], found["settings"]["r"]) == ("text-classification", list(LABELS), 4)
-    assert found["base_model"]["name"] == BASE
-    assert found["text_columns"] is None, "it was made without a recipe"
-    assert found["parameters"]["total"] == sum(size for kind, size in found["parameters"].items() if kind != "total")

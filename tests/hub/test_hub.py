@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load, load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer, TrainingArguments, pipeline
 
 import houlsby_peft
-from houlsby_peft import HoulsbyConfig, TaskBank, plan_push
-from hub_models import BASE, LABELS, TEXTS, make_adapter, make_base
+from houlsby_peft import HoulsbyConfig, TaskBank, TaskSource, plan_push
+from hub_models import BASE, LABELS, TEXTS, make_base
 from snippets import SNIPPET
 
 
@@ -117,7 +115,7 @@ def load_with_peft(name):
 
 def serve_revisions(name, first):
     """Client: a bank with tasks of the first and the latest commit; then the repository gets another commit."""
-    bank = TaskBank({"pinned": name, "latest": name}, revisions={"pinned": first})
+    bank = TaskBank({"pinned": TaskSource(name, revision=first), "latest": name})
 
     def predict():
         return [bank.predict([(task, text) for text in NEW_TEXTS]) for task in ("pinned", "latest")]
@@ -146,31 +144,6 @@ def replace_by_another(name, bases):
         "trained": tokenizer(NEW_TEXTS).input_ids,
         "loaded": houlsby_peft.load(name).tokenizer(NEW_TEXTS).input_ids,
     }
-
-
-def edit_in_the_folder_and_on_the_hub(folder, name):
-    """Client: edit the card on both sides, push the folder after each; return license and notes on the Hub."""
-    card, found = Path(folder, "README.md"), []
-
-    def edit(text, license, note):
-        text = re.sub(r"^license: .*\n", "", text, flags=re.M).partition("\nnote ")[0]
-        return text.replace("tags:\n", f"license: {license}\ntags:\n", 1) + f"\nnote {note}\n"
-
-    def push():
-        before = card.read_bytes()
-        houlsby_peft.push_to_hub(folder, name)
-        assert card.read_bytes() == before, "a push changes nothing in the folder"
-        text = Path(hf_hub_download(name, "README.md")).read_text()
-        found.append([re.findall(r"^license: (\S+)$", text, re.M), re.findall(r"^note (.*)$", text, re.M)])
-
-    push()
-    for license, note in (("mit", "first"), ("cc-by-4.0", "second")):
-        text = edit(Path(hf_hub_download(name, "README.md")).read_text(), license, note)
-        HfApi().upload_file(repo_id=name, path_in_repo="README.md", path_or_fileobj=text.encode())
-        push()
-    card.write_text(edit(card.read_text(), "apache-2.0", "of the folder"))
-    push()
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -249,35 +222,6 @@ def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, 
     found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=home)
     assert found["loaded"] == found["trained"]
     assert not [name for name in hub.store.repos["user/replaced"].head.files if "token" in name]
-
-
-def test_what_people_write_into_a_card_is_kept_and_the_folder_comes_before_the_hub(hub, pushed, home, tmp_path):
-    folder = make_adapter(tmp_path / "adapter", make_base(tmp_path / "base"))
-    found = hub.call(edit_in_the_folder_and_on_the_hub, str(folder), "user/edited", home=home)
-    assert found == [
-        [[], []],
-        [["mit"], ["first"]],
-        [["cc-by-4.0"], ["second"]],
-        [["apache-2.0"], ["of the folder"]],
-    ]
-
-
-def test_the_card_says_what_was_pushed_and_what_the_adapter_gave(hub, pushed):
-    card = hub.store.repos["user/messages"].head.files["README.md"].decode()
-    data = yaml.safe_load(card.split("---\n")[1])
-    assert data["base_model"] == BASE
-    assert data["base_model_relation"] == "adapter"
-    assert data["pipeline_tag"] == "text-classification"
-    assert data["tags"] == ["adapter", "customers", "houlsby", "peft"]
-    (result,) = data["model-index"][0]["results"]
-    assert result["dataset"] == {
-        "name": "Messages", "type": "org/messages", "config": "short", "split": "test", "revision": "abc123"
-    }  # fmt: skip
-    assert result["metrics"] == [{"type": "accuracy", "value": 0.75, "name": "accuracy"}]
-    best = torch.tensor(pushed["logits"][0]).softmax(-1)
-    assert f"texts = {NEW_TEXTS[0]!r}" in card
-    shown = json.loads(card.split("```text\n")[1].split("\n```")[0].replace("'", '"'))
-    assert shown == {"label": LABELS[best.argmax()], "score": pytest.approx(best.max().item(), rel=1e-5)}
 
 
 def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import replace
 from unittest import mock
 
@@ -174,30 +173,6 @@ def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, h
             repo.head.files["adapter_model.safetensors"]
             == (folders[number] / "adapter_model.safetensors").read_bytes()
         )
-
-
-def push_until_the_server_is_back(folder):
-    """Client: return the outcome of the first attempt and, after at most a minute, of the first that succeeds."""
-    wait = time.sleep
-    with NO_WAITING:
-        first = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
-        for _ in range(120):
-            last = _attempt(houlsby_peft.push_to_hub, folder, "user/survivor")
-            if last[0] == "ok":
-                break
-            wait(0.5)
-    return [first, last]
-
-
-def test_a_server_that_dies_halfway_can_be_pushed_to_when_it_is_back(hub, base, home, tmp_path):
-    adapter = make_adapter(tmp_path / "adapter", base, seed=99)
-    hub.faults.append(Fault("PUT", "survivor", "down"))
-    hub.restart_when_down(seconds=1)
-    (kind, message), last = hub.call(push_until_the_server_is_back, str(adapter), home=home)
-    assert kind == "HubError"
-    assert re.search(rf"user/survivor: {hub.url} cannot be reached", message)
-    assert last[0] == "ok", last
-    assert [commit.message for commit in hub.store.repos["user/survivor"].commits][1:] == ["Upload Houlsby adapter"]
 
 
 def push_model_without_a_right(base):

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from accelerate import dispatch_model
-from peft import PeftModel, get_peft_model
+from peft import get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -16,8 +16,6 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
     BertTokenizer,
-    BloomConfig,
-    BloomForSequenceClassification,
     PreTrainedTokenizerBase,
     RobertaConfig,
     RobertaModel,
@@ -25,7 +23,6 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.heads.tasks import task_of_config
 from houlsby_peft.serving.readers import cut_arguments
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
@@ -94,49 +91,6 @@ def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
     expected = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
     assert [item["score"] for item in found] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
     assert {item["label"] for item in found} == {"similarity"}
-
-
-@torch.no_grad()
-def test_token_classification_names_the_entities(base, tokenizer, tmp_path):
-    names = {0: "O", 1: "B-THING", 2: "I-THING"}
-    model = save(tmp_path, AutoModelForTokenClassification, base, id2label=names)
-    found = houlsby_peft.load(tmp_path).predict(WORDS[:3])
-    assert len(found) == 3
-    for text, entities in zip(WORDS, found, strict=False):
-        classes = model(**tokenizer(text, return_tensors="pt")).logits[0, 1:-1].argmax(-1).tolist()
-        offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"][1:-1]
-        inside = {span[0] for span, number in zip(offsets, classes, strict=True) if number}
-        assert {entity["entity_group"] for entity in entities} <= {"THING"}
-        covered = {span[0] for span in offsets if any(e["start"] <= span[0] < e["end"] for e in entities)}
-        assert covered == inside
-    assert any(found), "no entity was found, so that nothing was compared"
-
-
-@torch.no_grad()
-def test_token_classification_reads_long_texts_in_parts_of_the_length_of_training(base, tokenizer, tmp_path):
-    """As recipes/token_classification.py trains, so that no word is without a tag."""
-    torch.manual_seed(1)  # the head's first weights
-    model = get_peft_model(
-        AutoModelForTokenClassification.from_pretrained(base, id2label={0: "O", 1: "B-THING", 2: "I-THING"}),
-        HoulsbyConfig(r=4),
-    )
-    perturb(model, 1)
-    model.peft_config["default"].record.max_length = 9
-    model.save_pretrained(tmp_path)
-    model.eval()
-    text = " ".join(WORDS[:4])
-    [found] = houlsby_peft.load(tmp_path).predict([text])
-    windows = tokenizer(
-        text, truncation=True, max_length=9, return_overflowing_tokens=True, return_offsets_mapping=True
-    )
-    assert len(windows["input_ids"]) > 2
-    inside = set()
-    for ids, offsets in zip(windows["input_ids"], windows["offset_mapping"], strict=True):
-        classes = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
-        inside |= {span[0] for span, number in zip(offsets[1:-1], classes[1:-1], strict=True) if number}
-    words = [span[0] for offsets in windows["offset_mapping"] for span in offsets[1:-1]]
-    assert {start for start in words if any(e["start"] <= start < e["end"] for e in found)} == inside
-    assert any(start > len(text) / 2 for start in inside), "nothing was found behind the first part"
 
 
 def best_answer_by_brute_force(model, tokenizer, stride, longest):
@@ -353,28 +307,6 @@ def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
     assert predictor.predict(WORDS) == houlsby_peft.load(folder).predict(WORDS)
 
 
-def test_a_text_is_not_cut_where_no_length_is_known(base, tokenizer, tmp_path):
-    config = BloomConfig(vocab_size=200, hidden_size=16, n_layer=2, n_head=2, num_labels=3, pad_token_id=0)
-    model = BloomForSequenceClassification(config)
-    model.save_pretrained(tmp_path / "base")
-    endless = AutoTokenizer.from_pretrained(base, model_max_length=None)
-    endless.model_max_length = int(1e30)
-    endless.save_pretrained(tmp_path / "base")
-    adapted = get_peft_model(model, HoulsbyConfig(r=4, task_type="SEQ_CLS"))
-    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
-    perturb(adapted)
-    adapted.save_pretrained(tmp_path / "adapter")
-    text = " ".join(WORDS) * 3
-    with torch.no_grad():
-        logits = adapted.eval()(**endless(text, return_tensors="pt")).logits[0]
-    predictor = houlsby_peft.load(tmp_path / "adapter")
-    assert predictor.tokenizer.model_max_length > 1e20
-    found = predictor.predict(text)[0]
-    assert found["score"] == pytest.approx(logits.softmax(-1).max().item(), rel=1e-4)
-    bank = houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
-    assert bank.predict([("a", text)])[0]["score"] == pytest.approx(found["score"], rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("auto_class", "labels"),
     [
@@ -398,19 +330,6 @@ def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, label
     assert adapter.tokenizer.model_max_length > 1e20
     assert len(adapter.predict([text])) == len(bank.predict([("a", text)])) == 1
     assert cut_arguments(adapter.tokenizer, adapter.model, adapter.config)["max_length"] == 38
-
-
-def test_a_pattern_for_the_list_of_layers_may_be_a_string(base, tmp_path):
-    options = {"layers_to_transform": [0], "layers_pattern": r"encoder\.layer"}
-    folder = make_adapter(tmp_path, base, str(base), **options)
-    adapted = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), str(folder)
-    ).eval()
-    predictor = houlsby_peft.load(folder)
-    inputs = predictor.tokenizer(WORDS[0], return_tensors="pt")
-    with torch.no_grad():
-        score = adapted(**inputs).logits.softmax(-1).max().item()
-    assert predictor.predict(WORDS[0])[0]["score"] == pytest.approx(score, rel=1e-4)
 
 
 def test_another_base_or_another_head_cannot_be_put_beside(base, tmp_path):
@@ -443,38 +362,12 @@ def test_a_base_model_in_half_precision_gives_the_same_answers(base, tmp_path):
     assert [item["score"] for item in found] == pytest.approx([item["score"] for item in full], rel=0.05)
 
 
-def test_a_base_model_is_loaded_in_the_precision_of_its_files(base, tmp_path):
-    AutoModelForSequenceClassification.from_pretrained(base, dtype=torch.bfloat16).bert.save_pretrained(
-        tmp_path / "half"
-    )
-    adapter = houlsby_peft.load(make_adapter(tmp_path / "adapter", base), base_model=str(tmp_path / "half"))
-    assert adapter.model.base_model.model.bert.embeddings.word_embeddings.weight.dtype == torch.bfloat16
-
-
 def test_a_task_without_a_pipeline_says_so(base, tmp_path):
     save(tmp_path, AutoModelForMaskedLM, base)
     adapter = houlsby_peft.load(tmp_path)
     assert adapter.labels == ()
     with pytest.raises(AdapterError, match=r"the task of 'default' is fill-mask\. Use its model and tokenizer"):
         adapter.predict("The [MASK] was cold.")
-
-
-@pytest.mark.parametrize(
-    ("task_type", "class_name", "auto_class"),
-    [
-        ("SEQ_CLS", None, "AutoModelForSequenceClassification"),
-        ("QUESTION_ANS", None, "AutoModelForQuestionAnswering"),
-        (None, "BartForConditionalGeneration", "AutoModelForSeq2SeqLM"),
-        (None, "GPT2LMHeadModel", "AutoModelForCausalLM"),
-        (None, "LlamaForCausalLM", "AutoModelForCausalLM"),
-        (None, "BertModel", "AutoModel"),
-        (None, "ViTForImageClassification", "AutoModelForImageClassification"),
-        ("TOKEN_CLS", "BertForSequenceClassification", "AutoModelForTokenClassification"),
-    ],
-)
-def test_the_task_is_known_from_the_task_type_or_the_class(task_type, class_name, auto_class):
-    config = HoulsbyConfig(task_type=task_type, auto_mapping=class_name and {"base_model_class": class_name})
-    assert task_of_config(config).auto_class == auto_class
 
 
 def test_names_and_kind_that_a_model_gets_after_its_adapter_are_saved(base, tmp_path):

@@ -22,9 +22,8 @@ from huggingface_hub import constants
 from transformers import AutoTokenizer
 
 import houlsby_peft
-from houlsby_peft import AdapterError, TaskBank
+from houlsby_peft import AdapterError, TaskBank, TaskSource
 from houlsby_peft.serving.adapter_list import read_adapters
-from houlsby_peft.serving.held_adapters import TaskSource
 from houlsby_peft_cli import main
 from hub_models import TEXTS, make_adapter, make_base
 
@@ -192,12 +191,6 @@ def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatc
     assert (args["adapters"], args["base_model"], args["cpus"]) == (str(folder), str(base), 2)
     assert args["max_queued"] == 7
     assert service.build(args)._bound_deployment.name == "Ingress"
-
-
-def test_answers_name_no_folders_of_the_machine():
-    service = pytest.importorskip("houlsby_peft.serving.service", reason="Ray Serve is not installed")
-    text = "/srv/my.adapters/reviews/adapter_model.safetensors of user/reviews is cut off; see https://hf.co/a/b."
-    assert service.hide_folders(text) == "adapter_model.safetensors of user/reviews is cut off; see https://hf.co/a/b."
 
 
 class Service:

@@ -191,21 +191,6 @@ def test_adapters_that_train_tokens(base, folders, alone, tmp_path):
     assert_as_alone(bank.predict(requests), requests, expected)
 
 
-def test_an_adapter_whose_tokenizer_is_damaged_leaves_nothing_in_the_model(base, folders, alone, tmp_path):
-    damaged = make_adapter(tmp_path, base, str(base))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (damaged / name).write_text("{")
-    bank = TaskBank({"topic": folders["topic"], "damaged": damaged})
-    request = ("topic", WORDS[0])
-    assert_as_alone(bank.predict([request]), [request], alone)
-    before = list(bank_model(bank).state_dict())
-    for _ in range(2):
-        with pytest.raises(AdapterError, match=r"The tokenizer of .* cannot be loaded"):
-            bank.predict([("damaged", WORDS[0])])
-    assert_as_alone(bank.predict([request]), [request], alone)
-    assert list(bank_model(bank).state_dict()) == before
-
-
 def test_threads_that_ask_for_tasks_that_drop_each_other(folders, alone):
     bank = TaskBank(folders, max_bytes=size(folders["topic"]))
     requests = [some_requests(alone, 30, seed) for seed in range(4)]
@@ -231,7 +216,11 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
     words.save_pretrained(tmp_path / "words")
     damaged = make_adapter(tmp_path / "damaged", base, str(base))
     (damaged / "adapter_model.safetensors").write_bytes(b"no tensors")
+    tokenizer = make_adapter(tmp_path / "tokenizer", base, str(base))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tokenizer / name).write_text("{")
     bad = {"other": other, "words": tmp_path / "words", "damaged": damaged, "nowhere": tmp_path / "nowhere"}
+    bad |= {"tokenizer": tokenizer}
     bank = TaskBank({**folders, **bad})
     request = ("topic", WORDS[0])
     for task, message in {
@@ -239,12 +228,14 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
         "words": "the task of 'words' is fill-mask",
         "damaged": "damaged: Error while deserializing header",
         "nowhere": "neither a folder nor a name on the Hub",
+        "tokenizer": r"The tokenizer of .* cannot be loaded",
     }.items():
         for _ in range(2):
             with pytest.raises(AdapterError, match=message):
                 bank.predict([request, (task, WORDS[0])])
             assert_as_alone(bank.predict([request]), [request], alone)
         assert task not in bank.held
+        assert set(bank_model(bank).peft_config) == {bank._held._first["AutoModelForSequenceClassification"].name}
     with pytest.raises(AdapterError, match=r"among those of the bank: .'sentiment', .*; got unknown\."):
         bank.predict([request, ("unknown", WORDS[0]), ("neither", WORDS[0])])
 

@@ -8,7 +8,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 import transformers
 from peft import get_peft_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
@@ -18,7 +17,6 @@ from houlsby_peft import HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
 from houlsby_peft.serving.base_model import set_verbosity
 from hub_models import TEXTS, make_adapter, make_base
-from tiny_models import perturb, tiny_bert
 
 
 WORDS = [text for text, _ in TEXTS]
@@ -121,36 +119,6 @@ def test_a_model_that_is_trained_stays_as_it_is(folders):
     other.predict(WORDS[0])
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trains
     assert model.active_adapters == ["default"]
-
-
-def test_mixed_batches_of_two_threads_do_not_meet(token_ids):
-    """Each thread's rows use its own adapters, also while the other is inside the same layer."""
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), adapter_name="one").eval()
-    model.add_adapter("two", HoulsbyConfig(r=2))
-    for seed, name in enumerate(("one", "two")):
-        model.set_adapter(name)
-        perturb(model, seed=seed)
-    one, two, base = "one", "two", "__base__"
-    requests = [[one, two, base, one, two], [two, one, two, base, one], [one] * 5, [two] * 5]
-    with torch.no_grad():
-        expected = [model(token_ids, adapter_names=names).logits for names in requests]
-    meeting = threading.Barrier(4, timeout=60)
-    layer = model.base_model.model.bert.encoder.layer[1].output.dropout
-
-    def meet(*_):
-        meeting.wait()
-
-    handle = layer.register_forward_hook(meet)
-
-    def run(number):
-        with torch.no_grad():
-            return model(token_ids, adapter_names=requests[number]).logits
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(run, range(4)))
-    handle.remove()
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def test_threads_that_change_the_verbosity_of_transformers_leave_it_as_it_was():

@@ -8,7 +8,6 @@ with LocalHub() as hub:
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -42,14 +41,14 @@ for line in sys.stdin:
 class Fault:
     """Breaks the next `times` requests of a method to a path (a regular expression).
 
-    `how` is the status of the answer, "close" to break the connection off in the middle of the answer, "down" to take
-    the server down as well, or "overtaken" to let someone else commit to the repository first. With `late`, the
-    request is carried out first and only its answer is lost.
+    `how` is the status of the answer, "close" to break the connection off in the middle of the answer, or "overtaken"
+    to let someone else commit to the repository first. With `late`, the request is carried out first and only its
+    answer is lost.
     """
 
     method: str
     path: str
-    how: int | Literal["close", "down", "overtaken"]
+    how: int | Literal["close", "overtaken"]
     times: int = 1
     late: bool = False
 
@@ -92,17 +91,6 @@ class LocalHub:
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(timeout=10)
         assert not self._thread.is_alive()
-
-    def restart_when_down(self, seconds: float) -> None:
-        """Start again, in the background, some time after a fault has taken the server down."""
-        thread = self._thread
-
-        def restart() -> None:
-            thread.join()
-            time.sleep(seconds)
-            self.start()
-
-        threading.Thread(target=restart, daemon=True).start()
 
     def add(self, name: str, files: dict[str, bytes] | Path, private: bool = False) -> Repo:
         """Store a repository, of given files or of those in a folder, without a client."""
@@ -167,9 +155,6 @@ class LocalHub:
         if isinstance(fault.how, int):
             await Response("broken", fault.how)(scope, receive, send)
             return
-        if fault.how == "down":
-            self._server.should_exit = self._server.force_exit = True
-            await asyncio.sleep(60)  # cancelled when the server closes its connections
         # An answer that is shorter than announced makes uvicorn close the connection.
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
         await send({"type": "http.response.body", "body": b"half"})
