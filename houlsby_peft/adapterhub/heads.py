@@ -36,13 +36,8 @@ NO_HEAD = "Convert the adapter without its head: with_head=False, or --no-head"
 class Row(NamedTuple):
     """A head of transformers, as the library describes one.
 
-    Args:
-        suffix: The end of the class's name.
-        layers: Number of linear layers.
-        activation: Non-linearity between two layers.
-        use_pooler: Whether the head reads the model's pooler instead of the first token or all tokens.
-        modules: The linear layers; `{base}` stands for the encoder's name.
-        is_added: Whether the head gets its hidden layer from `HoulsbyConfig.two_layer_head`.
+    `suffix` is the end of the class's name. `modules` are the linear layers, where `{base}` stands for the encoder's
+    name; a head that `is_added` gets its hidden one from `HoulsbyConfig.two_layer_head`.
     """
 
     suffix: str

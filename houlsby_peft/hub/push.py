@@ -214,7 +214,7 @@ def _upload(
         info = api.model_info(repo_id)
     # Of an earlier push. `load` would read the texts with it, perhaps for another base model.
     old_tokenizer = [name for name in TOKENIZER_FILES if name in known and name not in files]
-    operations = [
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
         *(CommitOperationAdd(name, content) for name, content in files.items()),
         CommitOperationAdd(CARD_FILE, str(card).encode()),
         *map(CommitOperationDelete, old_tokenizer),

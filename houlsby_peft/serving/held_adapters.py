@@ -114,13 +114,8 @@ class HeldAdapter:
 class HeldAdapters:
     """Adapters in memory, the least recently used one first. One thread at a time may use it.
 
-    There is one model per kind of head, because the classes of transformers have one head each. Their base models
-    share the weights that are equal. An adapter is dropped after its entry is gone.
-
-    Args:
-        max_bytes: Memory that the adapters' weights may take, in bytes.
-        base_model: The base model, or its name or folder, in place of the one that the first adapter names.
-        token, device, dtype: As for `load`.
+    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped, and `is_full` says whether the
+    last `get` dropped some for lack of room.
     """
 
     def __init__(
@@ -134,7 +129,6 @@ class HeldAdapters:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.token = token
-        # Whether the last `get` dropped adapters for lack of room.
         self.is_full = False
         self._base_model = base_model
         self._options: dict[str, Any] = {"token": token, "device": device, "dtype": dtype}

@@ -29,17 +29,7 @@ _LAST_REQUESTS = 30
 
 
 def start(args: dict[str, Any], host: str, port: int) -> None:
-    """Start the service on this machine; return when it is ready.
-
-    Args:
-        args: The options of `service.ServiceOptions`.
-        host, port: Where it listens.
-
-    Raises:
-        AdapterError: The folder or list of adapters is not valid, or has no adapter.
-        ModuleNotFoundError: Ray Serve is not installed.
-        OSError: The port is taken, or Ray cannot start the service.
-    """
+    """Start the service on this machine, with the options of `service.ServiceOptions`; return when it is ready."""
     # Ray's proxy would share the port with another service, whose answers would then mix with its own.
     socket.create_server((host, port)).close()
     if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):

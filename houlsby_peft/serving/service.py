@@ -369,14 +369,7 @@ async def metrics() -> Response:
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """Return the application for Ray Serve.
-
-    Args:
-        args: The fields of `ServiceOptions`.
-
-    Raises:
-        AdapterError: The folder or list of adapters is not valid, or has no adapter.
-    """
+    """Return the application for Ray Serve; `args` are the fields of `ServiceOptions`."""
     options = ServiceOptions(**args)
     read_adapters(options.adapters)  # refused here, before replicas start and fail
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(options.hosts))
