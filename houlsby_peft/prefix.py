@@ -7,13 +7,13 @@ import inspect
 import os
 import struct
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 from peft import PeftModel
@@ -29,40 +29,6 @@ _KEY_BYTES = 16
 _POSITIONS = ("position_ids", "cache_position")
 # The number of labels in a step, with which transformers' Trainer scales the loss, says nothing of a text.
 _SETTINGS = ("num_items_in_batch",)
-
-
-class _Layers(NamedTuple):
-    """The layers of a model, divided at the lowest one that is trained.
-
-    Args:
-        encoder: The smallest module that contains the input embeddings and the layers. A user may call it or a module
-            around it.
-        frozen: The layers below, in the order in which they run. None of the adapters changes what they compute.
-        upper: The other layers.
-    """
-
-    encoder: nn.Module
-    frozen: list[nn.Module]
-    upper: list[nn.Module]
-
-
-def _divide_layers(model: Any, adapters: Iterable[str]) -> _Layers:
-    """Divide a base model at the lowest layer in which adapters have a bottleneck or a norm."""
-    lowest: dict[str, int] = {}
-    for adapter in adapters:
-        for place in find_places(model, model.peft_config[adapter]).values():
-            if place.layer is not None:
-                lowest[place.stack] = min(place.layer, lowest.get(place.stack, place.layer))
-    if len(lowest) != 1 or any(stack.endswith("*") for stack in lowest):
-        raise ValueError(
-            "The layers below the adapters can only be told if all of these are in one list of layers; found them in "
-            f"{', '.join(map(repr, lowest)) or 'none'}. Use adapters in a single encoder or decoder."
-        )
-    ((name, index),) = lowest.items()
-    layers, tokens = list(model.get_submodule(name)), model.get_input_embeddings()
-    while tokens not in set(model.get_submodule(name).modules()):
-        name = name.rpartition(".")[0]
-    return _Layers(model.get_submodule(name), layers[:index], layers[index:])
 
 
 class FrozenPrefix:
@@ -89,10 +55,9 @@ class FrozenPrefix:
         index: Index of the lowest trained layer, which is also the number of frozen layers.
 
     Raises:
-        ValueError: No layer below the lowest trained layer is frozen, the trained adapters are not in a single list
-            of layers, or the frozen layers pass on more than hidden states, as T5's position biases. If the model
-            cannot run before it is moved to another device, what the frozen layers pass on is only known in the first
-            forward pass, which then raises this error.
+        ValueError: No layer below the lowest trained layer is frozen, or the trained adapters are not in a single list
+            of layers. The first forward pass raises it if the frozen layers pass on more than hidden states, as T5's
+            position biases.
     """
 
     def __init__(
@@ -106,22 +71,36 @@ class FrozenPrefix:
             for name in tuner.active_adapters
             if any(f".{PREFIX}{kind}.{name}." in key for key in is_trained for kind in ("adapter", "norm"))
         ]
-        lower = _divide_layers(base, trained)
-        self.index = len(lower.frozen)
-        upper = set(lower.upper[0].parameters())
-        below = takewhile(lambda weight: weight not in upper, lower.encoder.parameters())
+        found = [place for name in trained for place in find_places(base, base.peft_config[name]).values()]
+        adapted = [(place.stack, place.layer) for place in found if place.layer is not None]
+        if len(stacks := {stack for stack, _ in adapted}) != 1:
+            raise ValueError(
+                "The layers below the adapters can only be told if all of these are in one list of layers; found them "
+                f"in {', '.join(map(repr, sorted(stacks))) or 'none'}. Use adapters in a single encoder or decoder."
+            )
+        stack, self.index = min(adapted)
+        layers, tokens = list(base.get_submodule(stack)), base.get_input_embeddings()
+        # The smallest module with the embeddings and the layers. A user may call it or a module around it.
+        while tokens not in set(base.get_submodule(stack).modules()):
+            stack = stack.rpartition(".")[0]
+        self._encoder = base.get_submodule(stack)
+        self._frozen, upper = layers[: self.index], layers[self.index :]
+        lowest = set(upper[0].parameters())
+        below = takewhile(lambda weight: weight not in lowest, self._encoder.parameters())
         if self.index == 0 or any(weight.requires_grad for weight in below):
             raise ValueError(
                 "FrozenPrefix needs frozen embeddings and at least one frozen layer below the adapters; here "
                 f"{'layer 0 is trained' if self.index == 0 else 'the embeddings are trained'}. Adapt upper layers "
                 "only with layers_to_transform, and set neither train_layer_norm='all' nor invertible."
             )
+        self._store: MemoryStore | FolderStore
         if folder is None:
-            self._store: MemoryStore | FolderStore = MemoryStore(max_bytes)
+            self._store = MemoryStore(max_bytes)
         else:
             others = [repr(base.peft_config[name]) for name in tuner.active_adapters if name not in trained]
-            self._store = FolderStore(Path(folder, _digest(lower, others)), max_bytes)
-        self._lower, self._encoder = lower, lower.encoder
+            self._store = FolderStore(
+                Path(folder, _digest(self._encoder, upper, repr((self._frozen, others)))), max_bytes
+            )
         # How many things each frozen layer returns in a tuple; None: a tensor.
         self._lengths: dict[nn.Module, int | None] = {}
         # What the last of them returns for the texts of the batch that is running, `(texts, tokens, width)`.
@@ -129,34 +108,20 @@ class FrozenPrefix:
         # While they run for texts that are not in the cache: what the last one has returned, and all others beside it.
         self._hidden: Any = None
         self._passed_on: list[Any] | None = None
-        self._undo = [_override(each, "forward", partial(self._run, each, each.forward)) for each in lower.frozen]
-        self._undo.append(lower.upper[0].register_forward_pre_hook(self._stop, prepend=True, with_kwargs=True).remove)
-        try:
-            self._try_made_up_texts(base.get_input_embeddings())
-        except _PassesOnMore:
-            self.remove()
-            raise
         # Not in the encoder: it also runs to find the rows of a mixed batch, and errors there would not be raised.
         refuse = partial(_refuse_names, tuner._enable_peft_forward_hooks)
-        self._undo.append(_override(tuner, "_enable_peft_forward_hooks", refuse))
-        self._undo.append(self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove)
-        self._undo.append(self._encoder.register_forward_hook(self._end_batch, always_call=True).remove)
+        self._undo = [
+            *(_override(each, "forward", partial(self._run, each, each.forward)) for each in self._frozen),
+            upper[0].register_forward_pre_hook(self._stop, prepend=True, with_kwargs=True).remove,
+            _override(tuner, "_enable_peft_forward_hooks", refuse),
+            self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove,
+            self._encoder.register_forward_hook(self._end_batch, always_call=True).remove,
+        ]
 
     def remove(self) -> None:
         """Restore the model. The content of a folder is kept."""
         while self._undo:
             self._undo.pop()()
-
-    def _try_made_up_texts(self, tokens: nn.Module) -> None:
-        """Learn what the frozen layers return, if the model runs already."""
-        device = next((weight.device for weight in tokens.parameters() if not weight.is_meta), None)
-        inputs = {"input_ids": torch.tensor([[0, 1, 2], [1, 2, 0]], device=device)}
-        try:
-            self._compute(inputs)
-        except _PassesOnMore:
-            raise
-        except Exception:  # an attention for GPUs does not run on a model that is still on the CPU, for example
-            self._lengths.clear()
 
     def _start_batch(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         """Look up or compute the activations of a batch's texts. Registered as a forward pre-hook of the encoder."""
@@ -192,7 +157,7 @@ class FrozenPrefix:
         tokens = inputs["input_ids"].shape
         if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[:2] != tokens:
             got = tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else type(hidden).__name__
-            raise _PassesOnMore(self._lower.frozen[-1], f"returns {got} for {tuple(tokens)} tokens")
+            self._refuse(f"returns {got} for {tuple(tokens)} tokens")
         return hidden
 
     def _run(self, layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +173,7 @@ class FrozenPrefix:
                 self._hidden = output[0] if is_tuple else output
                 self._passed_on += output[1:] if is_tuple else ()
         else:
-            hidden = self._known if layer is self._lower.frozen[-1] else received
+            hidden = self._known if layer is self._frozen[-1] else received
             length = self._lengths[layer]
             output = hidden if length is None else (hidden, *[None] * (length - 1))
         # With reentrant checkpointing, a layer whose input requires no gradient is not trained.
@@ -222,20 +187,18 @@ class FrozenPrefix:
             return
         others = {id(value) for value in self._passed_on if isinstance(value, torch.Tensor)}
         if any(id(value) in others for value in (*args, *kwargs.values())):
-            raise _PassesOnMore(self._lower.frozen[-1], "passes on more than hidden states")
+            self._refuse("passes on more than hidden states")
         raise _Arrived
+
+    def _refuse(self, problem: str) -> NoReturn:
+        raise ValueError(
+            "FrozenPrefix needs frozen layers that pass on nothing but hidden states of the shape (texts, tokens, "
+            f"width); {type(self._frozen[-1]).__name__} {problem}. Train this model without FrozenPrefix."
+        )
 
 
 class _Arrived(Exception):
     """The frozen layers have run, and the rest of the encoder need not."""
-
-
-class _PassesOnMore(ValueError):
-    def __init__(self, layer: nn.Module, problem: str) -> None:
-        super().__init__(
-            "FrozenPrefix needs frozen layers that pass on nothing but hidden states of the shape (texts, tokens, "
-            f"width); {type(layer).__name__} {problem}. Train this model without FrozenPrefix."
-        )
 
 
 @dataclass(frozen=True)
@@ -327,14 +290,13 @@ def _refuse_names(enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return enter(*args, **kwargs)
 
 
-def _digest(lower: _Layers, others: list[str]) -> str:
-    """Return a digest of all weights that the hidden states of texts depend on, and of adapters that stay as they
-    are."""
-    modules = list(lower.encoder.modules())
-    heads = [each for each in modules[modules.index(lower.upper[0]) :] if isinstance(each, ModulesToSaveWrapper)]
-    above = {id(weight) for each in [*lower.upper, *heads] for weight in each.state_dict(keep_vars=True).values()}
-    digest = hashlib.sha256(repr((lower.frozen, others)).encode())
-    for name, weight in lower.encoder.state_dict(keep_vars=True).items():
+def _digest(encoder: nn.Module, upper: list[nn.Module], facts: str) -> str:
+    """Return a digest of all weights that the hidden states of texts depend on, and of further facts."""
+    modules = list(encoder.modules())
+    heads = [each for each in modules[modules.index(upper[0]) :] if isinstance(each, ModulesToSaveWrapper)]
+    above = {id(weight) for each in [*upper, *heads] for weight in each.state_dict(keep_vars=True).values()}
+    digest = hashlib.sha256(facts.encode())
+    for name, weight in encoder.state_dict(keep_vars=True).items():
         if id(weight) not in above and not weight.requires_grad:
             _digest_tensor(digest, name, weight)
     return digest.hexdigest()[:32]

@@ -13,7 +13,7 @@ from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..layer import is_inside
+from ..layer import base_modules, is_inside
 
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _CLASSES_WITH_NEW_HEADS = re.compile(
 
 
 def find_trained_modules(
-    model: nn.Module, head: Iterable[str], config: HoulsbyConfig, adapted: Collection[str]
+    model: nn.Module, head: Iterable[str], new: Iterable[str], config: HoulsbyConfig, adapted: Collection[str]
 ) -> list[str]:
     """Return the full names of the modules that an adapter trains and saves as a whole.
 
@@ -49,19 +49,18 @@ def find_trained_modules(
                 stacklevel=1,
             )
         # Without a head, a module beside the layers may not contribute to the output.
-        new = find_new_in_encoder(model, adapted) if head else []
-        if unexpected := [name for name in new if not (suffixes and name.endswith(suffixes))]:
+        names = [*head, *(new if head else ())]
+        if unexpected := [name for name in names if name not in head and not name.endswith(suffixes)]:
             logger.warning(
                 "The base checkpoint has no weights for %s, which will be trained and saved with the adapter.",
                 ", ".join(unexpected),
             )
-        names = [*head, *new]
     found: list[str] = []
     inside: tuple[str, ...] = ()
     for key, module in model.named_modules(remove_duplicate=False):
         if key.startswith(inside):
             continue
-        if key in names or (suffixes and key.endswith(suffixes)):
+        if key in names or key.endswith(suffixes):
             found.append(key)
             inside += (f"{key}.",)
         elif isinstance(module, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
@@ -75,7 +74,7 @@ def find_new_modules(model: nn.Module) -> list[str]:
     Every method of fine-tuning has to train them.
     """
     head = find_head(model)
-    return head + (find_new_in_encoder(model) if head else [])
+    return head + (find_new(model, dict(base_modules(model)))[0] if head else [])
 
 
 def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
@@ -107,27 +106,28 @@ def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
     return [name for name, own in weights.items() if own and own.isdisjoint(pretrained)]
 
 
-def find_new_in_encoder(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
-    """Return the full names of the encoder's modules beside its layers that the checkpoint lacks.
+def find_new(
+    model: nn.Module, modules: Mapping[str, nn.Module], adapted: Iterable[str] = ()
+) -> tuple[list[str], list[str]]:
+    """Return the names of the encoder's modules beside its layers, and of those outside of it, that are new.
 
-    They must be trained and saved like a head: frozen, they would stay random, and be different when the adapter is
-    loaded. transformers marks the weights that it has loaded. Without such marks, as in a model that was made from its
-    configuration, no module counts as new.
+    The checkpoint lacks them. Those of the encoder must be trained and saved like a head: frozen, they would stay
+    random, and be different when the adapter is loaded. transformers marks the weights that it has loaded. Without
+    such marks, as in a model that was made from its configuration, no module counts as new.
+
+    Args:
+        model: The base model.
+        modules: Its modules by name.
+        adapted: Names of modules in its layers.
     """
-    encoder = getattr(model, "base_model", None)
-    if not isinstance(encoder, nn.Module) or not any(map(_is_loaded, model.parameters())):
-        return []
-    prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is encoder)
-    new = [prefix + name for name, child in encoder.named_children() if _is_new(child)]
-    return [name for name in new if not any(is_inside(key, name) for key in adapted)]
-
-
-def find_new_outside(model: nn.Module, modules: Mapping[str, nn.Module]) -> list[str]:
-    """Return the names of the modules outside of a task model's encoder that the checkpoint lacks."""
+    if not any(map(_is_loaded, model.parameters())):
+        return [], []
     encoder = getattr(model, "base_model_prefix", "")
-    if encoder not in modules or not any(map(_is_loaded, model.parameters())):
-        return []
-    return [name for name, module in modules.items() if not is_inside(name, encoder) and _is_new(module)]
+    encoder = encoder if encoder in modules else ""
+    new = [name for name, module in modules.items() if _is_new(module)]
+    beside = [name for name in new if name.rpartition(".")[0] == encoder]
+    outside = [name for name in new if encoder and not is_inside(name, encoder)]
+    return [name for name in beside if not any(is_inside(key, name) for key in adapted)], outside
 
 
 def _is_loaded(weight: torch.Tensor) -> bool:
@@ -136,9 +136,8 @@ def _is_loaded(weight: torch.Tensor) -> bool:
 
 def _is_new(module: nn.Module) -> bool:
     """Return whether all weights of a module are known to be new. Offloaded and quantized ones lose the mark."""
-    weights = list(module.parameters())
-    return bool(weights) and not any(
+    return any(True for _ in module.parameters()) and not any(
         _is_loaded(weight) or weight.is_meta or not weight.is_floating_point() or not weight.numel()
         or type(weight.data) is not torch.Tensor
-        for weight in weights
+        for weight in module.parameters()
     )  # fmt: skip

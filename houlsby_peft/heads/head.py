@@ -146,10 +146,10 @@ def put_two_layer_head(model: PreTrainedModel) -> None:
     Raises:
         ValueError: The model's head is not one linear layer.
     """
-    if has_two_layer_head(model):
-        return
     heads = {name: model.get_submodule(name) for name in find_head(model)}
     name, old = next(iter(heads.items()), ("", None))
+    if isinstance(old, TwoLayerHead):
+        return
     if len(heads) != 1 or not isinstance(old, nn.Linear):
         found = ", ".join(f"{name} ({type(head).__name__})" for name, head in heads.items())
         raise ValueError(

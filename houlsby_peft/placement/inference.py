@@ -24,9 +24,9 @@ import inspect
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -50,11 +50,13 @@ _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
 }
 
 
-class Unknown(NamedTuple):
+class Unknown(Exception):
     """Why a list of layers cannot be inferred, with modules of it that `target_modules` could name."""
 
-    reason: str
-    example: list[str]
+    def __init__(self, reason: str, example: list[str]) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.example = example
 
 
 def infer_layers(
@@ -68,33 +70,31 @@ def infer_layers(
     """
     attentions = find_attentions(modules)
     around = {outer for name in attentions for outer in _outer_names(name)}
-    lists = {key: modules[key] for key in modules if key in around and _is_list(modules[key])}
-    innermost_first = sorted(lists, key=lambda key: -key.count("."))
+    lists = [key for key, module in modules.items() if key in around and _is_list(module)]
     found: dict[tuple[str, int], dict[str, SubLayer]] = {}
     unknown: dict[str, Unknown] = {}
     # Lists with attention in each item come first: T5 keeps the sub-layers of each layer in a list as well.
     for is_hybrid in (False, True):
-        for key in innermost_first:
+        for key in sorted(lists, key=lambda key: -key.count(".")):  # the innermost first
             seen = {*(stack for stack, _ in found), *unknown}
             if any(is_inside(stack, key) or (is_hybrid and is_inside(key, stack)) for stack in seen):
                 continue
             layers = {
                 index: _Layer(f"{key}.{index}", modules, is_included)
-                for index in range(len(lists[key]))  # type: ignore[arg-type]
+                for index in range(len(modules[key]))  # type: ignore[arg-type]
                 if f"{key}.{index}" in modules  # an item that is in the list several times has one name
             }
             layers = {index: layer for index, layer in layers.items() if layer.is_included}
-            with_attention = [layer for layer in layers.values() if layer.attentions]
-            if not with_attention or (len(with_attention) < len(layers)) != is_hybrid:
-                continue
-            try:
-                found |= {(key, index): ends for index, ends in _infer_list(layers, positions).items()}
-            except _NotInferred as error:
-                unknown[key] = error.why
+            number = sum(bool(layer.attentions) for layer in layers.values())
+            if number and (number < len(layers)) == is_hybrid:
+                try:
+                    found |= {(key, index): ends for index, ends in _infer_list(layers, positions).items()}
+                except Unknown as why:
+                    unknown[key] = why
     for name, stack in attentions.items():
         is_asked = "cross_attention" in positions or not _is_cross(name, modules[name])
-        is_known = any(is_inside(name, f"{key}.{index}") for key, index in found)
-        if is_asked and is_included(name) and not is_known and not any(is_inside(name, key) for key in unknown):
+        known = [*(f"{key}.{index}" for key, index in found), *unknown]
+        if is_asked and is_included(name) and not any(is_inside(name, key) for key in known):
             unknown[stack] = Unknown(f"{name} is not in a layer that has a feed-forward as well", [])
     return found, unknown
 
@@ -104,15 +104,13 @@ def find_attentions(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
     An attention has linear modules. What is called attention but has convolutions or weights of a norm is none.
     """
-    sized = [name for name, module in modules.items() if _sizes(module)]
-    holders = {outer for name in sized for outer in _outer_names(name)}
+    holders = {outer for name, module in modules.items() if _sizes(module) for outer in _outer_names(name)}
     found: dict[str, str] = {}
     innermost = ""
     for name, module in reversed(list(modules.items())):  # what is inside a module comes after it
         if name in holders and _is_attention(name, module) and not (innermost and is_inside(innermost, name)):
             innermost = name
-            lists = [key for key in _outer_names(name) if key in modules and _is_list(modules[key])]
-            if lists:
+            if lists := [key for key in _outer_names(name) if key in modules and _is_list(modules[key])]:
                 found[name] = lists[-1]
     return dict(reversed(found.items()))
 
@@ -136,29 +134,30 @@ def log_once(message: str) -> None:
     logger.warning(message)
 
 
-class _NotInferred(Exception):
-    """A list of layers cannot be inferred."""
-
-    def __init__(self, reason: str, example: list[str]) -> None:
-        super().__init__(reason)
-        self.why = Unknown(reason, example)
-
-
 class _Layer:
     """A layer: the ends of its attentions and of its feed-forward, of which there should be one each."""
 
     def __init__(self, key: str, modules: Mapping[str, nn.Module], may_adapt: Callable[[str], bool]) -> None:
         self.key = key
-        self.may_adapt = may_adapt
         self.modules = {name[len(key) + 1 :]: module for name, module in modules.items() if name.startswith(f"{key}.")}
         self.sizes = {name: size for name, module in self.modules.items() if (size := _sizes(module))}
-        self.is_included = any(may_adapt(f"{key}.{name}") for name in self.sizes) or not self.sizes
-        attentions = list(self._attentions())
+        self.may_adapt = lambda name: may_adapt(f"{key}.{name}")
+        self.is_included = any(map(self.may_adapt, self.sizes)) or not self.sizes
+        outermost: list[str] = []
+        for name, module in self.modules.items():
+            is_new = _is_attention(name, module) and not (outermost and is_inside(name, outermost[-1]))
+            if is_new and any(is_inside(inner, name) for inner in self.sizes):
+                outermost.append(name)
         width = Counter(inputs for inputs, _ in self.sizes.values()).most_common(1)
         self.projections = [name for name, (_, outputs) in self.sizes.items() if width and outputs == width[0][0]]
-        self.attentions = {name: self._ends_of_attention(name) for name in attentions}
-        if attentions and not any(self.attentions.values()):
-            self._use_width_of_attention()
+        self.attentions = {name: self._ends_of_attention(name, self.projections) for name in outermost}
+        if outermost and not any(self.attentions.values()):
+            # In a layer that changes the width, the ends have the size of what its attention writes.
+            ends = {name: self._ends_of_attention(name, self.sizes) for name in outermost}
+            widths = {self.sizes[end][1] for group in ends.values() for end in group}
+            if len(widths) == 1:
+                self.attentions = ends
+                self.projections = [name for name, (_, outputs) in self.sizes.items() if outputs in widths]
         self.torch_ends = _TORCH_LAYERS.get(type(modules[key]))
 
     def sub_layers(self, positions: Collection[str], feed_forwards: Collection[str] = ()) -> dict[str, SubLayer]:
@@ -168,123 +167,87 @@ class _Layer:
         """
         if self.torch_ends is not None:
             return {at: SubLayer(end, "linear2") for at, end in self.torch_ends.items() if at in positions}
-        has_self_attention = any(not self._is_cross(name) for name in self.attentions)
+        has_self_attention = any(not _is_cross(name, self.modules[name]) for name in self.attentions)
         result = {}
         for position in positions:
-            ends = self._ends(position)
+            every = self._ends(position)
             if position == "feed_forward" and not self.attentions:
-                ends = [end for end in ends if end.partition(".")[0] in feed_forwards]
-            if ends and not any(self._may_adapt(end) for end in ends):
-                continue
-            ends = [end for end in ends if self._may_adapt(end)]
+                every = [end for end in every if end.partition(".")[0] in feed_forwards]
+            ends = [end for end in every if self.may_adapt(end)]
             if len(ends) == 1:
-                tells_width = ends[0] in self.projections or self._is_torch_attention(ends[0])
+                tells_width = ends[0] in self.projections or self._is_whole(ends[0])
                 result[position] = SubLayer(ends[0], None if tells_width else self.projections[0])
+            elif every and not ends:
+                continue
             elif ends or position == "feed_forward" or (position == "attention" and has_self_attention):
-                raise self._explain(position, ends)
+                count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
+                example = [found[-1] for other in ("attention", "feed_forward") if (found := self._ends(other))]
+                raise Unknown(f"for the {position} of {self.key} {count}", example)
         return result
 
-    def _may_adapt(self, name: str) -> bool:
-        return self.may_adapt(f"{self.key}.{name}")
+    def _ends_of_attention(self, attention: str, projections: Collection[str]) -> list[str]:
+        """Return the modules that may be the end of an attention, among these projections."""
+        ends = []
+        for name in self.modules:
+            parent, _, own_name = name.rpartition(".")
+            inner_names = name.split(".")[attention.count(".") :]
+            may_end = (
+                name in projections
+                and not any(map(_ATTENTION_INPUT.search, inner_names))
+                and not self._is_whole(parent)
+                and not _is_read_not_called(type(self.modules.get(parent)), own_name)
+            )
+            if is_inside(name, attention) and (may_end or self._is_whole(name)):
+                ends.append(name)
+        return ends
 
-    def _attentions(self) -> Iterator[str]:
-        """Yield the outermost module of each attention."""
-        outermost = ""
-        for name, module in self.modules.items():
-            is_new = _is_attention(name, module) and not (outermost and is_inside(name, outermost))
-            if is_new and any(is_inside(inner, name) for inner in self.sizes):
-                outermost = name
-                yield name
-
-    def _ends_of_attention(self, attention: str) -> list[str]:
-        """Return the modules that may be the end of an attention."""
-        depth = attention.count(".")
-        return [name for name in self.modules if is_inside(name, attention) and self._may_end_attention(name, depth)]
-
-    def _may_end_attention(self, name: str, depth: int) -> bool:
-        if self._is_torch_attention(name):
-            return True
-        parent, _, own_name = name.rpartition(".")
-        parent_class: Any = type(self.modules[parent]) if parent else None
-        return (
-            name in self.projections
-            and not any(_ATTENTION_INPUT.search(part) for part in name.split(".")[depth:])
-            and not self._is_torch_attention(parent)
-            and not (parent and _is_read_not_called(parent_class, own_name))
-        )
-
-    def _use_width_of_attention(self) -> None:
-        """In a layer that changes the width, look for the ends at the size of what its attention writes."""
-        before, self.projections = self.projections, list(self.sizes)
-        ends = {name: self._ends_of_attention(name) for name in self.attentions}
-        widths = {self.sizes[end][1] for group in ends.values() for end in group}
-        if len(widths) == 1:
-            self.attentions = ends
-            self.projections = [name for name, (_, outputs) in self.sizes.items() if outputs in widths]
-        else:
-            self.projections = before
-
-    def _is_torch_attention(self, name: str) -> bool:
+    def _is_whole(self, name: str) -> bool:
+        """Return whether a module is PyTorch's own attention, which counts as a whole."""
         return isinstance(self.modules.get(name), nn.MultiheadAttention)
 
-    def _is_cross(self, name: str) -> bool:
-        return _is_cross(name, self.modules[name])
-
     def _ends(self, position: str) -> list[str]:
+        """Return the modules that may be the end of a sub-layer."""
         if position != "feed_forward":
-            wanted = position == "cross_attention"
-            groups = [ends for name, ends in self.attentions.items() if self._is_cross(name) == wanted]
+            is_wanted = position == "cross_attention"
+            groups = [e for name, e in self.attentions.items() if _is_cross(name, self.modules[name]) == is_wanted]
             # If one of several attentions has no end, the others are not the whole position.
             return [end for ends in groups for end in ends] if all(groups) else []
         mixtures = [name.rpartition(".")[0] for name in self.modules if name.endswith(".experts")]
-        elsewhere = [*self.attentions, *mixtures]
-        ends = [name for name in self.projections if not any(is_inside(name, outer) for outer in elsewhere)]
-        return mixtures + (self._choose_output(ends) if len(ends) > 1 else ends)
-
-    def _choose_output(self, ends: list[str]) -> list[str]:
-        """Return the linear modules that end a feed-forward, where several have the width of the layer."""
-        # A norm that has linear modules computes its scales with them.
-        ends = [name for name in ends if not any("norm" in part.lower() for part in name.split(".")[:-1])]
-        outside = [name for name in self.sizes if not any(is_inside(name, outer) for outer in self.attentions)]
-        # A projection of the skip connection reads the layer's input, which no linear module of the layer writes.
-        fed = []
-        for name in ends:
-            inputs, width = self.sizes[name]
-            written = {self.sizes[other][1] for other in outside if other != name}
-            if inputs in written or 2 * inputs in written - {width}:  # twice as much if a gate is written with it
-                fed.append(name)
-        if len(fed) > 1 and len({name.rpartition(".")[0] for name in fed}) == 1:
-            fed = [name for name in fed if not _FEED_FORWARD_INPUT.search(name.rpartition(".")[2])] or fed
-        return fed or ends
-
-    def _explain(self, position: str, ends: list[str]) -> _NotInferred:
-        count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
-        example = [found[-1] for other in ("attention", "feed_forward") if (found := self._ends(other))]
-        return _NotInferred(f"for the {position} of {self.key} {count}", example)
+        ends = [name for name in self.projections if not _is_in_any(name, [*self.attentions, *mixtures])]
+        if len(ends) > 1:
+            # A norm that has linear modules computes its scales with them.
+            ends = [name for name in ends if not any("norm" in part.lower() for part in name.split(".")[:-1])]
+            # A projection of the skip connection reads the layer's input, which no linear module of the layer writes.
+            outside = [name for name in self.sizes if not _is_in_any(name, self.attentions)]
+            fed = []
+            for name in ends:
+                inputs, width = self.sizes[name]
+                written = {self.sizes[other][1] for other in outside if other != name}
+                if inputs in written or 2 * inputs in written - {width}:  # twice as much if a gate is written with it
+                    fed.append(name)
+            if len(fed) > 1 and len({name.rpartition(".")[0] for name in fed}) == 1:
+                fed = [name for name in fed if not _FEED_FORWARD_INPUT.search(name.rpartition(".")[2])] or fed
+            ends = fed or ends
+        return mixtures + ends
 
 
 def _infer_list(layers: Mapping[int, _Layer], positions: Collection[str]) -> dict[int, dict[str, SubLayer]]:
     """Return the sub-layers of each layer of a list."""
     found = {index: layer.sub_layers(positions) for index, layer in layers.items() if layer.attentions}
-    if len(found) == len(layers):
-        return found
-    if "feed_forward" not in positions:
-        return {index: found.get(index, {}) for index in layers}
-    every = [layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions]
-    parts = {end.output.partition(".")[0] for ends in every for end in ends.values()}
-    if not parts:  # all feed-forwards are excluded
-        return {index: found.get(index, {}) for index in layers}
+    ends: list[str] = []
+    if len(found) < len(layers) and "feed_forward" in positions:
+        every = [layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions]
+        ends = [sub_layer.output for each in every for sub_layer in each.values()]
+    parts = {end.partition(".")[0] for end in ends}
     for index, layer in layers.items():
-        if not layer.attentions:
-            has_feed_forward = any(
-                name.partition(".")[0] in parts and (name in layer.sizes or name.endswith(".experts"))
-                for name in layer.modules
-            )
-            if layer.sizes and not has_feed_forward:
-                raise _NotInferred(
+        if index not in found:
+            own = [name for name in layer.modules if name in layer.sizes or name.endswith(".experts")]
+            has_feed_forward = any(name.partition(".")[0] in parts for name in own)
+            if parts and layer.sizes and not has_feed_forward:
+                raise Unknown(
                     f"{layer.key} has linear modules, such as {next(iter(layer.sizes))}, but neither an attention nor "
                     f"a part {' or '.join(sorted(parts))}, as the layers with attention have",
-                    [end.output for end in every[0].values()],
+                    ends[:1],
                 )
             found[index] = layer.sub_layers(positions, parts) if has_feed_forward else {}
     return dict(sorted(found.items()))
@@ -292,6 +255,10 @@ def _infer_list(layers: Mapping[int, _Layer], positions: Collection[str]) -> dic
 
 def _outer_names(name: str) -> list[str]:
     return [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+
+
+def _is_in_any(name: str, outer_names: Collection[str]) -> bool:
+    return any(is_inside(name, outer) for outer in outer_names)
 
 
 def _is_list(module: nn.Module) -> bool:

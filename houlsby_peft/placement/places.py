@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft import NoMatchingPeftModuleError
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.other import get_pattern_key
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -18,7 +20,7 @@ from ..heads.find import find_head
 from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
 from .inference import Unknown, find_attentions, infer_layers, log_inferred
-from .table import ARCHITECTURES, UNSUPPORTED, SubLayer
+from .table import ARCHITECTURES, UNSUPPORTED, Architecture, SubLayer
 
 
 logger = logging.getLogger(__name__)
@@ -51,11 +53,6 @@ class View:
             if isinstance(inner, PreTrainedModel)
         }
 
-    @classmethod
-    def of(cls, model: nn.Module | View) -> View:
-        """Return a view of a model; a view itself is returned as it is."""
-        return model if isinstance(model, View) else cls(model)
-
     @cached_property
     def encoder(self) -> str:
         """The name of the encoder in a task model, such as "bert"; "" if the model has none or is one itself."""
@@ -63,14 +60,9 @@ class View:
         return prefix if prefix in self.modules else ""
 
     @cached_property
-    def attentions(self) -> dict[str, str]:
-        """The attentions in lists of layers, each with the name of its list; see `find_attentions`."""
-        return find_attentions(self.modules)
-
-    @cached_property
     def head(self) -> list[str]:
         """The names of the task head's modules; see `find_head`."""
-        return find_head(self.model, self.attentions)
+        return find_head(self.model, find_attentions(self.modules))
 
     @cached_property
     def output_embedding(self) -> str | None:
@@ -79,12 +71,11 @@ class View:
         found = (key for key in self.modules if module is not None and self.modules[key] is base_module(module))
         return next(found, None)
 
-    def type_around(self, key: str, known: Container[str]) -> str | None:
-        """Return the type of the innermost model around a module, among the known types; None if there is none."""
-        around = [
-            outer for outer, kind in self.types.items() if kind in known and (not outer or is_inside(key, outer))
-        ]
-        return self.types[max(around, key=len)] if around else None
+    def row_around(self, key: str) -> Architecture | None:
+        """Return the table's row of the innermost model around a module that has one; None if there is none."""
+        known = {outer: kind for outer, kind in self.types.items() if kind in ARCHITECTURES}
+        around = [outer for outer in known if not outer or is_inside(key, outer)]
+        return ARCHITECTURES[known[max(around, key=len)]] if around else None
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
@@ -102,68 +93,58 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
         ValueError: The model has no place of this kind, or it cannot be told which modules the places are; the message
             gives the reason and the remedy.
     """
-    view = View.of(model)
+    view = model if isinstance(model, View) else View(model)
     if (rows := recorded_places(config)) is not None:
-        places = _find_recorded(view, config, rows)
+        places = {place.key: place for place in unfold_places(rows, view.encoder)}
+        if missing := [name for place in places.values() for name in place.modules if name not in view.modules]:
+            raise ValueError(
+                f"The recorded places of an adapter must be modules of the base model; {type(view.model).__name__} "
+                f"has no {missing[0]!r}. Load the adapter on the base model that it was trained on."
+            )
     else:
         candidates = _find_candidates(view, config) if config.target_modules is None else _find_named(view, config)
-        places = {place.key: place for place in candidates if _is_selected(place, config)}
-        _check_not_nested(view.model, places)
-        places |= {place.key: place for place in find_norms(view, config, places)}
+        places = {place.key: _sized(place, config) for place in candidates if _is_selected(place, config)}
+        places |= {place.key: place for place in _find_norms(view, config, places)}
         if config.invertible is not None:
             end = _find_embeddings(view, config)
             places[end.key] = end
+    if not any(place.is_bottleneck for place in places.values()):
+        fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
+        given = [f"{name}={value!r}" for name in ("positions", *fields) if (value := getattr(config, name))]
+        raise NoMatchingPeftModuleError(
+            "An adapter needs a sub-layer in a list of layers with attention, or a module that target_modules names; "
+            f"{type(view.model).__name__}, of model_type {view.types.get('')!r}, has none with {', '.join(given)}. "
+            "Change one of them; docs/architectures.md lists the architectures that are known."
+        )
     ends = [place for place in places.values() if place.is_end]
     if ends and (output := view.output_embedding):
         places[output] = Place(output, "output_embedding", "", None, ends[0].projection)
     return {key: places[key] for key in view.modules if key in places}
 
 
-def find_layers(view: View, config: HoulsbyConfig) -> Layers:
-    """Return the sub-layers of every layer of a model.
-
-    A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
-    describes, possibly because another version of transformers names its modules differently, is inferred.
-    """
-    for model_type in view.types.values():
-        if model_type in UNSUPPORTED:
-            raise ValueError(UNSUPPORTED[model_type])
-    known = look_up_layers(view)
-    layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
-    stacks = {stack for stack, _ in layers}
-    rest = {key: module for key, module in view.modules.items() if not any(is_inside(key, stack) for stack in stacks)}
-    inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
-    layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
-    if unknown:
-        raise ValueError(_explain_unknown(unknown, layers))
-    if inferred:
-        log_inferred(inferred)
-    if not any(layers.values()):
-        raise ValueError(
-            f"An adapter follows sub-layers in a list of layers with attention; {type(view.model).__name__}, of "
-            f"model_type {view.types.get('')!r}, has no {' or '.join(config.positions)} of linear modules there that "
-            "is not excluded. Choose other positions, or name the modules whose output meets the skip connection in "
-            "target_modules. docs/architectures.md lists the architectures that are known."
-        )
-    return layers
+def recorded_places(config: HoulsbyConfig) -> list[dict[str, str]] | None:
+    """Return the places that are recorded of a saved adapter; None for a new one."""
+    return config.record.places if config.is_loaded and config.record else None
 
 
 def look_up_layers(view: View) -> Layers:
     """Return the sub-layers of all lists of layers that the table describes."""
     found: Layers = {}
     for stack, module in view.modules.items():
-        kind = view.type_around(stack, ARCHITECTURES)
-        if kind is None or not isinstance(module, nn.ModuleList):
+        row = view.row_around(stack)
+        if row is None or not isinstance(module, nn.ModuleList):
             continue
-        rows = [row for row in ARCHITECTURES[kind].stacks if f".{stack}".endswith(f".{row.layers}")]
-        each = {}
+        kinds = [kind for kind in row.stacks if f".{stack}".endswith(f".{kind.layers}")]
+        layers: Layers = {}
         for index in range(len(module)):
             names = f"{stack}.{index}."
-            kinds = (row.find(lambda name, names=names: names + name in view.modules) for row in rows)  # type: ignore[misc]
-            each[stack, index] = next((ends for ends in kinds if ends is not None), None)
-        # A layer that fits no row is one of another version of transformers, and so are the others of its list.
-        if None not in each.values():
-            found |= each  # type: ignore[arg-type]
+            each = (kind.find(lambda name, names=names: names + name in view.modules) for kind in kinds)  # type: ignore[misc]
+            ends = next((ends for ends in each if ends is not None), None)
+            if ends is None:  # a layer of another version of transformers, as are the others of its list
+                break
+            layers[stack, index] = ends
+        else:
+            found |= layers
     return found
 
 
@@ -199,44 +180,33 @@ def _width(module: nn.Module) -> int | None:
     return getattr(weight, "ds_shape", weight.shape)[-1]  # under DeepSpeed's ZeRO-3, a weight itself is empty
 
 
-def recorded_places(config: HoulsbyConfig) -> list[dict[str, str]] | None:
-    """Return the places that are recorded of a saved adapter; None for a new one."""
-    return config.record.places if config.is_loaded and config.record else None
-
-
-def _find_recorded(view: View, config: HoulsbyConfig, rows: Iterable[Mapping[str, str]]) -> dict[str, Place]:
-    """Return the places that an adapter's file records. No pattern of the file is matched."""
-    places: dict[str, Place] = {}
-    for place in unfold_places(rows, view.encoder):
-        if missing := [name for name in place.modules if name not in view.modules]:
-            raise ValueError(
-                f"The recorded places of an adapter must be modules of the base model; {type(view.model).__name__} "
-                f"has no {missing[0]!r}. Load the adapter on the base model that it was trained on."
-            )
-        lacks = config.kind != "houlsby" and place.is_bottleneck and place.entry is None
-        # What wraps a module with modules inside could call itself.
-        wrapped = [name for name in (place.entry, place.key if place.is_end else None) if name is not None]
-        is_outer = any(any(view.modules[name].children()) for name in wrapped)
-        if lacks or is_outer or (place.norm and not is_norm(view.modules[place.norm])):
-            raise ValueError(
-                f"The recorded places of an adapter of kind {config.kind!r} must name the modules that it reads; "
-                f"{place} does not. Save the adapter again."
-            )
-        places[place.key] = place
-    return places
-
-
 def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
-    """Yield the known or inferred places of all layers."""
-    for (stack, index), sub_layers in find_layers(view, config).items():
+    """Yield the known or inferred places of all layers.
+
+    A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
+    describes, possibly because another version of transformers names its modules differently, is inferred.
+    """
+    if why := next((UNSUPPORTED[kind] for kind in view.types.values() if kind in UNSUPPORTED), None):
+        raise ValueError(why)
+    known = look_up_layers(view)
+    layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
+    stacks = {stack for stack, _ in layers}
+    rest = {key: module for key, module in view.modules.items() if not any(is_inside(key, stack) for stack in stacks)}
+    inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
+    layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
+    if unknown:
+        raise ValueError(_explain_unknown(unknown, layers))
+    if inferred:
+        log_inferred(inferred)
+    for (stack, index), sub_layers in layers.items():
         for position, end in sub_layers:
             key, width = (full_name(stack, index, name) for name in (end.output, end.tells_width))
             place = Place(key, position, stack, index, width)
             if config.kind != "houlsby" and _is_selected(place, config):
-                kind = view.type_around(key, ARCHITECTURES)
-                is_known = end.entry is not None and kind is not None and ARCHITECTURES[kind].has_entries
+                row = view.row_around(key)
                 entry, norm = (name and full_name(stack, index, name) for name in (end.entry, end.norm))
                 place = replace(place, entry=entry, norm=norm)
+                is_known = row is not None and row.has_entries and entry is not None
                 if not is_known or not all(name in view.modules for name in place.modules):
                     raise ValueError(
                         "HoulsbyConfig.kind must be 'houlsby' where the table does not tell which module the residual "
@@ -245,6 +215,12 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
                         "houlsby_peft/placement/table.py."
                     )
             yield place
+
+
+def _sized(place: Place, config: HoulsbyConfig) -> Place:
+    """Return a place with the size that `rank_pattern` gives it, if any."""
+    r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
+    return place if r == config.r else replace(place, r=r)
 
 
 def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
@@ -274,8 +250,8 @@ def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:
     """Return the end of the embeddings."""
     found = []
     for key in view.modules:
-        kind = view.type_around(key, ARCHITECTURES)
-        end = ARCHITECTURES[kind].embeddings if kind else None
+        row = view.row_around(key)
+        end = row.embeddings if row else None
         if end and f".{key}".endswith(f".{end.output}") and is_included(key, config):
             projection = key.removesuffix(end.output) + end.tells_width
             found.append(Place(key, "embeddings", "", None, projection))
@@ -288,40 +264,34 @@ def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:
     return found[0]
 
 
-def find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]) -> Iterator[Place]:
+def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]) -> Iterator[Place]:
     """Yield the norms that an adapter with the given bottlenecks trains."""
     if not config.train_layer_norm:
         return
     whole = [*bottlenecks, *([] if config.modules_to_save == [] else view.head)]
     rows = [ARCHITECTURES[kind] for kind in view.types.values() if kind in ARCHITECTURES]
     frozen = tuple(f".{name}" for row in rows for name in row.frozen_norms)
-    norms = {
-        key: module
-        for key, module in view.modules.items()
-        if is_norm(module)
-        and is_included(key, config)
-        and not f".{key}".endswith(frozen)
-        and not any(is_inside(key, other) for other in whole)
-    }
+    # The narrowest output of a sub-layer in each adapted layer, and by layer the widths of the norms in it.
     adapted: dict[tuple[str, int], int] = {}
     for place in bottlenecks.values():
         if place.layer is not None:
             width = output_width(place.key, view.modules[place.projection])
-            where = (place.stack, place.layer)
-            adapted[where] = min(width, adapted.get(where, width))
-    layer_of = {
-        key: next((layer for layer in adapted if is_inside(key, full_name(*layer, ""))), None) for key in norms
-    }
-    widest: dict[tuple[str, int] | None, int] = {}
-    for key, layer in layer_of.items():
-        widest[layer] = max(widest.get(layer, 0), output_width(key, norms[key]))
-    for key, layer in layer_of.items():
-        # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower than both the
-        # layer's other norms and the sub-layers' outputs.
-        width = output_width(key, norms[key])
-        of_queries = (layer and width < min(widest[layer], adapted[layer])) or _QUERY_KEY_NORM.search(key)
-        if config.train_layer_norm == "all" or (layer is not None and not of_queries):
-            yield Place(key, "norm", *(layer or _layer_of(key, config)), projection=key)
+            layer = place.stack, place.layer
+            adapted[layer] = min(width, adapted.get(layer, width))
+    norms: dict[tuple[str, int] | None, dict[str, int]] = {}
+    for key, module in view.modules.items():
+        if is_norm(module) and not f".{key}".endswith(frozen) and not any(is_inside(key, other) for other in whole):
+            around = next((layer for layer in adapted if is_inside(key, full_name(*layer, ""))), None)
+            if is_included(key, config):
+                norms.setdefault(around, {})[key] = output_width(key, module)
+    for around, widths in norms.items():
+        for key, width in widths.items():
+            # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower than both
+            # the layer's other norms and the sub-layers' outputs.
+            is_narrow = around is not None and width < min(adapted[around], max(widths.values()))
+            is_around = around is not None and not is_narrow and not _QUERY_KEY_NORM.search(key)
+            if is_around or config.train_layer_norm == "all":
+                yield Place(key, "norm", *(around or _layer_of(key, config)), projection=key)
 
 
 def is_included(key: str, config: HoulsbyConfig) -> bool:
@@ -360,17 +330,6 @@ def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
             return found["stack"], int(found["layer"])
     found = re.match(r"^(?P<layer>\d+)\.", key)
     return ("", int(found["layer"])) if found else ("", None)
-
-
-def _check_not_nested(model: nn.Module, bottlenecks: Mapping[str, Place]) -> None:
-    """Refuse what would be saved under names that no other model has."""
-    for key in bottlenecks:
-        for outer in (key[: dot.start()] for dot in re.finditer(r"\.", key)):
-            if outer in bottlenecks or isinstance(model.get_submodule(outer), BaseTunerLayer):
-                raise ValueError(
-                    f"A bottleneck cannot be on a module inside another wrapped module; {key!r} is inside {outer!r}. "
-                    "Leave one of the two out of target_modules, or name it in exclude_modules."
-                )
 
 
 def _explain_unknown(unknown: Mapping[str, Unknown], known: Layers) -> str:

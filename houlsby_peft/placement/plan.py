@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from types import SimpleNamespace
+from itertools import chain
 from typing import Any
 
 import torch
-from peft import NoMatchingPeftModuleError
-from peft.tuners.tuners_utils import BaseTunerLayer, check_target_module_exists
+from peft.tuners.tuners_utils import BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
-from peft.utils.other import get_pattern_key
 from torch import nn
 
 from ..bottleneck import Bottleneck, InvertibleCoupling
@@ -20,7 +19,7 @@ from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_
 from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
-from ..heads.find import find_new_in_encoder, find_new_outside, find_trained_modules
+from ..heads.find import find_new, find_trained_modules
 from ..heads.head import needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import (
@@ -39,10 +38,6 @@ from .inference import log_once
 from .places import View, find_places, is_included, output_width, recorded_places
 
 
-# Convolutions have their channels before this many spatial dimensions.
-_SPATIAL_DIMS: dict[type[nn.Module], int] = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}
-
-
 class Plan:
     """What a configuration means in one model: places, owners of the bottlenecks, and heads.
 
@@ -54,43 +49,27 @@ class Plan:
         bottlenecks: Those that get a bottleneck.
         ends: Those of the invertible module and its inverse: the end of the embeddings, then the output embedding.
         widths: The width of the output at each bottleneck and end.
-        sizes: The size of each bottleneck.
         owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
             registered only at its owner, the first place that uses it. The end of the embeddings owns the invertible
             module.
     """
 
-    def __init__(self, model: nn.Module | View, config: HoulsbyConfig) -> None:
-        self.view = View.of(model)
+    def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
+        self.view = View(model)
         self.config = config
+        self.is_recorded = recorded_places(config) is not None
         self.places = find_places(self.view, config)
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
         # The owner comes first: in XLM-R, the output embedding precedes the encoder.
         ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
         self.ends = {place.key: place for place in ends}
-        if not self.bottlenecks:
-            fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
-            given = [f"{name}={value!r}" for name in fields if (value := getattr(config, name))]
-            raise NoMatchingPeftModuleError(
-                f"An adapter needs a bottleneck somewhere; {type(self.view.model).__name__} has no place for one with "
-                f"{', '.join(given)}. Leave out or change one of them."
-            )
         self.widths = {
             key: output_width(key, self.reference(place)) for key, place in {**self.bottlenecks, **self.ends}.items()
         }
-        self.sizes = {key: self._size(place) for key, place in self.bottlenecks.items()}
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
         self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
-        for key, place in self.places.items():
-            _check_is_called(self.view.model, key)
-            _check_is_alike(self.view.model.get_submodule(key), place)
-        _check_has_one_name(self.view.model, self.places)
-        # PEFT would save the tokens under a name that no other model has.
-        if config.trainable_token_indices and any(isinstance(self.reference(end), nn.Embedding) for end in ends):
-            raise ValueError(
-                "An invertible module cannot follow an embedding whose tokens are trained; got "
-                f"trainable_token_indices and invertible={config.invertible!r} at {ends[0].key!r}. Give one of them."
-            )
+        if problem := next(_find_problems(model, self.places), None):
+            raise ValueError(f"An adapter cannot wrap {problem}")
         if not config.is_loaded:
             self._log_unmatched()
 
@@ -106,22 +85,27 @@ class Plan:
         if not self.config.is_loaded:
             suffixes = tuple(self.config.modules_to_save or ())
             without += [name for name in modules if suffixes and name.endswith(suffixes)]
-            without += self.view.head
-            without += find_new_in_encoder(model, self.bottlenecks)
-            without += find_new_outside(model, modules)
+            without += [*self.view.head, *chain(*self.new)]
         return fingerprint(model, modules.items(), without)
+
+    @cached_property
+    def new(self) -> tuple[list[str], list[str]]:
+        """The modules that the base checkpoint lacks, in the encoder and outside of it; see `find_new`."""
+        return find_new(self.view.model, self.view.modules, self.bottlenecks)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
         """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
-        names = find_trained_modules(self.view.model, self.view.head, self.config, self.bottlenecks)
+        names = find_trained_modules(self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks)
         self._check_apart(names)
         if not self.config.is_loaded and self.config.modules_to_save != []:
-            new = find_new_outside(self.view.model, self.view.modules)
             # Output embeddings are also new where the vocabulary has been resized, and PEFT saves those.
             known = [*names, *filter(None, [self.view.output_embedding])]
-            left = [name for name in new if not any(is_inside(name, other) for other in known)]
-            left = [name for name in left if is_included(name, self.config)]
+            left = [
+                name
+                for name in self.new[1]
+                if not any(is_inside(name, other) for other in known) and is_included(name, self.config)
+            ]
             if outermost := [name for name in left if name.rpartition(".")[0] not in left]:
                 log_once(
                     f"The base checkpoint has no weights for {', '.join(outermost)} of "
@@ -134,31 +118,22 @@ class Plan:
         """Return the module of the base model that determines width, device and dtype."""
         return self.view.modules[place.projection]
 
-    def match(self, key: str) -> Any:
+    def match(self, key: str) -> bool | _ExcludedModule:
         """Return whether PEFT is to adapt a module, by its full name, and whether it is excluded, as PEFT tells it."""
-        is_target = key in self.places and key not in self.ends
+        if key in self.places:
+            return key not in self.ends
         # No pattern of a saved adapter is matched. PEFT only asks whether any module is excluded.
-        is_excluded = not is_target and (recorded_places(self.config) is not None or not is_included(key, self.config))
-        names = SimpleNamespace(
-            target_modules=[key] if is_target else [],
-            exclude_modules=[key] if self.config.exclude_modules and is_excluded else None,
-            modules_to_save=None,
-        )
-        return check_target_module_exists(names, key)
+        is_excluded = self.config.exclude_modules and (self.is_recorded or not is_included(key, self.config))
+        return _ExcludedModule() if is_excluded else False
 
     def new_layer(self, target: nn.Module, place: Place, batches: dict[int, Any]) -> HoulsbyTunerLayer:
         """Return a tuner layer that wraps a module, without any adapter yet."""
         if place.is_norm:
             return HoulsbyLayerNorm(target, batches)
-        base = target.get_base_layer() if isinstance(target, BaseTunerLayer) else target
-        spatial = next((n for cls, n in _SPATIAL_DIMS.items() if isinstance(base, cls)), 0)
-        layer: HoulsbyTunerLayer = _class_of(place)(
-            target,
-            self.reference(place),
-            batches,
-            channel_dim=-1 - spatial,  # type: ignore[call-arg]
-        )
-        return layer
+        base = base_module(target)
+        # Convolutions have their channels before their spatial dimensions.
+        spatial = len(base.kernel_size) if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else 0
+        return _class_of(place)(target, self.reference(place), batches, channel_dim=-1 - spatial)  # type: ignore[call-arg]
 
     def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
         """Return a new bottleneck for its owner, on the base model's device and, unless quantized, in its dtype.
@@ -166,13 +141,12 @@ class Plan:
         For the end of the embeddings, it is an invertible module. It is on the meta device if that is the default
         device, as it is while PEFT adds an adapter to be loaded.
         """
-        config, width = self.config, self.widths[place.key]
+        config, width, reference = self.config, self.widths[place.key], self.reference(place)
         bottleneck: Bottleneck | InvertibleCoupling
         if place.is_end:
             bottleneck = InvertibleCoupling.from_config(config, width)
         else:
-            bottleneck = Bottleneck.from_config(config, width, self.sizes[place.key])
-        reference = self.reference(place)
+            bottleneck = Bottleneck.from_config(config, width, place.r or config.r)
         bottleneck.train(reference.training)
         if any(parameter.is_meta for parameter in bottleneck.parameters()):
             return bottleneck
@@ -206,32 +180,30 @@ class Plan:
     def _check_name(self, adapter_name: str) -> None:
         """Refuse an adapter's name that PEFT could not tell from other names in the model.
 
-        PEFT leaves out the weights whose names have such a part when it saves another adapter. Log which modules of
-        other methods the adapter wraps, whose names PEFT then saves with `base_layer`.
+        Log which modules of other methods the adapter wraps, whose names PEFT then saves with `base_layer`.
         """
         with torch.device("meta"):
-            places = [*self.bottlenecks.values()][:1] + [*self.ends.values()][:1]
-            first = [self.new_bottleneck(place) for place in places]
-        weights = [name for module in first for name in module.state_dict()]
+            owned = [self.new_bottleneck(place) for place in self.places.values() if not place.is_norm][:2]
+        weights = [name for module in owned for name in module.state_dict()]
         weights += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
         added = f"{FILE_PREFIX}.base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm"
-        if adapter_name in {part for key in (*self.view.modules, *weights, added) for part in key.split(".")}:
-            raise ValueError(
-                "The name of an adapter must not be part of the names of the model's modules, because PEFT then "
-                f"leaves out weights when it saves another adapter; got {adapter_name!r}. Give another adapter_name, "
-                f"such as {'task_' + adapter_name!r}."
-            )
         others = {
             name: module
             for name, module in self.view.model.named_modules()
             if isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
         }
-        for module in others.values():
-            if adapter_name in module._get_available_adapters():
-                raise ValueError(
-                    f"The name of an adapter must be unique among all methods; {adapter_name!r} is one of "
-                    f"{type(module).__module__} in this model. Give another adapter_name."
-                )
+        methods = {type(m).__module__ for m in others.values() if adapter_name in m._get_available_adapters()}
+        problem = None
+        if adapter_name in {part for key in (*self.view.modules, *weights, added) for part in key.split(".")}:
+            # PEFT leaves out the weights whose names have such a part when it saves another adapter.
+            problem = "part of the names of the model's modules"
+        elif methods:
+            problem = f"that of an adapter of another method, {first_of(sorted(methods))}"
+        if problem:
+            raise ValueError(
+                f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
+                f"adapter_name, such as {'task_' + adapter_name!r}."
+            )
         wrapped = {name for place in self.places.values() for name in (place.key, place.entry)}
         if both := [name for name in others if name in wrapped]:
             log_once(
@@ -241,27 +213,16 @@ class Plan:
 
     def new_record(self) -> AdapterRecord:
         """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it."""
-        sized = {
-            key: replace(place, r=self.sizes[key] if self.sizes[key] != self.config.r else None)
-            for key, place in self.bottlenecks.items()
-        }
         facts: dict[str, Any] = {
-            "places": fold_places({**self.places, **sized}.values(), self.view.encoder),
+            "places": fold_places(self.places.values(), self.view.encoder),
             "heads": list(self.heads),
             "two_layer_head": bool(self.heads) and needs_two_layer_head(self.view.model, self.config),
             "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
         }
-        if recorded_places(self.config) is not None and self.config.record:
+        if self.is_recorded and self.config.record:
             facts["two_layer_head"] = self.config.two_layer_head or self.config.record.two_layer_head
             return replace(self.config.record, **facts)
         return AdapterRecord(base=self.base, **facts, **label_facts(self.config, self.view.model))
-
-    def _size(self, place: Place) -> int:
-        """Return the size of a bottleneck, which is recorded of a saved adapter."""
-        pattern = self.config.rank_pattern
-        if recorded_places(self.config) is not None:
-            return place.r or self.config.r
-        return pattern.get(get_pattern_key(list(pattern), place.key), self.config.r)
 
     def _log_unmatched(self) -> None:
         """Log what a new adapter's configuration asks for in vain, a typing error; PEFT warns about `rank_pattern`."""
@@ -269,13 +230,12 @@ class Plan:
         targets = config.target_modules if isinstance(config.target_modules, list) else []
         saved = set(config.modules_to_save or ()).difference(*HEADS_OF_PEFT.values())
         asked = config.layers_to_transform
+        asked = [asked] if isinstance(asked, int) else asked or []
         layers = {place.layer for place in self.bottlenecks.values()}
         unmatched: dict[str, list[Any]] = {
             "target_modules": [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)],
             "modules_to_save": sorted(end for end in saved if not any(key.endswith(end) for key in names)),
-            "layers_to_transform": [
-                layer for layer in ([asked] if isinstance(asked, int) else asked or ()) if layer not in layers
-            ],
+            "layers_to_transform": [layer for layer in asked if layer not in layers],
         }
         for field, values in unmatched.items():
             if values:
@@ -349,44 +309,42 @@ def _class_of(place: Place) -> type[HoulsbyTunerLayer]:
     return HoulsbyLayerNorm if place.is_norm else ends.get(place.position, HoulsbyLayer)
 
 
-def _check_is_called(model: nn.Module, key: str) -> None:
-    """Refuse a module inside a module of PyTorch that reads its children's weights instead of calling them."""
-    parts = key.split(".")
-    for depth in range(len(parts)):
-        parent = model.get_submodule(".".join(parts[:depth]))
-        if isinstance(parent, nn.MultiheadAttention):
-            raise ValueError(
-                f"An adapter must be on a module that is called; nn.MultiheadAttention never calls its part {key!r}. "
-                f"Name the attention itself in target_modules: {'.'.join(parts[:depth])!r}."
+def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[str]:
+    """Yield which modules cannot be wrapped, with the reason and what to do instead.
+
+    They would not be called, or only by one of their parents, or be saved under names that no other model has.
+    """
+    holders: dict[nn.Module | None, list[str]] = {}
+    for outer, parent in model.named_modules():
+        for name, child in parent._modules.items():
+            holders.setdefault(child, []).append(f"{outer}.{name}".strip("."))
+    for key, place in places.items():
+        module = model.get_submodule(key)
+        if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
+            yield (
+                f"{key!r}: it already is a {type(module).__name__} for another adapter, and a module holds either a "
+                "bottleneck or a trained norm. Give both adapters the same target_modules there."
             )
-        if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
-            raise ValueError(
-                f"An adapter must be on a module that is called; in evaluation, nn.TransformerEncoderLayer has a fast "
-                f"path that does not call its part {key!r}. Switch it off in every process that uses the adapter: "
-                "torch.backends.mha.set_fastpath_enabled(False)."
+        if len(names := holders[module]) > 1:
+            yield (
+                f"{names[0]!r}: it is also {names[1]!r}, which would stay without the adapter. Leave it out with "
+                f"exclude_modules={names[:1]}, or name modules inside it in target_modules."
             )
-
-
-def _check_is_alike(module: nn.Module, place: Place) -> None:
-    """Refuse a module that another adapter uses in another way, such as a trained norm that is to get a bottleneck."""
-    if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
-        raise ValueError(
-            f"A module can hold either a bottleneck or a trained norm; {place.key!r} already is a "
-            f"{type(module).__name__} for another adapter. Give both adapters the same target_modules there."
-        )
-
-
-def _check_has_one_name(model: nn.Module, places: Mapping[str, Place]) -> None:
-    """Refuse a module that several parents hold, because a tuner layer would replace it in one of them only."""
-    wrapped = {model.get_submodule(key): key for key in places}
-    first: dict[nn.Module, tuple[nn.Module, str]] = {}
-    parents = {"": model}
-    for key, module in model.named_modules(remove_duplicate=False):
-        parents[key] = module
-        parent, _, name = key.rpartition(".")
-        if module in wrapped and first.setdefault(module, (parents[parent], name)) != (parents[parent], name):
-            raise ValueError(
-                f"A module that an adapter wraps must belong to one module of the model; {wrapped[module]!r} is also "
-                f"{key!r}, which would stay without the adapter. Leave it out with "
-                f"exclude_modules={[wrapped[module]]}, or name modules inside it in target_modules."
-            )
+        for outer in ("", *(key[: dot.start()] for dot in re.finditer(r"\.", key))):
+            parent = model.get_submodule(outer)
+            if isinstance(parent, nn.MultiheadAttention):
+                yield (
+                    f"{key!r}: nn.MultiheadAttention never calls its parts. Name the attention itself in "
+                    f"target_modules: {outer!r}."
+                )
+            if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+                yield (
+                    f"{key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. Switch it "
+                    "off in every process that uses the adapter: torch.backends.mha.set_fastpath_enabled(False)."
+                )
+            is_wrapped = isinstance(parent, BaseTunerLayer) or (outer in places and places[outer].is_bottleneck)
+            if place.is_bottleneck and is_wrapped:
+                yield (
+                    f"{key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
+                    "target_modules, or name it in exclude_modules."
+                )

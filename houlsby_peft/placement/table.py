@@ -21,8 +21,9 @@ To add an architecture, read its layer's `forward`, write a row here and one in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, takewhile
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,15 @@ class SubLayer:
         return self.projection or self.output
 
 
+_Ends: TypeAlias = SubLayer | str | tuple[SubLayer | str, ...] | None
+CROSS = "cross_attention"
+
+
 @dataclass(frozen=True)
 class Stack:
     """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind that fits it.
+
+    A sub-layer may be the name of its output alone.
 
     Args:
         layers: The end of the list's name: `encoder.layer` matches `bert.encoder.layer`.
@@ -66,22 +73,18 @@ class Stack:
     """
 
     layers: str
-    attention: SubLayer | tuple[SubLayer, ...] | None = None
-    feed_forward: SubLayer | tuple[SubLayer, ...] | None = None
-    cross_attention: SubLayer | None = None
+    attention: _Ends = None
+    feed_forward: _Ends = None
+    cross_attention: _Ends = None
     has: str | None = None
 
     @property
     def positions(self) -> list[tuple[str, SubLayer]]:
         """All sub-layers with their positions; most architectures have one of each in a layer."""
-        several = {
-            "attention": self.attention,
-            "feed_forward": self.feed_forward,
-            "cross_attention": self.cross_attention,
-        }
+        each = ("attention", self.attention), ("feed_forward", self.feed_forward), (CROSS, self.cross_attention)
         return [
-            (position, end)
-            for position, ends in several.items()
+            (position, end if isinstance(end, SubLayer) else SubLayer(end))
+            for position, ends in each
             for end in (ends if isinstance(ends, tuple) else (ends,))
             if end is not None
         ]
@@ -92,18 +95,16 @@ class Stack:
         Args:
             exists: Whether the layer has a module of this name.
         """
-        found = [(position, each) for position, end in self.positions for each in _indexed(end, exists)]
-        present = [(position, end) for position, end in found if exists(end.output) and exists(end.tells_width)]
-        lacks = any(position != "cross_attention" for position, _ in set(found) - set(present))
-        return None if lacks or (self.has and not exists(self.has)) else present
-
-
-def _indexed(end: SubLayer, exists: Callable[[str], bool]) -> list[SubLayer]:
-    """Return a sub-layer, or one for each index that an asterisk stands for."""
-    if "*" not in end.output:
-        return [end]
-    each = (replace(end, output=end.output.replace("*", str(index))) for index in count())
-    return list(takewhile(lambda single: exists(single.output), each))
+        found = []
+        for position, end in self.positions:
+            if "*" in end.output:
+                names = (end.output.replace("*", str(index)) for index in count())
+                found += [(position, SubLayer(name)) for name in takewhile(exists, names)]
+            elif exists(end.output) and exists(end.tells_width):
+                found.append((position, end))
+            elif position != CROSS:
+                return None
+        return None if self.has and not exists(self.has) else found
 
 
 @dataclass(frozen=True)
@@ -129,55 +130,56 @@ class Architecture:
     has_entries: bool = True
 
 
+def _layers(*stack: Any, **more: Any) -> tuple[Stack, ...]:
+    """Return the one list of layers of an architecture."""
+    return (Stack(*stack, **more),)
+
+
 def _dense(output: str, entry: str | None = None, norm: str | None = None) -> SubLayer:
     """Return a sub-layer that ends in BERT's modules `dense` and `dropout`."""
     return SubLayer(f"{output}.dropout", f"{output}.dense", entry=entry, norm=norm)
 
 
-# The layers of architectures, each as attention, feed-forward and, where there is one, cross-attention.
-_ALBERT = (
-    Stack(
-        "albert_layers",
-        SubLayer("attention.output_dropout", "attention.dense", entry="attention.query", norm="attention.LayerNorm"),
-        SubLayer("ffn_output", entry="ffn", norm="full_layer_layer_norm"),
-    ),
-)
-_BERT_FEED_FORWARD = _dense("output", "intermediate.dense", "output.LayerNorm")
+def _late(output: str, entry: str | None = None, norm: str | None = None) -> SubLayer:
+    """Return a sub-layer that ends in a projection, whose dropout follows the adapter in training."""
+    return SubLayer(output, late_dropout=True, entry=entry, norm=norm)
 
 
-def _bert(entry: str = "query") -> tuple[Stack, ...]:
-    """Return BERT's layer, in which `attention.self` has a module of this name that reads the hidden states alone."""
-    return (
-        Stack(
-            "encoder.layer",
-            _dense("attention.output", f"attention.self.{entry}", "attention.output.LayerNorm"),
-            _BERT_FEED_FORWARD,
-            _dense("crossattention.output", "crossattention.self.query", "crossattention.output.LayerNorm"),
-        ),
+def _bert(
+    entry: str = "query", attention: Any = None, feed_forward: Any = None, cross: Any = None
+) -> tuple[Stack, ...]:
+    """Return BERT's layer, or parts of it; in `attention.self`, the module `entry` reads the hidden states alone."""
+    return _layers(
+        "encoder.layer",
+        attention or _dense("attention.output", f"attention.self.{entry}", "attention.output.LayerNorm"),
+        feed_forward or _dense("output", "intermediate.dense", "output.LayerNorm"),
+        cross or _dense("crossattention.output", "crossattention.self.query", "crossattention.output.LayerNorm"),
     )
 
 
-def _pre_ln_bert(attention: str, feed_forward: str, has_dropout: bool = True) -> tuple[Stack, ...]:
-    """Return BERT's layer with norms before the sub-layers; the feed-forward may lack a dropout."""
-    end = _dense("output", feed_forward) if has_dropout else SubLayer("output.dense", entry=feed_forward)
-    cross_attention = _dense("crossattention.output")
-    return (Stack("encoder.layer", _dense("attention.output", attention), end, cross_attention),)
+def _pre_ln_bert(attention: str | None, feed_forward: SubLayer) -> tuple[Stack, ...]:
+    """Return BERT's layer with norms before the sub-layers."""
+    return _bert("", _dense("attention.output", attention), feed_forward, _dense("crossattention.output"))
 
 
+_ALBERT = _layers(
+    "albert_layers",
+    SubLayer("attention.output_dropout", "attention.dense", entry="attention.query", norm="attention.LayerNorm"),
+    SubLayer("ffn_output", entry="ffn", norm="full_layer_layer_norm"),
+)
 _BERT = _bert()
-_DISTILBERT = (
-    Stack(
-        "transformer.layer",
-        SubLayer("attention.out_lin", entry="attention.q_lin", norm="sa_layer_norm"),
-        SubLayer("ffn.dropout", "ffn.lin2", entry="ffn.lin1", norm="output_layer_norm"),
-    ),
+_DISTILBERT = _layers(
+    "transformer.layer",
+    SubLayer("attention.out_lin", entry="attention.q_lin", norm="sa_layer_norm"),
+    SubLayer("ffn.dropout", "ffn.lin2", entry="ffn.lin1", norm="output_layer_norm"),
 )
 # It transposes the hidden states before its attention.
-_LONGFORMER = (Stack("encoder.layer", _dense("attention.output"), _BERT_FEED_FORWARD),)
+_LONGFORMER = _bert(attention=_dense("attention.output"))
 # The layout has sub-layers beside the text's, of which the last layer's do not contribute to the output.
-_LILT = (Stack("encoder.layer", _dense("attention.output"), _dense("output")),)
+_LILT = _layers("encoder.layer", _dense("attention.output"), _dense("output"))
 _LXMERT = (
-    *(Stack(f"encoder.{layers}", _dense("attention.output"), _dense("output")) for layers in ("layer", "r_layers")),
+    *_LILT,
+    Stack("encoder.r_layers", _dense("attention.output"), _dense("output")),
     # The cross-attention runs once for the words and once for the image.
     Stack(
         "encoder.x_layers",
@@ -187,25 +189,14 @@ _LXMERT = (
     ),
 )
 # The attention's dropout follows its projection, the feed-forward's comes before its projection.
-_MODERNBERT = (
-    Stack("layers", SubLayer("attn.out_drop", "attn.Wo", entry="attn_norm"), SubLayer("mlp.Wo", entry="mlp_norm")),
+_MODERNBERT = _layers(
+    "layers", SubLayer("attn.out_drop", "attn.Wo", entry="attn_norm"), SubLayer("mlp.Wo", entry="mlp_norm")
 )
-_MPNET = (
-    Stack(
-        "encoder.layer",
-        SubLayer("attention.dropout", "attention.attn.o", entry="attention.attn.q", norm="attention.LayerNorm"),
-        _BERT_FEED_FORWARD,
-    ),
+_MPNET = _bert(
+    attention=SubLayer("attention.dropout", "attention.attn.o", entry="attention.attn.q", norm="attention.LayerNorm")
 )
 # The dropout of the feed-forward serves the language's own adapter as well.
-_XMOD = (
-    Stack(
-        "encoder.layer",
-        _dense("attention.output"),
-        SubLayer("output.dense", late_dropout=True),
-        _dense("crossattention.output"),
-    ),
-)
+_XMOD = _pre_ln_bert(None, _late("output.dense"))
 
 
 def _t5(position: int, projection: str) -> SubLayer:
@@ -230,13 +221,14 @@ _LONGT5 = (
 
 def _bart(is_post_ln: bool) -> tuple[Stack, ...]:
     """Return the layers of BART or, with norms before the sub-layers, mBART."""
-
-    def end(output: str, first: str, norm: str) -> SubLayer:
-        return SubLayer(output, None, True, *((first, norm) if is_post_ln else (norm,)))
-
-    attention = end("self_attn.out_proj", "self_attn.q_proj", "self_attn_layer_norm")
-    cross_attention = end("encoder_attn.out_proj", "encoder_attn.q_proj", "encoder_attn_layer_norm")
-    feed_forward = end("fc2", "fc1", "final_layer_norm")
+    attention, cross_attention, feed_forward = (
+        _late(output, *((first, norm) if is_post_ln else (norm,)))
+        for output, first, norm in (
+            ("self_attn.out_proj", "self_attn.q_proj", "self_attn_layer_norm"),
+            ("encoder_attn.out_proj", "encoder_attn.q_proj", "encoder_attn_layer_norm"),
+            ("fc2", "fc1", "final_layer_norm"),
+        )
+    )
     return (
         Stack("encoder.layers", attention, feed_forward),
         Stack("decoder.layers", attention, feed_forward, cross_attention),
@@ -245,45 +237,33 @@ def _bart(is_post_ln: bool) -> tuple[Stack, ...]:
 
 _BART, _MBART = _bart(is_post_ln=True), _bart(is_post_ln=False)
 # It flattens the hidden states, and its layers come with norms before or after the sub-layers.
-_OPT = (
-    Stack("decoder.layers", SubLayer("self_attn.out_proj", late_dropout=True), SubLayer("fc2", late_dropout=True)),
-)
+_OPT = _layers("decoder.layers", _late("self_attn.out_proj"), _late("fc2"))
 
-_GPT2 = (
-    Stack(
-        "h",
-        SubLayer("attn.resid_dropout", "attn.c_proj", entry="ln_1"),
-        SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
-        SubLayer("crossattention.resid_dropout", "crossattention.c_proj", entry="ln_cross_attn"),
-    ),
+_GPT2 = _layers(
+    "h",
+    SubLayer("attn.resid_dropout", "attn.c_proj", entry="ln_1"),
+    SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
+    SubLayer("crossattention.resid_dropout", "crossattention.c_proj", entry="ln_cross_attn"),
 )
-_GPT_NEO = (
-    Stack(
-        "h",
-        SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj", entry="ln_1"),
-        SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
-    ),
+_GPT_NEO = _layers(
+    "h",
+    SubLayer("attn.attention.resid_dropout", "attn.attention.out_proj", entry="ln_1"),
+    SubLayer("mlp.dropout", "mlp.c_proj", entry="ln_2"),
 )
-_GPT_NEOX = (
-    Stack(
-        "layers",
-        SubLayer("post_attention_dropout", "attention.dense"),
-        SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
-    ),
+_GPT_NEOX = _layers(
+    "layers",
+    SubLayer("post_attention_dropout", "attention.dense"),
+    SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
 )
-_GPTJ = (Stack("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out")),)
-_BLOOM = (
-    Stack("h", SubLayer("self_attention.dense", late_dropout=True), SubLayer("mlp.dense_4h_to_h", late_dropout=True)),
-)
+_GPTJ = _layers("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out"))
+_BLOOM = _layers("h", _late("self_attention.dense"), _late("mlp.dense_4h_to_h"))
 
 
 def _llama(feed_forward: str, projection: str | None = None, late_dropout: bool = False) -> tuple[Stack, ...]:
-    return (
-        Stack(
-            "layers",
-            SubLayer("self_attn.o_proj", None, late_dropout, entry="input_layernorm"),
-            SubLayer(feed_forward, projection, late_dropout, entry="post_attention_layernorm"),
-        ),
+    return _layers(
+        "layers",
+        SubLayer("self_attn.o_proj", None, late_dropout, entry="input_layernorm"),
+        SubLayer(feed_forward, projection, late_dropout, entry="post_attention_layernorm"),
     )
 
 
@@ -291,148 +271,119 @@ _LLAMA = _llama("mlp.down_proj")
 # The output of a mixture of experts is the sum over the selected and the shared experts: one adapter follows it.
 _MIXTURE = _llama("mlp", "self_attn.o_proj")
 _STARCODER2 = _llama("mlp.c_proj", late_dropout=True)
-_PHI = (Stack("layers", SubLayer("self_attn.dense", late_dropout=True), SubLayer("mlp.fc2", late_dropout=True)),)
-_PHI3 = (
-    Stack(
-        "layers",
-        SubLayer("resid_attn_dropout", "self_attn.o_proj", entry="input_layernorm"),
-        SubLayer("resid_mlp_dropout", "mlp.down_proj", entry="post_attention_layernorm"),
-    ),
+_PHI = _layers("layers", _late("self_attn.dense"), _late("mlp.fc2"))
+_PHI3 = _layers(
+    "layers",
+    SubLayer("resid_attn_dropout", "self_attn.o_proj", entry="input_layernorm"),
+    SubLayer("resid_mlp_dropout", "mlp.down_proj", entry="post_attention_layernorm"),
 )
 
 # A layer's experts run beside its feed-forward, and the sum of both meets the skip connection.
-_GEMMA4 = (
-    replace(_LLAMA[0], feed_forward=(SubLayer("mlp.down_proj"), SubLayer("experts", "mlp.down_proj"))),
-    *_LLAMA,
-)
+_GEMMA4 = (Stack("layers", "self_attn.o_proj", ("mlp.down_proj", SubLayer("experts", "mlp.down_proj"))), *_LLAMA)
 # The linear layers are inside modules that clip their outputs.
-_GEMMA4_VISION = (
-    Stack(
-        "encoder.layers",
-        SubLayer("self_attn.o_proj", "self_attn.o_proj.linear"),
-        SubLayer("mlp.down_proj", "mlp.down_proj.linear"),
-    ),
+_GEMMA4_VISION = _layers(
+    "encoder.layers",
+    SubLayer("self_attn.o_proj", "self_attn.o_proj.linear"),
+    SubLayer("mlp.down_proj", "mlp.down_proj.linear"),
 )
-_GEMMA4_AUDIO = (
-    Stack(
-        "layers",
-        SubLayer("self_attn.post", "self_attn.post.linear"),
-        (
-            SubLayer("feed_forward1.ffw_layer_2", "feed_forward1.ffw_layer_2.linear"),
-            SubLayer("feed_forward2.ffw_layer_2", "feed_forward2.ffw_layer_2.linear"),
-        ),
+_GEMMA4_AUDIO = _layers(
+    "layers",
+    SubLayer("self_attn.post", "self_attn.post.linear"),
+    (
+        SubLayer("feed_forward1.ffw_layer_2", "feed_forward1.ffw_layer_2.linear"),
+        SubLayer("feed_forward2.ffw_layer_2", "feed_forward2.ffw_layer_2.linear"),
     ),
 )
 
 # Hybrids. The feed-forward may be a mixture of experts, which has no weight that tells its width.
 _JAMBA_FEED_FORWARD = SubLayer("feed_forward", "pre_ff_layernorm")
 _JAMBA = (
-    Stack("layers", SubLayer("self_attn.o_proj"), _JAMBA_FEED_FORWARD),
+    Stack("layers", "self_attn.o_proj", _JAMBA_FEED_FORWARD),
     Stack("layers", None, _JAMBA_FEED_FORWARD, has="mamba"),
 )
-_FALCON_H1 = (Stack("layers", SubLayer("self_attn.o_proj"), SubLayer("feed_forward", "feed_forward.down_proj")),)
+_FALCON_H1 = _layers("layers", "self_attn.o_proj", SubLayer("feed_forward", "feed_forward.down_proj"))
 # Attention or convolution.
 _LFM2 = (
-    Stack("layers", SubLayer("self_attn.out_proj"), SubLayer("feed_forward.w2")),
-    Stack("layers", None, SubLayer("feed_forward.w2"), has="conv"),
+    Stack("layers", "self_attn.out_proj", "feed_forward.w2"),
+    Stack("layers", None, "feed_forward.w2", has="conv"),
 )
 # Each layer is an attention, a feed-forward, a mixture of experts, or a state-space model.
 _NEMOTRON_H = (
-    Stack("layers", SubLayer("mixer.o_proj")),
-    Stack("layers", None, SubLayer("mixer.down_proj")),
+    Stack("layers", "mixer.o_proj"),
+    Stack("layers", None, "mixer.down_proj"),
     Stack("layers", None, SubLayer("mixer", "mixer.shared_experts.down_proj")),
     Stack("layers", has="mixer.conv1d"),
 )
 # The shared attention and feed-forward have no skip connection of their own: the linear layer after them meets the
 # Mamba's.
-_ZAMBA2 = (Stack("layers", None, SubLayer("linear")), Stack("layers", has="mamba"))
+_ZAMBA2 = (Stack("layers", None, "linear"), Stack("layers", has="mamba"))
 # The layers of Granite 4 have an attention or a Mamba, and a feed-forward or, beside it, a mixture of experts.
-_GRANITE_FEED_FORWARD = SubLayer("shared_mlp.output_linear")
-_GRANITE_EXPERTS = SubLayer("block_sparse_moe", "shared_mlp.output_linear")
+_GRANITE_FEED_FORWARD = "shared_mlp.output_linear"
 _GRANITE_HYBRID = tuple(
     Stack("layers", attention, feed_forward, has=None if attention else "mamba")
-    for attention in (SubLayer("self_attn.o_proj"), None)
-    for feed_forward in ((_GRANITE_EXPERTS, _GRANITE_FEED_FORWARD), _GRANITE_FEED_FORWARD)
+    for attention in ("self_attn.o_proj", None)
+    for feed_forward in (
+        (SubLayer("block_sparse_moe", _GRANITE_FEED_FORWARD), _GRANITE_FEED_FORWARD),
+        _GRANITE_FEED_FORWARD,
+    )
 )
 # A short convolution follows each sub-layer.
-_INKLING = (Stack("layers", SubLayer("attn_sconv", "self_attn.o_proj"), SubLayer("mlp_sconv", "self_attn.o_proj")),)
+_INKLING = _layers("layers", SubLayer("attn_sconv", "self_attn.o_proj"), SubLayer("mlp_sconv", "self_attn.o_proj"))
 
 # Conformers have a feed-forward on either side of the attention and the convolution.
-_CONFORMER = (
-    Stack(
-        "layers",
-        SubLayer("self_attn_dropout", "self_attn.linear_out"),
-        (SubLayer("ffn1.output_dropout", "ffn1.output_dense"), SubLayer("ffn2.output_dropout", "ffn2.output_dense")),
-    ),
+_CONFORMER_ATTENTION = SubLayer("self_attn_dropout", "self_attn.linear_out")
+_CONFORMER = _layers(
+    "layers",
+    _CONFORMER_ATTENTION,
+    (SubLayer("ffn1.output_dropout", "ffn1.output_dense"), SubLayer("ffn2.output_dropout", "ffn2.output_dense")),
 )
 # Layers behind the encoder that shorten the sequence.
-_CONFORMER_ADAPTER = Stack(
-    "adapter.layers",
-    SubLayer("self_attn_dropout", "self_attn.linear_out"),
-    SubLayer("ffn.output_dropout", "ffn.output_dense"),
-)
-_PARAKEET = (
-    Stack(
-        "layers",
-        SubLayer("self_attn.o_proj"),
-        (SubLayer("feed_forward1.linear2"), SubLayer("feed_forward2.linear2")),
-    ),
-)
+_SHORTENING = _layers("adapter.layers", _CONFORMER_ATTENTION, SubLayer("ffn.output_dropout", "ffn.output_dense"))
+_PARAKEET = _layers("layers", "self_attn.o_proj", ("feed_forward1.linear2", "feed_forward2.linear2"))
 _SEAMLESS_FEED_FORWARD = SubLayer("ffn_dropout", "ffn.fc2")
 _SEAMLESS = (
     *_CONFORMER,
-    _CONFORMER_ADAPTER,
+    *_SHORTENING,
     # The decoder's dropout serves both attentions.
     Stack(
         "layers",
-        SubLayer("self_attn.out_proj", late_dropout=True),
+        _late("self_attn.out_proj"),
         _SEAMLESS_FEED_FORWARD,
-        SubLayer("cross_attention.out_proj", late_dropout=True),
+        _late("cross_attention.out_proj"),
         has="cross_attention",
     ),
     Stack("layers", SubLayer("attn_dropout", "self_attn.out_proj"), _SEAMLESS_FEED_FORWARD),
 )
 # The decoder of units has a convolution for a feed-forward.
-_SEAMLESS2 = (*_SEAMLESS, Stack("layers", SubLayer("self_attn.out_proj"), SubLayer("conv_dropout", "conv2")))
+_SEAMLESS2 = (*_SEAMLESS, Stack("layers", "self_attn.out_proj", SubLayer("conv_dropout", "conv2")))
 
 # Queries and texts have a feed-forward each.
-_QFORMER_QUERY, _QFORMER_TEXT = _dense("output_query"), _dense("output")
 _QFORMER = tuple(
     Stack("encoder.layer", _dense("attention.output"), ends, _dense("crossattention.output"))
-    for ends in ((_QFORMER_QUERY, _QFORMER_TEXT), (_QFORMER_QUERY,), (_QFORMER_TEXT,))
+    for ends in ((_dense("output_query"), _dense("output")), _dense("output_query"), _dense("output"))
 )
-_BLIP2_VISION = (Stack("encoder.layers", SubLayer("self_attn.projection"), SubLayer("mlp.fc2")),)
+_BLIP2_VISION = _layers("encoder.layers", "self_attn.projection", "mlp.fc2")
 
 # Several feed-forwards follow the attention, all at the width of the layer's own bottleneck. Only without that
 # bottleneck there are dropouts.
 _MOBILEBERT = tuple(
-    Stack("encoder.layer", attention, (SubLayer("ffn.*.output.dense"), feed_forward))
+    Stack("encoder.layer", attention, ("ffn.*.output.dense", feed_forward))
     for attention, feed_forward in (
         (_dense("attention.output"), _dense("output")),
-        (SubLayer("attention.output.dense"), SubLayer("output.dense")),
+        ("attention.output.dense", "output.dense"),
     )
 )
 
-_CLIP = (
-    Stack(
-        "encoder.layers",
-        SubLayer("self_attn.out_proj", entry="layer_norm1"),
-        SubLayer("mlp.fc2", entry="layer_norm2"),
-    ),
+_CLIP = _layers(
+    "encoder.layers", SubLayer("self_attn.out_proj", entry="layer_norm1"), SubLayer("mlp.fc2", entry="layer_norm2")
 )
-_DINOV2 = (Stack("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2")),)
+_DINOV2 = _layers("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2"))
 # One dropout of the layer serves both sub-layers.
-_VIT = (
-    Stack(
-        "layers",
-        SubLayer("attention.o_proj", late_dropout=True, entry="layernorm_before"),
-        SubLayer("mlp.fc2", late_dropout=True, entry="layernorm_after"),
-    ),
-)
+_VIT = _layers("layers", _late("attention.o_proj", "layernorm_before"), _late("mlp.fc2", "layernorm_after"))
 # The attention over time meets its skip connection after a further linear layer; some models attend to places only.
 _TIMESFORMER = tuple(
     Stack("encoder.layer", attention, _dense("output"))
-    for attention in ((SubLayer("temporal_dense"), _dense("attention.output")), _dense("attention.output"))
+    for attention in (("temporal_dense", _dense("attention.output")), _dense("attention.output"))
 )
 # Each layer attends to windows, then to channels.
 _FLORENCE_VISION = tuple(
@@ -440,18 +391,16 @@ _FLORENCE_VISION = tuple(
         f"blocks.{stage}",
         (
             SubLayer("spatial_block.window_attn", "spatial_block.window_attn.proj"),
-            SubLayer("channel_block.channel_attn.proj"),
+            "channel_block.channel_attn.proj",
         ),
-        (SubLayer("spatial_block.ffn.fc2"), SubLayer("channel_block.ffn.fc2")),
+        ("spatial_block.ffn.fc2", "channel_block.ffn.fc2"),
     )
     for stage in range(4)
 )
-_WAV2VEC2 = (
-    Stack(
-        "encoder.layers",
-        SubLayer("dropout", "attention.out_proj"),
-        SubLayer("feed_forward.output_dropout", "feed_forward.output_dense"),
-    ),
+_WAV2VEC2 = _layers(
+    "encoder.layers",
+    SubLayer("dropout", "attention.out_proj"),
+    SubLayer("feed_forward.output_dropout", "feed_forward.output_dense"),
 )
 
 _CONFORMER_NOTE = "each layer has two feed-forwards, each with its adapter"
@@ -491,7 +440,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "distilbert": Architecture("DistilBERT", _DISTILBERT, embeddings=_BERT_EMBEDDINGS),
     "electra": Architecture("ELECTRA", _BERT, embeddings=_BERT_EMBEDDINGS),
     "ernie": Architecture("ERNIE", _BERT, embeddings=_BERT_EMBEDDINGS),
-    "esm": Architecture("ESM", _pre_ln_bert("attention.LayerNorm", "LayerNorm")),
+    "esm": Architecture("ESM", _pre_ln_bert("attention.LayerNorm", _dense("output", "LayerNorm"))),
     "falcon": Architecture("Falcon", _BLOOM, _MAYBE_PARALLEL),
     "falcon_h1": Architecture("Falcon-H1", _FALCON_H1, "the state-space model beside the attention has no adapter"),
     "florence_vision": Architecture(
@@ -528,7 +477,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "m2m_100": Architecture("M2M100, NLLB", _MBART),
     "marian": Architecture("Marian", _BART),
     "mbart": Architecture("mBART", _MBART, embeddings=SubLayer("encoder.layernorm_embedding")),
-    "megatron-bert": Architecture("Megatron-BERT", _pre_ln_bert("attention.ln", "ln")),
+    "megatron-bert": Architecture("Megatron-BERT", _pre_ln_bert("attention.ln", _dense("output", "ln"))),
     "mistral": Architecture("Mistral", _LLAMA, embeddings=SubLayer("embed_tokens")),
     "mixtral": Architecture("Mixtral", _MIXTURE, _EXPERTS),
     "mobilebert": Architecture(
@@ -553,7 +502,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rembert": Architecture("RemBERT", _BERT, embeddings=_BERT_EMBEDDINGS),
     "roberta": Architecture("RoBERTa", _BERT, embeddings=_BERT_EMBEDDINGS),
     "roberta-prelayernorm": Architecture(
-        "RoBERTa-PreLayerNorm", _pre_ln_bert("attention.LayerNorm", "intermediate.LayerNorm")
+        "RoBERTa-PreLayerNorm", _pre_ln_bert("attention.LayerNorm", _dense("output", "intermediate.LayerNorm"))
     ),
     "seamless_m4t": Architecture("SeamlessM4T", _SEAMLESS, _CONFORMER_NOTE),
     "seamless_m4t_v2": Architecture("SeamlessM4T v2", _SEAMLESS2, _CONFORMER_NOTE),
@@ -568,13 +517,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "umt5": Architecture("UMT5", _T5, embeddings=SubLayer("encoder.embed_tokens")),
     "vit": Architecture("ViT", _VIT),
     "wav2vec2": Architecture("wav2vec 2.0", _WAV2VEC2),
-    "wav2vec2-bert": Architecture("wav2vec2-BERT", (*_CONFORMER, _CONFORMER_ADAPTER), _CONFORMER_NOTE),
+    "wav2vec2-bert": Architecture("wav2vec2-BERT", _CONFORMER + _SHORTENING, _CONFORMER_NOTE),
     "wav2vec2-conformer": Architecture("wav2vec2-Conformer", _CONFORMER, _CONFORMER_NOTE),
     "wavlm": Architecture("WavLM", _WAV2VEC2),
     "whisper": Architecture("Whisper", _MBART),
     "xlm-roberta": Architecture("XLM-RoBERTa", _BERT, embeddings=_BERT_EMBEDDINGS),
     "xlm-roberta-xl": Architecture(
-        "XLM-RoBERTa-XL", _pre_ln_bert("attention.self_attn_layer_norm", "LayerNorm", has_dropout=False)
+        "XLM-RoBERTa-XL", _pre_ln_bert("attention.self_attn_layer_norm", SubLayer("output.dense", entry="LayerNorm"))
     ),
     "xmod": Architecture("X-MOD", _XMOD, "the adapter comes before the language's own adapter"),
     "zamba2": Architecture("Zamba2", _ZAMBA2, "one adapter follows the shared attention and feed-forward"),

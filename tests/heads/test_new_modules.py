@@ -19,8 +19,7 @@ import houlsby_peft
 from common.arguments import MethodArguments
 from common.model import apply_method
 from contract_models import WIDE
-from houlsby_peft import HoulsbyConfig
-from houlsby_peft.heads.find import find_new_in_encoder
+from houlsby_peft import HoulsbyConfig, find_new_modules
 from houlsby_peft.placement.inference import log_once
 from tiny_models import perturb, tiny_bert
 
@@ -72,8 +71,8 @@ def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_is_found_in_any_precision_and_after_a_move(without_pooler, dtype):
-    assert find_new_in_encoder(load(without_pooler, dtype=dtype)) == ["bert.pooler"]
-    assert find_new_in_encoder(load(without_pooler).to(dtype)) == ["bert.pooler"]
+    assert find_new_modules(load(without_pooler, dtype=dtype)) == ["classifier", "bert.pooler"]
+    assert find_new_modules(load(without_pooler).to(dtype)) == ["classifier", "bert.pooler"]
 
 
 def test_one_that_is_asked_for_is_named_once(without_pooler, caplog):
@@ -136,7 +135,7 @@ def test_resized_embeddings_are_not_new(tmp_path, caplog):
 def test_images_have_no_pooler(tmp_path):
     config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
     ViTForImageClassification(config).vit.save_pretrained(tmp_path)
-    assert find_new_in_encoder(ViTForImageClassification.from_pretrained(tmp_path)) == []
+    assert find_new_modules(ViTForImageClassification.from_pretrained(tmp_path)) == ["classifier"]
 
 
 def test_the_recipes_other_methods_train_it_too(without_pooler):

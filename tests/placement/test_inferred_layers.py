@@ -188,7 +188,7 @@ def test_a_module_that_two_layers_hold_is_refused():
     base = HomeMade()
     base.blocks[2].attention.to_out[0] = base.blocks[1].attention.to_out[0]
     with pytest.raises(
-        ValueError, match=r"'blocks\.1\.attention\.to_out\.0' is also 'blocks\.2\.attention\.to_out\.0'"
+        ValueError, match=r"'blocks\.1\.attention\.to_out\.0': it is also 'blocks\.2\.attention\.to_out\.0'"
     ):
         get_peft_model(base, HoulsbyConfig(r=4, target_modules=["attention.to_out.0"]))
 

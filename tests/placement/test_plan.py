@@ -35,7 +35,7 @@ def encoder():
 @pytest.mark.parametrize("places", [["linear2"], ["self_attn"]], ids=str)
 def test_an_encoder_layer_that_would_not_call_the_place_is_refused(places):
     base = encoder()
-    with pytest.raises(ValueError, match=r"fast path that does not call .*set_fastpath_enabled\(False\)"):
+    with pytest.raises(ValueError, match=r"in evaluation, the fast path .*set_fastpath_enabled\(False\)"):
         get_peft_model(base, HoulsbyConfig(r=2, target_modules=places))
     assert not any(isinstance(module, HoulsbyLayer) for module in base.modules())
 
@@ -59,16 +59,14 @@ def test_an_encoder_layer_without_its_fast_path(places, norms, without_fast_path
 
 def test_a_part_of_an_attention_that_is_never_called_is_refused():
     attention = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
-    with pytest.raises(ValueError, match=r"never calls its part 'attention\.out_proj'\. Name .*: 'attention'"):
+    with pytest.raises(ValueError, match=r"'attention\.out_proj': .* never calls its parts\. Name .*: 'attention'"):
         get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["out_proj"]))
 
 
 def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2), adapter_name="one")
     before = list(model.state_dict())
-    with pytest.raises(
-        ValueError, match=r"either a bottleneck or a trained norm; .* is a HoulsbyLayerNorm for another"
-    ):
+    with pytest.raises(ValueError, match=r"is a HoulsbyLayerNorm for another adapter"):
         model.add_adapter("two", HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False))
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["one"]
