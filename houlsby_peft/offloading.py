@@ -75,18 +75,21 @@ def check_base_is_loaded(model: nn.Module) -> None:
 def check_at_hand(weights: Mapping[str, Any]) -> None:
     """Refuse to save, copy or replace weights of which this process does not hold the whole."""
     for name, weight in weights.items():
-        if not isinstance(weight, torch.Tensor) or weight.is_meta:
-            raise ValueError(
-                "An adapter's weights must be in memory and not quantized to be saved, copied or initialized; got "
-                f"{name}, which is {'offloaded' if isinstance(weight, torch.Tensor) else 'quantized'}. Do it before "
-                "the model is offloaded or quantized."
+        is_tensor, is_dtensor = isinstance(weight, torch.Tensor), hasattr(weight, "full_tensor")
+        if not is_tensor or weight.is_meta:
+            problem = (
+                "in memory and not quantized to be saved, copied or initialized; got "
+                f"{name}, which is {'offloaded' if is_tensor else 'quantized'}. Do it before the model is "
+                "offloaded or quantized."
             )
-        is_dtensor = hasattr(weight, "full_tensor")
-        if is_dtensor or weight.numel() == 0:
-            raise ValueError(
-                "An adapter's weights must be gathered before they are saved; this process holds only a part of "
-                f"{name}, {'a DTensor (FSDP2)' if is_dtensor else 'which is empty (ZeRO-3)'}. On every process: "
+        elif is_dtensor or weight.numel() == 0:
+            problem = (
+                f"gathered before they are saved; this process holds only a part of {name}, "
+                f"{'a DTensor (FSDP2)' if is_dtensor else 'which is empty (ZeRO-3)'}. On every process: "
                 "weights = accelerator.get_state_dict(wrapped_model); then "
                 "accelerator.unwrap_model(wrapped_model).save_pretrained(folder, state_dict=weights, "
                 "is_main_process=accelerator.is_main_process). transformers' Trainer does this automatically."
             )
+        else:
+            continue
+        raise ValueError(f"An adapter's weights must be {problem}")

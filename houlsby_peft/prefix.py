@@ -73,13 +73,9 @@ class FrozenPrefix:
         ]
         found = [place for name in trained for place in find_places(base, base.peft_config[name]).values()]
         adapted = [(place.stack, place.layer) for place in found if place.layer is not None]
-        if len(stacks := {stack for stack, _ in adapted}) != 1:
-            raise ValueError(
-                "The layers below the adapters can only be told if all of these are in one list of layers; found them "
-                f"in {', '.join(map(repr, sorted(stacks))) or 'none'}. Use adapters in a single encoder or decoder."
-            )
-        stack, self.index = min(adapted)
-        layers, tokens = list(base.get_submodule(stack)), base.get_input_embeddings()
+        stacks = sorted({stack for stack, _ in adapted})
+        stack, self.index = min(adapted, default=("", 0))
+        layers, tokens = list(base.get_submodule(stack).children()), base.get_input_embeddings()
         # The smallest module with the embeddings and the layers. A user may call it or a module around it.
         while tokens not in set(base.get_submodule(stack).modules()):
             stack = stack.rpartition(".")[0]
@@ -87,11 +83,16 @@ class FrozenPrefix:
         self._frozen, upper = layers[: self.index], layers[self.index :]
         lowest = set(upper[0].parameters())
         below = takewhile(lambda weight: weight not in lowest, self._encoder.parameters())
-        if self.index == 0 or any(weight.requires_grad for weight in below):
+        problem = None
+        if len(stacks) != 1:
+            problem = f"the adapters are in {' and '.join(stacks) or 'no list'}"
+        elif self.index == 0 or any(weight.requires_grad for weight in below):
+            problem = f"{'layer 0 is' if self.index == 0 else 'the embeddings are'} trained"
+        if problem:
             raise ValueError(
-                "FrozenPrefix needs frozen embeddings and at least one frozen layer below the adapters; here "
-                f"{'layer 0 is trained' if self.index == 0 else 'the embeddings are trained'}. Adapt upper layers "
-                "only with layers_to_transform, and set neither train_layer_norm='all' nor invertible."
+                "FrozenPrefix needs adapters in one list of layers, and below them frozen embeddings and at least one "
+                f"frozen layer; here {problem}. Adapt upper layers of a single encoder or decoder only, with "
+                "layers_to_transform, and set neither train_layer_norm='all' nor invertible."
             )
         self._store: MemoryStore | FolderStore
         if folder is None:

@@ -190,12 +190,13 @@ class _Layer:
         ends = []
         for name in self.modules:
             parent, _, own_name = name.rpartition(".")
+            parent_class: Any = type(self.modules.get(parent))
             inner_names = name.split(".")[attention.count(".") :]
             may_end = (
                 name in projections
                 and not any(map(_ATTENTION_INPUT.search, inner_names))
                 and not self._is_whole(parent)
-                and not _is_read_not_called(type(self.modules.get(parent)), own_name)
+                and not _is_read_not_called(parent_class, own_name)
             )
             if is_inside(name, attention) and (may_end or self._is_whole(name)):
                 ends.append(name)

@@ -186,16 +186,15 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
     describes, possibly because another version of transformers names its modules differently, is inferred.
     """
-    if why := next((UNSUPPORTED[kind] for kind in view.types.values() if kind in UNSUPPORTED), None):
-        raise ValueError(why)
+    refusal = next((UNSUPPORTED[kind] for kind in view.types.values() if kind in UNSUPPORTED), None)
     known = look_up_layers(view)
     layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
     stacks = {stack for stack, _ in layers}
     rest = {key: module for key, module in view.modules.items() if not any(is_inside(key, stack) for stack in stacks)}
     inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
     layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
-    if unknown:
-        raise ValueError(_explain_unknown(unknown, layers))
+    if refusal or unknown:
+        raise ValueError(refusal or _explain_unknown(unknown, layers))
     if inferred:
         log_inferred(inferred)
     for (stack, index), sub_layers in layers.items():

@@ -9,7 +9,7 @@ As a command, from the model's configuration alone; no weights are needed:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import transformers
@@ -44,7 +44,22 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
         for row in fold_places(places):
             layers = f"{row['stack']}.{row['layers']}".lstrip(".") if row["layers"] else ""
             rows.append((layers, row["position"], row["module"], f"{width:,}"))
-    return "\n".join([type(model).__name__, "", *_align(rows), "", *_align(_sizes(model, plan))])
+    with torch.device("meta"):
+        owned = [plan.new_bottleneck(place) for key, place in plan.bottlenecks.items() if plan.owners[key] == key]
+        couplings = [plan.new_bottleneck(place) for key, place in plan.ends.items() if plan.owners[key] == key]
+    # A place on a tuner layer counts as the module that it wraps.
+    norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
+    trained: dict[str, Sequence[nn.Module]] = {
+        f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={plan.config.r})": owned,
+        f"{len(norms)} norms": norms,
+        **({f"invertible module ({plan.config.invertible})": couplings} if couplings else {}),
+        **{f"module to save: {key}": [own or model.get_submodule(key)] for key, own in plan.heads.items()},
+    }
+    sizes = {what: sum(_size(module) for module in modules) for what, modules in trained.items()}
+    total, base = sum(sizes.values()), _size(model)
+    sizes[f"trainable ({total / base:.2%} of the base model's {base:,})"] = total
+    numbers = [(what, f"{size:,}") for what, size in sizes.items()]
+    return "\n".join([type(model).__name__, "", *_align(rows), "", *_align(numbers)])
 
 
 def architectures_list() -> str:
@@ -91,39 +106,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if name is None:
         parser.error("name a model, or give --architectures")
     try:
-        print(placement_map(_model_without_weights(name, model_class), HoulsbyConfig(**options)))
+        # On the meta device, from its configuration; code from the Hub is not run.
+        model_config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        class_name = model_class or next(iter(model_config.architectures or []), "AutoModel")
+        cls = getattr(transformers, class_name)
+        with torch.device("meta"):
+            model = cls.from_config(model_config) if class_name.startswith("Auto") else cls(model_config)
+        print(placement_map(model, HoulsbyConfig(**options)))
     except (AttributeError, OSError, ValueError) as error:
         parser.error(str(error))
 
 
-def _model_without_weights(name: str, model_class: str | None) -> nn.Module:
-    """Return the model on the meta device, from its configuration; code from the Hub is not run."""
-    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    class_name = model_class or next(iter(config.architectures or []), "AutoModel")
-    cls = getattr(transformers, class_name)
-    with torch.device("meta"):
-        model: nn.Module = cls.from_config(config) if class_name.startswith("Auto") else cls(config)
-    return model
-
-
-def _sizes(model: nn.Module, plan: Plan) -> list[tuple[str, ...]]:
-    """Return what trains, with numbers of parameters. A place on a tuner layer counts as the module that it wraps."""
-    with torch.device("meta"):
-        owned = [plan.new_bottleneck(place) for key, place in plan.bottlenecks.items() if plan.owners[key] == key]
-        couplings = [plan.new_bottleneck(place) for key, place in plan.ends.items() if plan.owners[key] == key]
-    norms = [plan.reference(place) for place in plan.places.values() if place.is_norm]
-    bottlenecks = f"{len(owned)} bottlenecks at {len(plan.bottlenecks)} places (r={plan.config.r})"
-    rows = [(bottlenecks, _size(owned)), (f"{len(norms)} norms", _size(norms))]
-    if couplings:
-        rows.append((f"invertible module ({plan.config.invertible})", _size(couplings)))
-    rows += [(f"module to save: {key}", _size([own or model.get_submodule(key)])) for key, own in plan.heads.items()]
-    total, base = sum(size for _, size in rows), _size([model])
-    rows.append((f"trainable ({total / base:.2%} of the base model's {base:,})", total))
-    return [(what, f"{size:,}") for what, size in rows]
-
-
-def _size(modules: Iterable[nn.Module]) -> int:
-    return sum(weight.numel() for module in modules for weight in module.parameters())
+def _size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -7,12 +7,8 @@ import torch
 from peft import PeftModel, get_peft_model
 from torch.nn import functional as F
 from transformers import (
-    DetrConfig,
     DistilBertConfig,
     DistilBertForSequenceClassification,
-    MaskFormerConfig,
-    MaskFormerForInstanceSegmentation,
-    SwinConfig,
 )
 
 from houlsby_peft import HoulsbyConfig
@@ -69,29 +65,6 @@ def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
     base.bert.pooler.register_forward_hook(lambda *call: found.append(call[-1].dtype))
     model(token_ids)
     assert found == [torch.bfloat16]
-
-
-def test_a_model_that_goes_on_computing_with_its_heads_outputs():
-    """MaskFormer multiplies what its `mask_embedder` returns by the pixels' embeddings."""
-    backbone = SwinConfig(
-        image_size=64, embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=2,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )  # fmt: skip
-    decoder = DetrConfig(d_model=32, decoder_layers=1, decoder_attention_heads=2, decoder_ffn_dim=16, num_queries=4)
-    config = MaskFormerConfig(
-        fpn_feature_size=32, mask_feature_size=32, backbone_config=backbone, decoder_config=decoder
-    )
-    model = adapted(MaskFormerForInstanceSegmentation(config).bfloat16().eval())
-    assert dtypes(model, "mask_embedder") == {torch.float32}
-    outputs = model(pixel_values=torch.randn(1, 3, 64, 64, dtype=torch.bfloat16))
-    assert outputs.masks_queries_logits.dtype == torch.bfloat16
-
-
-def test_a_head_in_the_base_models_dtype_if_that_is_wanted(token_ids):
-    config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
-    model = get_peft_model(half_bert(), config, autocast_adapter_dtype=False)
-    assert dtypes(model, "classifier") == {torch.bfloat16}
-    assert model(token_ids).logits.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("low_cpu_mem_usage", [False, True])

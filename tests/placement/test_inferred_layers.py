@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from peft import get_peft_model
@@ -12,7 +10,6 @@ from torch import nn
 from architecture_rows import ROWS
 from home_made import HomeMade, Layer
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
-from houlsby_peft.placement.inference import infer_layers
 from houlsby_peft.placement.places import find_places
 from houlsby_peft.placement.table import ARCHITECTURES
 from tiny_models import perturb
@@ -73,21 +70,6 @@ def test_a_transformer_made_at_home_trains():
     assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
 
 
-def test_the_choice_is_logged_once(caplog):
-    logger = logging.getLogger("houlsby_peft.placement.inference")
-    with caplog.at_level(logging.WARNING, logger.name):
-        for width in (16, 16, 32):
-            blocks = nn.ModuleList(Layer(width) for _ in range(5))
-            model = nn.ModuleDict({f"blocks_of_{width}": blocks})
-            find_places(model, HoulsbyConfig())
-    assert [record.getMessage() for record in caplog.records] == [
-        "The table of architectures does not describe these layers, so the places of the adapters are inferred: "
-        f"blocks_of_{width}.0-4 attention after attention.to_out.0, feed_forward after net0.2. To choose others, give "
-        "target_modules."
-        for width in (16, 32)
-    ]
-
-
 def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
     with pytest.raises(ValueError, match=r"2 candidates: net0\.2, net1\.2") as error:
         get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
@@ -100,7 +82,7 @@ def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
 
 
 def test_a_model_without_layers_is_an_error():
-    with pytest.raises(ValueError, match=r"list of layers with attention; Sequential, .* target_modules"):
+    with pytest.raises(ValueError, match=r"list of layers with attention, or .* target_modules names; Sequential,"):
         get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
 
 
@@ -223,16 +205,6 @@ def test_attentions_in_a_list_of_their_own_are_refused():
     model["nets"] = nn.ModuleList(layer.net0 for layer in layers)
     with pytest.raises(ValueError, match=r"in attentions, attentions\.0 is not in a layer"):
         find_places(model, HoulsbyConfig())
-
-
-def test_attention_of_pytorch_is_wrapped_as_a_whole():
-    layer = nn.ModuleDict({"attn": nn.MultiheadAttention(16, 2), "up": nn.Linear(16, 24), "down": nn.Linear(24, 16)})
-    modules = {"layers": nn.ModuleList([layer]), **{f"layers.0.{key}": module for key, module in layer.items()}}
-    modules |= {"layers.0": layer, "layers.0.attn.out_proj": layer["attn"].out_proj}
-    layers, unknown = infer_layers(modules, ("attention", "feed_forward"))
-    assert not unknown
-    found = layers["layers", 0]
-    assert {position: end.output for position, end in found.items()} == {"attention": "attn", "feed_forward": "down"}
 
 
 def test_decoder_layers_of_pytorch():

@@ -85,7 +85,7 @@ def test_places_outside_of_layers_are_named_in_full(capsys):
         (["{model}", "--r", "0"], "HoulsbyConfig.r must be"),
         (["{model}", "--model_class", "NoSuchModel"], "NoSuchModel"),
         (["{model}/missing"], "missing"),
-        (["{model}", "--positions", "cross_attention"], "has no cross_attention"),
+        (["{model}", "--positions", "cross_attention"], "cross_attention"),
     ],
 )
 def test_the_command_refuses_in_words(arguments, message, bert_base, capsys):

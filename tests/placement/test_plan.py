@@ -126,14 +126,6 @@ def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
         assert len(caplog.records) == warnings, names
 
 
-def test_a_dropout_that_the_table_itself_wraps_may_be_named():
-    named = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, target_modules=list(BERT_ENDS)))
-    assert (
-        named.get_nb_trainable_parameters()
-        == get_peft_model(tiny_bert(), HoulsbyConfig(r=2)).get_nb_trainable_parameters()
-    )
-
-
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 def test_a_base_quantized_by_torch_itself():
     base = tiny_bert()

@@ -25,8 +25,8 @@ class Row:
     """One architecture.
 
     Args:
-        model_class: the class in transformers, whose configuration is built from `config`.
-        config: what makes the model tiny.
+        model_class: the class in transformers.
+        options: of its configuration, beside the tiny `SIZES`.
         ends: the projection that ends each sub-layer, by the name of its list of layers and position; a second
             feed-forward is "feed_forward 2". A tuple has them for each layer of a list.
         norms: norms in all layers together.
@@ -44,7 +44,7 @@ class Row:
     """
 
     model_class: str
-    config: dict[str, Any]
+    options: dict[str, Any]
     ends: dict[str, dict[str, str] | tuple[dict[str, str], ...]]
     norms: int = 2 * LAYERS
     skip: str = "pre"
@@ -64,6 +64,11 @@ class Row:
     def of_layer(self, by_stack: Any, name: str) -> Any:
         """What applies to a layer of `dropout` or `layer`."""
         return by_stack.get(name.rpartition(".")[0]) if isinstance(by_stack, dict) else by_stack
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments of the configuration."""
+        return {**SIZES, **self.options}
 
     def model(self, **changes: Any) -> transformers.PreTrainedModel:
         """The tiny model in eval mode with weights drawn from a fixed seed, large enough to tell things apart."""
@@ -118,56 +123,37 @@ def make_inputs(kind: str, rows: int) -> dict[str, torch.Tensor]:
     return batch
 
 
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_TEXT = {
+# Tiny sizes by all names that configurations have for them. A configuration ignores what it has no use for.
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "d_model", "dim"), 16),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "n_inner", "ffn_dim"), 24),
+    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "n_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "num_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "speech_encoder_intermediate_size"), 24),
+    **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop"), 0.0),
+    "n_heads": 2,
+    "d_kv": 6,
     "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
     "max_position_embeddings": 40,
-    **_SPECIAL,
-}
-_GROUPED = {**_TEXT, "num_key_value_heads": 1}
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1}
-_GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": LAYERS, "n_head": 2, "n_inner": 24, "n_positions": 40, **_SPECIAL}
-_BART = {
-    "vocab_size": 50,
-    "d_model": 16,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     "decoder_start_token_id": 1,
-    **_SPECIAL,
-}
-_T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 6, "d_ff": 24, "num_layers": LAYERS, "num_heads": 2, **_SPECIAL}
-_IMAGE = {
-    "hidden_size": 16,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
     "image_size": 8,
     "patch_size": 4,
+    "conv_depthwise_kernel_size": 3,
+    "feature_projection_input_dim": 8,
+    "apply_spec_augment": False,
 }
 _SPEECH = {
-    "hidden_size": 16,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
     "conv_dim": (8, 8),
     "conv_stride": (4, 2),
     "conv_kernel": (4, 2),
     "num_conv_pos_embeddings": 4,
     "num_conv_pos_embedding_groups": 2,
-    "layerdrop": 0.0,
-    "apply_spec_augment": False,
 }
+_GROUPED = {"num_key_value_heads": 1}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1}
 
 
 def _bert(
@@ -182,7 +168,7 @@ def _bert(
     }
     return Row(
         name,
-        {**_TEXT, **changes},
+        {**changes},
         {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense", **cross}},
         norms=2 * LAYERS + len(cross) * LAYERS,
         skip=skip,
@@ -196,7 +182,7 @@ def _gpt2(name: str, **changes: Any) -> Row:
     cross = {"cross_attention": "crossattention.c_proj"} if changes.get("add_cross_attention") else {}
     return Row(
         name,
-        {**_GPT2, **changes},
+        {**changes},
         {"h": {"attention": "attn.c_proj", "feed_forward": "mlp.c_proj", **cross}},
         norms=2 * LAYERS + len(cross) * LAYERS,
         dropout=("attention", "feed_forward", *cross),
@@ -207,14 +193,14 @@ def _gpt2(name: str, **changes: Any) -> Row:
 def _falcon(norms_per_layer: int, **changes: Any) -> Row:
     ends = {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}
     skip = "pre" if changes.get("parallel_attn") is False else "parallel"
-    config = {**_TEXT, "alibi": False, **changes}
+    config = {"alibi": False, **changes}
     return Row("FalconModel", config, {"h": ends}, norms=norms_per_layer * LAYERS, skip=skip)
 
 
 def _gpt_neox(**changes: Any) -> Row:
     return Row(
         "GPTNeoXModel",
-        {**_TEXT, **changes},
+        {**changes},
         {"layers": {"attention": "attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
         dropout=("attention", "feed_forward"),
     )
@@ -242,7 +228,7 @@ def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) ->
     }
     return Row(
         name,
-        {**_BART, **changes},
+        {**changes},
         {"encoder.layers": ends, "decoder.layers": {**ends, "cross_attention": "encoder_attn.out_proj"}},
         norms=5 * LAYERS,
         skip=skip,
@@ -260,7 +246,7 @@ def _t5(name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **
     }
     return Row(
         name,
-        {**_T5, **changes},
+        {**changes},
         {"encoder.block": encoder, "decoder.block": decoder},
         norms=norms,
         dropout=("attention", "feed_forward", "cross_attention"),
@@ -271,7 +257,7 @@ def _t5(name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **
 def _vit(name: str, skip: str = "pre", **changes: Any) -> Row:
     return Row(
         name,
-        {**_IMAGE, **changes},
+        {**changes},
         {"layers": {"attention": "attention.o_proj", "feed_forward": "mlp.fc2"}},
         skip=skip,
         after={"attention": "lambda_1", "feed_forward": "lambda_2"} if skip == "factor" else {},
@@ -317,17 +303,6 @@ _MAMBA = {
     "mamba_chunk_size": 4,
     "num_logits_to_keep": None,
 }
-_CONFORMER = {
-    "hidden_size": 16,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "feature_projection_input_dim": 8,
-    "conv_depthwise_kernel_size": 3,
-    "vocab_size": 50,
-    "layerdrop": 0.0,
-    "apply_spec_augment": False,
-}
 _CONFORMER_ENDS = {
     "attention": "self_attn.linear_out",
     "feed_forward": "ffn1.output_dense",
@@ -343,46 +318,25 @@ _WAV2VEC2_BERT: dict[str, Any] = {
     "layer": written_out.conformer,
 }
 _SEAMLESS = {
-    **_CONFORMER,
-    "vocab_size": 50,
-    "encoder_layers": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_layerdrop": 0.0,
-    "decoder_layerdrop": 0.0,
-    "speech_encoder_layers": LAYERS,
+    **dict.fromkeys(("speech_encoder_layers", "t2u_encoder_layers", "t2u_decoder_layers"), LAYERS),
+    **dict.fromkeys(("t2u_encoder_ffn_dim", "t2u_decoder_ffn_dim"), 24),
     "speech_encoder_attention_heads": 2,
-    "speech_encoder_intermediate_size": 24,
-    "speech_encoder_layerdrop": 0.0,
-    "adaptor_kernel_size": 4,
-    "adaptor_stride": 4,
-    "num_adapter_layers": 1,
-    "t2u_encoder_layers": LAYERS,
-    "t2u_decoder_layers": LAYERS,
-    "t2u_encoder_ffn_dim": 24,
-    "t2u_decoder_ffn_dim": 24,
     "t2u_encoder_attention_heads": 2,
     "t2u_decoder_attention_heads": 2,
     "t2u_vocab_size": 50,
+    "adaptor_kernel_size": 4,
+    "adaptor_stride": 4,
+    "num_adapter_layers": 1,
 }
 _PARAKEET = {
-    "hidden_size": 16,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
     "num_key_value_heads": 2,
-    "intermediate_size": 24,
     "num_mel_bins": 8,
     "conv_kernel_size": 3,
     "subsampling_factor": 4,
     "subsampling_conv_channels": 4,
     "subsampling_conv_kernel_size": 3,
-    "layerdrop": 0.0,
 }
 _MOBILEBERT = {
-    **_TEXT,
     "hidden_size": 24,
     "embedding_size": 24,
     "intra_bottleneck_size": 16,
@@ -403,7 +357,7 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
     )
     return Row(
         name,
-        {**_TEXT, "encoder_hidden_size": 16, "cross_attention_frequency": crossing, **changes},
+        {"encoder_hidden_size": 16, "cross_attention_frequency": crossing, **changes},
         {"encoder.layer": each},
         norms=sum(map(len, each)),
         dropout=("attention", "feed_forward", "feed_forward 2", "cross_attention"),
@@ -415,7 +369,7 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
 
 def _blip_vision(name: str) -> Row:
     ends = {"attention": "self_attn.projection", "feed_forward": "mlp.fc2"}
-    return Row(name, _IMAGE, {"encoder.layers": ends}, inputs="image")
+    return Row(name, {}, {"encoder.layers": ends}, inputs="image")
 
 
 def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS) -> Row:
@@ -490,7 +444,7 @@ _DIVIDED = {"attention": "temporal_dense", "attention 2": "attention.output.dens
 def _timesformer(ends: dict[str, str], norms: int, layer: Callable[..., torch.Tensor] | None, **changes: Any) -> Row:
     return Row(
         "TimesformerModel",
-        {**_IMAGE, "num_frames": 2, "drop_path_rate": 0, **changes},
+        {"num_frames": 2, "drop_path_rate": 0, **changes},
         {"encoder.layer": ends},
         norms=norms * LAYERS,
         dropout=("attention 2", "feed_forward") if layer else ("attention", "feed_forward"),
@@ -519,7 +473,7 @@ def _granite(experts: int) -> Row:
     )
 
 
-_CLIP_TOWERS = {"text_config": _TEXT, "vision_config": _IMAGE}
+_CLIP_TOWERS = {"text_config": SIZES, "vision_config": SIZES}
 _BOTH_TOWERS = ("text_model.", "vision_model.")
 _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
 
@@ -527,7 +481,7 @@ _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions"
 ROWS: dict[str, Row] = {
     "albert": Row(
         "AlbertModel",
-        {**_TEXT, "embedding_size": 8},
+        {"embedding_size": 8},
         {
             "encoder.albert_layer_groups.0.albert_layers": {
                 "attention": "attention.dense",
@@ -562,13 +516,13 @@ ROWS: dict[str, Row] = {
     "blip_2_vision_model": _blip_vision("Blip2VisionModel"),
     "bloom": Row(
         "BloomModel",
-        {"vocab_size": 50, "hidden_size": 16, "n_layer": LAYERS, "n_head": 2, **_SPECIAL},
+        {},
         {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
     ),
     "camembert": _bert("CamembertModel"),
     "clip": _clip("CLIPModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
-    "clip_text_model": _clip("CLIPTextModel", _TEXT, ("",), "text"),
-    "clip_vision_model": _clip("CLIPVisionModel", _IMAGE, ("",), "image"),
+    "clip_text_model": _clip("CLIPTextModel", {}, ("",), "text"),
+    "clip_vision_model": _clip("CLIPVisionModel", {}, ("",), "image"),
     "deberta": _bert("DebertaModel", relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "deberta-v2": _bert("DebertaV2Model"),
     "deberta-v2:v3": _bert(
@@ -583,7 +537,7 @@ ROWS: dict[str, Row] = {
     "deit": _vit("DeiTModel"),
     "dinov2": Row(
         "Dinov2Model",
-        {**_IMAGE, "mlp_ratio": 2},
+        {"mlp_ratio": 2},
         {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
         inputs="image",
         # The inference finds the projections, which come before the layer scale.
@@ -591,15 +545,7 @@ ROWS: dict[str, Row] = {
     ),
     "distilbert": Row(
         "DistilBertModel",
-        {
-            "vocab_size": 50,
-            "dim": 16,
-            "n_layers": LAYERS,
-            "n_heads": 2,
-            "hidden_dim": 24,
-            "max_position_embeddings": 40,
-            **_SPECIAL,
-        },
+        {},
         {"transformer.layer": {"attention": "attention.out_lin", "feed_forward": "ffn.lin2"}},
         skip="post",
         after={"attention": "sa_layer_norm", "feed_forward": "output_layer_norm"},
@@ -663,9 +609,6 @@ ROWS: dict[str, Row] = {
     "gemma4_audio": Row(
         "Gemma4AudioModel",
         {
-            "hidden_size": 16,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 2,
             "subsampling_conv_channels": [8, 8],
             "attention_chunk_size": 4,
             "attention_context_left": 5,
@@ -690,7 +633,7 @@ ROWS: dict[str, Row] = {
     ),
     "gemma4_vision": Row(
         "Gemma4VisionModel",
-        {**_IMAGE, "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 8},
+        {"num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 8},
         {"encoder.layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
         norms=4 * LAYERS,
         skip="branch",
@@ -704,9 +647,6 @@ ROWS: dict[str, Row] = {
     "gpt_neo": Row(
         "GPTNeoModel",
         {
-            **_TEXT,
-            "num_layers": LAYERS,
-            "num_heads": 2,
             "attention_types": [[["global", "local"], 1]],
             "window_size": 4,
         },
@@ -717,7 +657,7 @@ ROWS: dict[str, Row] = {
     "gpt_neox:sequential": _gpt_neox(use_parallel_residual=False),
     "gptj": Row(
         "GPTJModel",
-        {**_GPT2, "rotary_dim": 4},
+        {"rotary_dim": 4},
         {"h": {"attention": "attn.out_proj", "feed_forward": "mlp.fc_out"}},
         norms=LAYERS,
         dropout=("attention", "feed_forward"),
@@ -728,7 +668,7 @@ ROWS: dict[str, Row] = {
     "hubert:stable": _wav2vec2("HubertModel", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
     "ibert": Row(
         "IBertModel",
-        _TEXT,
+        {},
         {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
         dropout=("attention", "feed_forward"),
         checkpointing=False,
@@ -806,7 +746,7 @@ ROWS: dict[str, Row] = {
     "lxmert": Row(
         "LxmertModel",
         {
-            **{name: value for name, value in _TEXT.items() if name != "num_hidden_layers"},
+            "num_hidden_layers": {"vision": 1, "cross_encoder": 1, "language": 1},
             "l_layers": 1,
             "r_layers": 1,
             "x_layers": 1,
@@ -846,7 +786,6 @@ ROWS: dict[str, Row] = {
     "modernbert": Row(
         "ModernBertModel",
         {
-            **_TEXT,
             "cls_token_id": 1,
             "sep_token_id": 2,
             "attention_dropout": 0.1,
@@ -860,7 +799,7 @@ ROWS: dict[str, Row] = {
     ),
     "mpnet": Row(
         "MPNetModel",
-        _TEXT,
+        {},
         {"encoder.layer": {"attention": "attention.attn.o", "feed_forward": "output.dense"}},
         skip="post",
         after={"attention": "attention.LayerNorm", "feed_forward": "output.LayerNorm"},
@@ -899,12 +838,12 @@ ROWS: dict[str, Row] = {
     "olmo2": _llama("Olmo2Model"),
     "opt": Row(
         "OPTModel",
-        {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 16},
+        {"ffn_dim": 24, "word_embed_proj_dim": 16},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
     ),
     "opt:post": Row(
         "OPTModel",
-        {**_TEXT, "ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
+        {"ffn_dim": 24, "word_embed_proj_dim": 8, "do_layer_norm_before": False},
         {"decoder.layers": {"attention": "self_attn.out_proj", "feed_forward": "fc2"}},
         skip="post",
         after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
@@ -934,8 +873,8 @@ ROWS: dict[str, Row] = {
     "seamless_m4t": _seamless("SeamlessM4TForSpeechToText", 5),
     "seamless_m4t_v2": _seamless("SeamlessM4Tv2ForSpeechToText", 6),
     "siglip": _clip("SiglipModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
-    "siglip_text_model": _clip("SiglipTextModel", _TEXT, ("",), "text"),
-    "siglip_vision_model": _clip("SiglipVisionModel", _IMAGE, ("",), "image"),
+    "siglip_text_model": _clip("SiglipTextModel", {}, ("",), "text"),
+    "siglip_vision_model": _clip("SiglipVisionModel", {}, ("",), "image"),
     "starcoder2": _llama("Starcoder2Model", mlp="mlp.c_proj"),
     "t5": _t5("T5Model"),
     "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
@@ -947,10 +886,10 @@ ROWS: dict[str, Row] = {
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
     "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
-    "wav2vec2-bert": Row("Wav2Vec2BertModel", _CONFORMER, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT),
+    "wav2vec2-bert": Row("Wav2Vec2BertModel", {}, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT),
     "wav2vec2-bert:adapter": Row(
         "Wav2Vec2BertModel",
-        {**_CONFORMER, "add_adapter": True, "output_hidden_size": 24},
+        {"add_adapter": True, "output_hidden_size": 24},
         {"encoder.layers": _CONFORMER_ENDS, "adapter.layers": _SHORTENING_ENDS},
         **{
             **_WAV2VEC2_BERT,
@@ -960,7 +899,7 @@ ROWS: dict[str, Row] = {
     ),
     "wav2vec2-conformer": Row(
         "Wav2Vec2ConformerModel",
-        {**_SPEECH, "conv_depthwise_kernel_size": 3, "vocab_size": 50},
+        _SPEECH,
         {"encoder.layers": _CONFORMER_ENDS},
         norms=5 * LAYERS,
         dropout=_CONFORMER_DROPOUT,
@@ -975,7 +914,7 @@ ROWS: dict[str, Row] = {
     "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
     "xmod": Row(
         "XmodModel",
-        {**_TEXT, "languages": ("en_XX",), "default_language": "en_XX"},
+        {"languages": ("en_XX",), "default_language": "en_XX"},
         {"encoder.layer": _LXMERT_ENDS},
         dropout=("attention",),
         inferred=False,
@@ -984,7 +923,6 @@ ROWS: dict[str, Row] = {
     "zamba2": Row(
         "Zamba2Model",
         {
-            **_TEXT,
             "num_hidden_layers": 4,
             "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
             "mamba_d_state": 4,
