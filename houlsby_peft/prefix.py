@@ -7,8 +7,7 @@ import inspect
 import os
 import struct
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -148,12 +147,18 @@ class FrozenPrefix:
     def _compute(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the hidden states of texts behind the frozen layers, from running the encoder up to that point."""
         self._passed_on = []
+        # Without dropout. In training, the other layers have theirs.
+        modes = {inner: inner.training for inner in self._encoder.modules()}
         try:
-            with torch.no_grad(), _no_dropout(self._encoder):
+            for inner in modes:
+                inner.training = False
+            with torch.no_grad():
                 self._encoder.forward(**inputs)
         except _Arrived:
             pass
         finally:
+            for inner, mode in modes.items():
+                inner.training = mode
             hidden, self._hidden, self._passed_on = self._hidden, None, None
         tokens = inputs["input_ids"].shape
         if not isinstance(hidden, torch.Tensor) or hidden.dim() != 3 or hidden.shape[:2] != tokens:
@@ -306,19 +311,6 @@ def _digest(encoder: nn.Module, upper: list[nn.Module], facts: str) -> str:
 def _digest_tensor(digest: Any, name: str, weight: torch.Tensor) -> None:
     digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
     digest.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-
-
-@contextmanager
-def _no_dropout(module: nn.Module) -> Iterator[None]:
-    """Turn dropout off in a module, and then restore the mode of each module inside it."""
-    modes = {inner: inner.training for inner in module.modules()}
-    for inner in modes:
-        inner.training = False
-    try:
-        yield
-    finally:
-        for inner, mode in modes.items():
-            inner.training = mode
 
 
 def _override(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[[], None]:

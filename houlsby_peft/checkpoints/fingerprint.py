@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -62,7 +61,7 @@ def fingerprint(
         for name, weight in module.named_parameters(recurse=False):
             if _is_readable(weight):
                 key, layer = _fold(f"{module_name}.{name}".removeprefix(prefix))
-                rows.setdefault(key, {})[layer] = _values(weight)
+                rows.setdefault(key, {})[layer] = _sample(weight)
     return {"config": facts, "tensors": {key: _encode(layers) for key, layers in rows.items()}}
 
 
@@ -137,16 +136,13 @@ def _fold(name: str) -> tuple[str, int]:
     return name, -1
 
 
-def _values(weight: torch.Tensor) -> list[float]:
-    values = torch.take(weight.detach(), _positions(weight.shape).to(weight.device)).tolist()
+def _sample(weight: torch.Tensor) -> list[float]:
+    """Return one value of each row, each time from another column; NaN for rows that there are not."""
+    width = weight.shape[-1]
+    rows = [row for row in _ROWS if row < weight.numel() // width]
+    places = [row * width + number * width // len(_ROWS) for number, row in enumerate(rows)]
+    values = torch.take(weight.detach(), torch.tensor(places, device=weight.device)).tolist()
     return values + [math.nan] * (len(_ROWS) - len(values))
-
-
-@lru_cache(maxsize=1024)
-def _positions(shape: torch.Size) -> torch.Tensor:
-    """Return where a weight of this shape is sampled: one value of each row, each time in another column."""
-    rows = [row for row in _ROWS if row < math.prod(shape[:-1])]
-    return torch.tensor([row * shape[-1] + number * shape[-1] // len(_ROWS) for number, row in enumerate(rows)])
 
 
 def _encode(layers: Mapping[int, list[float]]) -> str:
