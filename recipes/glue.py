@@ -24,10 +24,10 @@ from common import demo, glue_report
 from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments
 from common.data import describe_data, sample
 from common.edge import RecipeError, end_with_one_line, log
+from common.glue_arguments import GlueArguments, parse_arguments
 from common.glue_report import proper_name
 from common.glue_tasks import HUB_DATASET, MINIMAL_PAIRS, GlueTask, find_tasks
 from common.model import adapt, load_saved, settle
-from common.presets import GlueArguments, parse_arguments
 from common.run import EVALUATED, Run, find_evaluated, plan_push, write_evaluation
 from common.scores import without_times
 from common.trainer import RecipeTrainer

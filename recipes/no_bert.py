@@ -7,12 +7,11 @@ A baseline for the 17 classification tasks of Houlsby et al. 2019 (paper_tasks.p
 search: over neural networks with pretrained word embeddings (AutoML), of up to 10,000 models for each task. This one
 is scikit-learn's: for each model a random search over its settings and those of TF-IDF, on words or on characters.
 Validation chooses the model and its settings by accuracy; the chosen one, trained on the training split alone, is
-scored on the test split. Data are read as by text_classification.py. Writes TASK.json for each task into the output
-folder, and skips the tasks whose file is there, if it is of the same search and data.
+scored on the test split. Data are read as by text_classification.py. Writes TASK/no_bert/results.json into the output
+folder, and skips the tasks that have it; study_table.py shows them beside the runs in the same folder.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from common.data import (
 )
 from common.edge import RecipeError, end_with_one_line
 from common.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
-from common.same_run import describe_content, write_atomically
+from common.same_run import CONTENT, RESULTS_FILE, describe_content, differences, read_object, write_json
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
@@ -64,9 +63,6 @@ MODELS: dict[str, tuple[list[tuple[str, Any]], Mapping[str, Any]]] = {
     ),
 }
 
-# The flags besides --models on which the scores depend.
-OF_SEARCH = ("n_points", "seed", "max_train_samples")
-
 
 def main() -> None:
     """Read the command line, search for each task, print and write the scores."""
@@ -81,55 +77,28 @@ def main() -> None:
     parser.add_argument("--max_train_samples", type=int, help="Train on a random sample of this many examples.")
     parser.add_argument("--seed", type=int, default=0, help="Seed of the search and of the models.")
     parser.add_argument("--n_jobs", type=int, default=1, help="Settings tried at a time.")
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of the scores.")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/no_bert"), help="Folder of a folder per task.")
     arguments = parser.parse_args()
-    paths = [arguments.output_dir / f"{Path(data).name}.json" for data in arguments.data]
-    if repeated := next((path for path in paths if paths.count(path) > 1), None):
-        raise RecipeError(f"Each task needs its own name, but two of --data are called {repeated.stem}. Rename one.")
-    found = [check_finished(path, data, arguments) for path, data in zip(paths, arguments.data, strict=True)]
-    arguments.output_dir.mkdir(parents=True, exist_ok=True)
-    for data, path, finished in zip(arguments.data, paths, found, strict=True):
-        results = finished or score_task(data, arguments)
-        if finished is None:
-            write_atomically(path, json.dumps(results, indent=2) + "\n")
-        scores = {
-            split: "-" if results[split] is None else f"{results[split]:.4f}" for split in ("validation", "test")
-        }
-        print(f"{results['task']}: {results['model']}, accuracy {scores['validation']} (validation), {scores['test']}"
-              " (test)")  # fmt: skip
-
-
-def check_finished(path: Path, data: str, arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """Return the scores in a task's file, or None if there is none.
-
-    Raises:
-        RecipeError: If they are those of another search, or of other data.
-    """
-    if not path.exists():
-        return None
-    results: dict[str, Any] = json.loads(path.read_text())
-    asked = {"models": sorted(arguments.models), **{name: getattr(arguments, name) for name in OF_SEARCH}}
-    before = {**asked, **results, "models": sorted(results["models"])}  # earlier versions have not recorded all
-    changed = [f"{name} was {before[name]}, is {value}" for name, value in asked.items() if before[name] != value]
-    before_sums, sums = (
-        {name: entry["sum"] for name, entry in files.items()} for files in (results["files"], describe_files(data))
-    )
-    changed += [f"data of {name} have changed" for name in sums if before_sums.get(name) != sums[name]]
-    if changed:
-        raise RecipeError(
-            f"{path} holds the scores of another search: {', '.join(changed)}. Give the earlier flags and data, or "
-            "another --output_dir."
+    for data in arguments.data:
+        path = arguments.output_dir / Path(data).name / "no_bert" / RESULTS_FILE
+        content = describe_content(find_files(data), {})
+        names = ("models", "n_points", "max_train_samples", "seed")
+        asked = {name: getattr(arguments, name) for name in names} | {"data": data}
+        results = read_object(path)
+        if results is None:
+            results = score_task(data, arguments) | {"arguments": asked, CONTENT: content}
+            write_json(path, results)
+        elif changed := differences(results["arguments"] | {CONTENT: results[CONTENT]}, asked | {CONTENT: content}):
+            found = ", ".join(f"{name} {change}" for name, change in changed.items())
+            raise RecipeError(f"{path} holds the scores of another search: {found}. Give another --output_dir.")
+        test = "-" if results["test"] is None else f"{results['test']['accuracy']:.4f}"
+        print(
+            f"{results['task']}: {results['model']}, accuracy {results['best_score']:.4f} (validation), {test} (test)"
         )
-    return results
-
-
-def describe_files(data: str) -> dict[str, Any]:
-    """Return what is recorded of the files of the data."""
-    return describe_content(find_files(data), {})
 
 
 def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the chosen model, its settings and its accuracies on validation and, if there is one, on the test split.
+    """Return the results of a task, as those of a run: the chosen model, its settings and its accuracies.
 
     Raises:
         RecipeError: If the task is not a classification with one label for each text.
@@ -159,17 +128,18 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for model in arguments.models
     }
     chosen = max(searches, key=lambda model: float(searches[model].best_score_))
-    settings = searches[chosen].best_params_
+    settings, best = searches[chosen].best_params_, float(searches[chosen].best_score_)
     test = None
     if "test" in splits:
         model = make_model(chosen, arguments.seed).set_params(**settings).fit(texts["train"], classes["train"])
-        test = accuracy_score(classes["test"], model.predict(texts["test"]))
+        test = {"accuracy": float(accuracy_score(classes["test"], model.predict(texts["test"])))}
     return {
         "task": Path(data).name, "method": "no_bert", "model": chosen, "settings": settings, "seed": arguments.seed,
-        "validation": searches[chosen].best_score_, "test": test, "classes": len(labels.names),
-        "models": {model: one.best_score_ for model, one in searches.items()}, "n_points": arguments.n_points,
-        "max_train_samples": arguments.max_train_samples, "files": describe_files(data),
-        "rows": {name: len(rows) for name, rows in texts.items()}, "seconds": round(time.perf_counter() - start, 1),
+        "chosen_by": "accuracy", "best_score": best, "best_scores": {"accuracy": best}, "test": test, "epochs": [],
+        "trainable_parameters": 0, "total_parameters": 1, "labels": labels.names,
+        "models": {model: one.best_score_ for model, one in searches.items()},
+        "dataset": {"rows": {name: len(rows) for name, rows in texts.items()}},
+        "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
 
 

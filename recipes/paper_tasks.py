@@ -1,16 +1,14 @@
 """Run the 17 further classification tasks of Houlsby et al. 2019 and print test accuracies beside both papers'.
 
     accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
-    accelerate launch recipes/paper_tasks.py --data additional --learning_rate 1e-4 --num_train_epochs 50
-    python recipes/sweep.py recipes/paper_tasks.py --data additional --task all --num_train_epochs 20 50 100 \
-        --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --choose r learning_rate num_train_epochs \
-        --output_dir runs/paper_tasks
-    accelerate launch recipes/paper_tasks.py --data additional --method full --learning_rate 3e-5 --num_train_epochs 3
+    accelerate launch recipes/paper_tasks.py --data additional --preset mohebbi2020    # "not shared", of 2020
+    accelerate launch recipes/paper_tasks.py --data additional --preset houlsby2019 --method full
+    python recipes/sweep.py recipes/paper_tasks.py --data additional --task all --preset houlsby2019 \
+        --num_train_epochs 20 50 100 --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 \
+        --choose r learning_rate num_train_epochs --output_dir runs/paper_tasks
 
-The second command has the learning rate and the epochs of Mohebbi and Rajaei 2020; with --head two_layer, it is their
-model, "not shared". The last one is full fine-tuning. The third is the grid of Houlsby et
-al., who choose among 20, 50 and 100 epochs by hand from the validation curves; here validation chooses. Both print the
-same table. The defaults are the recipes', not those of either paper.
+The last one is the grid of Houlsby et al., who choose the number of epochs by hand from the validation curves; here
+validation chooses. All print the same table. The defaults are the recipes', not those of either paper.
 
 --data is a folder with a folder per task, named as in papers/additional.py, with train, validation and test files and
 columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
@@ -23,14 +21,18 @@ saved adapters.
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from transformers.hf_argparser import HfArg
 
 from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, run_task
 from common.edge import RecipeError, end_with_one_line
+from common.glue_report import proper_name
+from common.presets import with_preset
 from common.run import EVALUATED
-from papers.additional import PAPER, describe, format_table
+from papers.additional import ALL, PAPER, check_folders
+from papers.tables import accuracies, markdown, wrapped
 
 
 @dataclass
@@ -40,6 +42,9 @@ class PaperArguments:
     _argument_group_name = "tasks"
 
     tasks: list[str] | None = HfArg(aliases=["--task"], default=None, help="Names of tasks; default: all.")  # noqa: RUF009
+    preset: Literal["houlsby2019", "mohebbi2020"] | None = HfArg(
+        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+    )
 
 
 def main() -> None:
@@ -49,27 +54,17 @@ def main() -> None:
         RecipeTrainingArguments,
     )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
+    own_defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     arguments, paper, method, adapter, training = parser.parse(
-        more_defaults=lambda _: {"output_dir": "runs/paper_tasks", "keep_repeated": True}
+        more_defaults=lambda given: own_defaults | with_preset(given, "paper_tasks")
     )
     if not training.do_predict:
         raise RecipeError("The table has test accuracies: also give --do_predict, or none of the three --do_ flags.")
-    tasks = paper.tasks or list(PAPER)
-    unknown = [name for name in tasks if name not in PAPER]
-    if unknown:
-        raise RecipeError(f"--tasks must be of {', '.join(PAPER)}, got {unknown[0]!r}.")
-    missing = [name for name in tasks if not Path(arguments.data, name).is_dir()]
-    if missing:
-        raise RecipeError(f"{arguments.data} has no folder {missing[0]}. Name the tasks that are there with --tasks.")
-    untested = [name for name in tasks if not any(Path(arguments.data, name).glob("test.*"))]
-    if untested:
-        raise RecipeError(
-            f"{arguments.data}/{untested[0]} must have a test split with labels: the papers report test accuracy. Add "
-            "test.csv."
-        )
+    tasks = ALL if paper.tasks in (None, ["all"]) else paper.tasks
+    check_folders(arguments.data, tasks)
 
     trains = training.do_train and arguments.evaluate is None
-    rows, file = [], "table.md" if trains else f"{EVALUATED}table.md"
+    found, notes, file = {}, [], "table.md" if trains else f"{EVALUATED}table.md"
     for name in tasks:
         folder = f"{arguments.data}/{name}"
         own = copy.copy(training)
@@ -79,11 +74,13 @@ def main() -> None:
         results = run_task(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
-        rows.append(describe(name, [results]))
+        found[name] = 100 * results["test"]["accuracy"], None
+        rows = sum(results["dataset"]["rows"].values())
+        notes.append(f"{proper_name(name)}: {PAPER[name].difference(rows, len(results['labels']))}")
         if training.should_log:
-            table = format_table(rows)
-            print(table)
-            Path(training.output_dir, file).write_text(table)
+            table = accuracies({"this run": found}, {})
+            print(wrapped(table), *notes, sep="\n")
+            Path(training.output_dir, file).write_text("\n\n".join([markdown(table), *notes]) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ same scores; those of --evaluate to evaluation_predictions.json.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from datasets import Dataset
 from transformers import (
@@ -31,6 +31,7 @@ from common.arguments import AdapterArguments, DataArguments, MethodArguments, R
 from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import load_saved, settle
+from common.presets import with_preset
 from common.questions import ANSWERED, SCORES, Windows, check_questions, squad_scores
 from common.run import EVALUATED, Run, find_evaluated, plan_push
 from common.same_run import write_json
@@ -66,6 +67,9 @@ class SquadArguments(DataArguments):
         "recorded value is the default.",
     )
     max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
+    preset: Literal["houlsby2019"] | None = HfArg(
+        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+    )
 
 
 class SquadTrainer(RecipeTrainer):
@@ -162,7 +166,7 @@ def main() -> None:
     """Read the command line and train, or score what a run has saved."""
     groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
-    arguments, method, adapter, training = parser.parse()
+    arguments, method, adapter, training = parser.parse(more_defaults=lambda given: with_preset(given, "squad"))
     if training.label_smoothing_factor:
         raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
     training.output_dir = training.output_dir.replace("{task}", "squad")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common.edge import end_with_one_line
 from common.glue_report import GLUE_TASKS
-from papers.additional import PAPER
+from papers.additional import ALL, check_folders
 from papers.tables import print_study
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
@@ -32,6 +32,7 @@ from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 def main() -> int:
     """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if interrupted."""
     arguments, flags = parse_arguments()
+    from sweeping.cost import estimate
     from sweeping.search import Sweep
 
     output = arguments.output_dir.resolve()
@@ -43,8 +44,10 @@ def main() -> int:
     )  # fmt: skip
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
+    left = [*sweep.left()]
+    print(f"{estimate(left)}; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
     if arguments.dry_run:
-        for run in sweep.left():
+        for run in left:
             print(shlex.join([*launch, *run.arguments]))
         return 0
 
@@ -88,7 +91,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
         "--config_file",
         help="accelerate launch's configuration; default: recipes/launch/accelerate/one_gpu.yaml or cpu.yaml.",
     )
-    add("--dry_run", action="store_true", help="Print the commands that are left, of the search as long as it lasts.")
+    add(
+        "--dry_run",
+        action="store_true",
+        help="Print the commands that are left, of the search as long as it lasts, and what they cost.",
+    )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
@@ -108,8 +115,11 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
             )
     if sampled:
         arguments.search_seeds = 1
+    is_paper_tasks = arguments.recipe.name == "paper_tasks.py"
     if arguments.task == ["all"]:
-        arguments.task = list(PAPER if arguments.recipe.name == "paper_tasks.py" else GLUE_TASKS)
+        arguments.task = ALL if is_paper_tasks else list(GLUE_TASKS)
+    if is_paper_tasks and "--data" in flags and not arguments.dry_run:
+        check_folders(flags[flags.index("--data") + 1], arguments.task)
     return arguments, flags
 
 

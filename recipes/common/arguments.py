@@ -24,7 +24,7 @@ AUTO, IN_MEMORY, OFF, LAST = "auto", "memory", "off", "last"
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
-    "lora": {"train_pooler": True},
+    **{method: {"train_pooler": True} for method in ("lora", "layer_norm", "linear")},
 }
 
 
@@ -334,6 +334,8 @@ class RecipeTrainingArguments(TrainingArguments):
     def choose_by(self, scores: Sequence[str]) -> None:
         """Let the first of a task's scores choose the best epoch, unless the command line names another."""
         named = self.metric_for_best_model.removeprefix("eval_")
+        if named == "accuracy":  # MNLI has two, and STS-B none
+            named = next((name for name in scores if name.endswith(named)), MAIN_METRIC)
         if named not in (MAIN_METRIC, *scores):
             raise RecipeError(
                 f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}."

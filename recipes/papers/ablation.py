@@ -21,7 +21,8 @@ from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
 from common.glue_report import proper_name
 from houlsby_peft import ablate, prune
-from papers.runs import FinishedRun, load_run, write_lines
+from papers.drawing import write_lines
+from papers.runs import FinishedRun, load_run
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,22 +1,23 @@
 """Draw the validation score of any runs by epoch, step or seconds of training: a panel per task, a line per method.
 
 Han et al. 2021, figures 1 and 13, and the validation curves by which Houlsby et al. 2019 chose among 20, 50 and 100
-epochs. Of each method, the runs at the point that validation has chosen are drawn: the mean over the seeds, and one
-standard error as a band.
+epochs: with --choose r learning_rate, the numbers of epochs are lines of their own, from which to choose by hand. Of
+each method, the runs at the point that validation has chosen are drawn: the mean over the seeds, and one standard
+error as a band.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from statistics import mean
 
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
-from common.figures import COLORS, COLUMN, MOMENT, PAGE, plt, save
+from common.figures import MOMENT, save
 from common.glue_report import proper_name
-from papers.results import Results, Row, arrange, finished, in_percent, mean_and_error
+from papers.drawing import draw_line, legend, panels, seeds_of, styles
+from papers.results import MeanAndError, Results, Row, arrange, finished, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN
 
 
@@ -39,29 +40,22 @@ def draw(rows: Sequence[Row], x: str = "epoch", score: str | None = None) -> Fig
     Raises:
         RecipeError: If a run has no such score.
     """
-    tasks = sorted({task for row in rows for task in row.cells})
-    figure, panels = plt.subplots(
-        1, len(tasks), figsize=(max(PAGE, COLUMN * len(tasks)) if len(tasks) > 1 else COLUMN, COLUMN), squeeze=False
-    )
-    styles = dict(zip((row.label for row in rows), cycle(COLORS)))
-    for axes, task in zip(panels[0], tasks, strict=True):
+    tasks, style = sorted({task for row in rows for task in row.cells}), styles(row.label for row in rows)
+    figure, axes = panels(len(tasks))
+    for own, task in zip(axes, tasks, strict=True):
         cells = {row.label: row.cells[task] for row in rows if task in row.cells}
         for label, cell in cells.items():
-            points = curve(cell.seeds, x, score)
-            middle = [value for value, _ in points.values()]
-            low, high = ([value + sign * (error or 0) for value, error in points.values()] for sign in (-1, 1))
-            axes.fill_between([*points], low, high, color=styles[label], alpha=0.2, linewidth=0)
-            axes.plot([*points], middle, color=styles[label], marker="." if len(points) <= 20 else "", label=label)
+            draw_line(own, curve(cell.seeds, x, score), label=label, **style[label])
         shown = score or next(iter(cells.values())).best["chosen_by"]
-        seeds = max(len(cell.seeds) for cell in cells.values())
-        title = f"{proper_name(task)}, {seeds} seed{'s' * (seeds > 1)}"
-        axes.set(title=title, xlabel=x, ylabel=proper_name(shown) + ("" if shown.endswith("loss") else " (%)"))
-    lines = {line.get_label(): line for axes in panels[0] for line in axes.get_lines()}
-    figure.legend(lines.values(), lines.keys(), loc="outside lower center")
+        own.set_title(proper_name(task), fontsize=7)
+        own.set(xlabel=x, ylabel=proper_name(shown) + ("" if shown.endswith("loss") else " (%)"))
+    seeds = max(len(cell.seeds) for row in rows for cell in row.cells.values())
+    figure.suptitle(f"Mean and standard error of {seeds_of(seeds)}" if seeds > 1 else "One seed", fontsize=8)
+    legend(figure)
     return figure
 
 
-def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float, tuple[float, float | None]]:
+def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float, MeanAndError]:
     """Return a score's mean over the seeds and its standard error, by epoch, step or the seeds' mean seconds, at the
     steps where all seeds have one.
 

@@ -2,24 +2,24 @@
 
 With k of L layers adapted, N tasks of a text take ((L - k) + N k) / (N L) of the time of N texts. Runs with --layers
 show their score; runs with --adapter_drop that of the adapter without those of the lowest layers, at each depth
-(Rücklé et al. 2021). Points are means over seeds, bars standard errors.
+(Rücklé et al. 2021). Points are means over seeds, bands standard errors.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from common.figures import COLORS, COLUMN, MARKERS, plt, save
+from common.figures import COLUMN, save
 from common.glue_report import proper_name
 from houlsby_peft import ablate
 from papers.ablation import score
+from papers.drawing import draw_line, legend, panels, styles, write_lines
 from papers.results import mean_and_error, score_percent
-from papers.runs import FinishedRun, load_run, write_lines
+from papers.runs import FinishedRun, load_run
 
 
 TRAINED, CUT = "trained in upper layers", "AdapterDrop, cut"
@@ -39,10 +39,6 @@ def main(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.folder)
     points = summarize([path.parent for path in sorted(folder.rglob("results.json"))], arguments)
     write_lines(folder / "depth.jsonl", points)
-    for point in points:
-        error = "" if point["error"] is None else f" ± {point['error']:.1f}"
-        shown = f"{point['mean']:.1f}{error}, cost {point['cost']:.2f}"
-        print(f"{point['task']}, {point['way']}, {point['layers']} layers: {shown}")
     save(draw(points, arguments.tasks), folder / "depth")
 
 
@@ -77,17 +73,12 @@ def _scores(run: FinishedRun, arguments: argparse.Namespace) -> Iterator[tuple[s
 
 def draw(points: Sequence[dict[str, Any]], tasks: int) -> Figure:
     """Draw the scores by cost."""
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
-    names = sorted({point["task"] for point in points})
-    for task, color, marker in zip(names, cycle(COLORS), cycle(MARKERS), strict=False):
-        for way, style in ((TRAINED, "-"), (CUT, "--")):
-            own = [point for point in points if (point["task"], point["way"]) == (task, way)]
-            if own:
-                axes.errorbar(
-                    [point["cost"] for point in own], [point["mean"] for point in own],
-                    [point["error"] or 0 for point in own], color=color, marker=marker, linestyle=style,
-                    label=f"{task}, {way}", capsize=2,
-                )  # fmt: skip
+    figure, (axes,) = panels(1, COLUMN)
+    of_task = styles(point["task"] for point in points)
+    for task, way in dict.fromkeys((point["task"], point["way"]) for point in points):
+        own = {p["cost"]: (p["mean"], p["error"]) for p in points if (p["task"], p["way"]) == (task, way)}
+        style = of_task[task] | {"linestyle": "-" if way == TRAINED else "--"}
+        draw_line(axes, own, label=f"{task}, {way}", **style)
     axes.set(xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts", ylabel="validation score (%)")
-    axes.legend()
+    legend(figure)
     return figure

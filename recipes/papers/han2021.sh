@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
-# paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py.
+# paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
+# masked words only, and names other objectives as future work.
 set -euo pipefail
+sweep() { python recipes/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
+after() { [ -n "${DRY_RUN-}" ] || "$@"; }
 adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 
 # pretrain TASK METHOD EVERY STEPS FOLDER: checkpoints of pretraining on the task's training text. For the whole
@@ -9,7 +12,7 @@ adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 pretrain() {
     local flags="$adapter"
     [ "$2" = houlsby ] || flags="--method $2 --learning_rate 5e-5"
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 \
+    after accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 \
         --base_dtype float32 --max_steps "$4" --save_strategy steps --save_steps "$3" --save_total_limit 100 \
         --eval_strategy no --load_best_model_at_end false --output_dir "$5/pretraining/$2"
 }
@@ -18,40 +21,40 @@ pretrain() {
 starts() {
     local task=$1 every=$2 steps=$3 folder=$4 start
     shift 4
-    python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
+    sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
         "$@" --output_dir "$folder"
     pretrain "$task" houlsby "$every" "$steps" "$folder"
     pretrain "$task" full "$every" "$steps" "$folder"
     for start in $(seq "$every" "$every" "$steps"); do
-        python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
+        sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
             "$@" --init_adapter "$folder/pretraining/houlsby/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
-        python recipes/sweep.py recipes/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
+        sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
             "$@" --model_name "$folder/pretraining/full/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
     done
-    python recipes/figure.py stability "$folder"
+    after python recipes/figure.py stability "$folder"
 }
 
 # Table 1, with the second scores
-python recipes/sweep.py recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0 \
+sweep recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0 \
     --output_dir runs/r1
 for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
+    after accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
         $adapter --max_length 256 --base_dtype float32 --max_steps 20000 --eval_strategy steps --eval_steps 2000 \
         --save_strategy steps --save_steps 2000
 done
-python recipes/sweep.py recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
+sweep recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
     --init_adapter "runs/{task}-text/adapter" --output_dir runs/r1/pretrained
-python recipes/study_table.py runs/r1
+after python recipes/study_table.py runs/r1
 
 # Figures 2 and 3, and MNLI in appendix C. The best and the last epoch are shown apart.
-python recipes/sweep.py recipes/gradient_norms.py --task rte --preset han2021 --method houlsby full \
+sweep recipes/gradient_norms.py --task rte --preset han2021 --method houlsby full \
     --seed $(seq 0 9) --output_dir runs/r2
-python recipes/figure.py stability runs/r2
-python recipes/sweep.py recipes/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
+after python recipes/figure.py stability runs/r2
+sweep recipes/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
     --seed 0 1 2 3 4 --output_dir runs/r_mnli
-python recipes/figure.py stability runs/r_mnli
+after python recipes/figure.py stability runs/r_mnli
 
 # Figures 1 and 4
 starts cola 2000 20000 runs/r4 --num_train_epochs 10
@@ -61,5 +64,5 @@ starts cola 10000 20000 runs/r9_separate --num_train_epochs $(seq 100)
 
 # Figure 5. An epoch of SST-2 has 2,105 steps of 32 texts; the paper does not list its numbers of epochs.
 starts sst2 2105 21050 runs/r5
-python recipes/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
+after python recipes/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
     --output_dir runs/r5

@@ -1,37 +1,38 @@
-"""The results of a study's runs, arranged as rows (a method and its options) of cells (a task)."""
+"""The results of runs, arranged as rows (a method and its options) of cells (a task)."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import hypot, sqrt
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.edge import RecipeError
 from common.glue_report import COLUMNS, GLUE_TASKS, WNLI, proper_name
-from common.same_run import is_free
-from papers.numbers import MISMATCHED
+from common.same_run import is_free, write_atomically
+from papers.additional import counted_once
 from sweeping.runs import MEANT_FOR, choose
 
 
 Results = dict[str, Any]
+MeanAndError = tuple[float, float | None]  # no error for a single seed
 
 # Methods that freeze the encoder and add weights; the others train weights of its own.
-ADDING = ("houlsby", "lora")
-
+ADDING = ("houlsby", "lora", "ia3")
 # Arguments that make other rows even if they differ only between tasks: a row is a method on one model.
 OF_ROW = {*MEANT_FOR, "model_name", "init_adapter", "variant"}
+MISMATCHED = "mismatched_accuracy"
+NO_BERT = "no_bert"  # of no_bert.py, whose runs have no encoder
 
 
 def collect(folder: Path) -> list[Results]:
-    """Return the results of all finished runs below the folder, and write them to its results.jsonl."""
-    results = [_read(path) for path in sorted(folder.rglob("results.json"))]
-    part = folder / f"results.jsonl.{os.getpid()}"
-    part.write_text("".join(json.dumps(one) + "\n" for one in results))
-    part.replace(folder / "results.jsonl")
+    """Return the results of all finished runs below the folder, each with its "folder", and write them to its
+    results.jsonl."""
+    paths = sorted(folder.rglob("results.json"))
+    results = [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
+    write_atomically(folder / "results.jsonl", "".join(json.dumps(one) + "\n" for one in results))
     return results
 
 
@@ -41,38 +42,24 @@ def finished(folder: Path) -> list[Results]:
     Raises:
         RecipeError: If there are none.
     """
-    results = [one for one in collect(folder) if one["best_score"] is not None] if folder.is_dir() else []
+    results = collect(folder) if folder.is_dir() else []
+    results = [one for one in results if one["best_score"] is not None and one.get("method") != NO_BERT]
     if not results:
         raise RecipeError(f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py.")
     return results
 
 
-def _read(path: Path) -> Results:
-    """Read a run's results.json.
-
-    Raises:
-        RecipeError: If a recipe cannot have written it.
-    """
-    try:
-        results: Results = json.loads(path.read_text())
-        results["task"], results["best_score"], results["best_scores"], results["arguments"], results["seed"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecipeError(
-            f"{path} must be a run's results, and is not ({type(error).__name__}: {error}). Delete it, and run its "
-            "command again."
-        ) from error
-    return results
-
-
-def score_percent(results: Results, score: str | None = None) -> float:
+def score_percent(results: Results, score: str | None = None, split: str = "validation") -> float:
     """Return a run's score in percent, which SQuAD's scores already are; a loss unchanged.
 
     Args:
         results: The run's results.
         score: The name of a score of the kept epoch; default: the one that has chosen the epoch.
+        split: "validation", or "test" for runs that were scored on it.
     """
     score = score or results["chosen_by"]
-    return in_percent(results, score, results["best_scores"][score])
+    scores = results["best_scores"] if split == "validation" else results["test"]
+    return in_percent(results, score, scores[score])
 
 
 def in_percent(results: Results, score: str, value: float) -> float:
@@ -92,57 +79,69 @@ class Cell:
     seeds: dict[int, Results]
     best: Results
 
-    def by_seed(self, score: str) -> dict[int, float]:
+    def by_seed(self, score: str, split: str = "validation") -> dict[int, float]:
         """Return a score in percent by seed; empty if a run does not have it."""
-        if not all(score in results["best_scores"] for results in self.seeds.values()):
+        key = "best_scores" if split == "validation" else "test"
+        if not all(score in (results.get(key) or {}) for results in self.seeds.values()):
             return {}
-        return {seed: score_percent(results, score) for seed, results in self.seeds.items()}
+        return {seed: score_percent(results, score, split) for seed, results in self.seeds.items()}
 
-    def mean(self, score: str) -> tuple[float, float | None] | None:
-        """Return a score's mean over the seeds and its standard error, in percent; no error for a single seed."""
-        values = self.by_seed(score).values()
-        return mean_and_error(list(values)) if values else None
+    def mean(self, score: str, split: str = "validation") -> MeanAndError | None:
+        """Return a score's mean over the seeds and its standard error, in percent."""
+        values = self.by_seed(score, split)
+        return mean_and_error([*values.values()]) if values else None
 
 
 @dataclass
 class Row:
-    """A method with its options, and its runs by task."""
+    """A method with its options, and its runs by task.
+
+    Attributes:
+        label, method: What the runs have in common.
+        runs: All runs by task.
+        chosen: The arguments that validation chooses for each task.
+    """
 
     label: str
     method: str
-    cells: dict[str, Cell]
+    runs: dict[str, list[Results]]
+    chosen: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.cells = {task: best_cell(same, self.chosen) for task, same in self.runs.items()}
 
     def cell(self, task: str, score: str) -> Cell | None:
-        """Return the runs of a column. Runs of MNLI that were chosen by the column's own split come first."""
-        tasks = (
-            (MISMATCHED, task) if score == "mismatched_accuracy" else (task, MISMATCHED if task == "mnli" else task)
-        )
-        return next((self.cells[name] for name in tasks if name in self.cells), None)
+        """Return the runs of a column. The point for MNLI's mismatched split is chosen by its own score, as if it were
+        a task of its own, which it is in the papers."""
+        if task in self.runs and score == MISMATCHED:
+            return best_cell(self.runs[task], self.chosen, score)
+        return self.cells.get(task)
 
-    def best(self) -> "Row":
-        """Return the row of the best run of each task."""
-        cells = {task: Cell({cell.best["seed"]: cell.best}, cell.best) for task, cell in self.cells.items()}
-        return Row(self.label, self.method, cells)
+    def counted(self, best: bool = False) -> list[Results]:
+        """Return a run for each task of the papers: MNLI counts as two, complaints as one, and WNLI does not count
+        beside others. It is one at the chosen point, as the seeds do not change its size, or the best run."""
+        cells = {task: cell for task, cell in self.cells.items() if task != "wnli" or len(self.cells) == 1}
+        found = [cells[task] for task in counted_once(cells)]
+        if "mnli" in cells and MISMATCHED in cells["mnli"].best["best_scores"]:
+            found.append(best_cell(self.runs["mnli"], self.chosen, MISMATCHED))
+        return [cell.best if best else next(iter(cell.seeds.values())) for cell in found]
 
-    @property
-    def trained(self) -> float:
-        """Trained parameters per task; their mean over the tasks, whose heads and chosen sizes differ."""
-        return mean(results["trainable_parameters"] for results in self._chosen())
+    def sizes(self, best: bool = False) -> "Sizes":
+        """Return the sizes at the chosen points, or those of the best runs."""
+        runs = self.counted(best)
+        shares = [_share(self.method, results) for results in runs]
+        total = sum(shares) if self.method == "full" else 1 + sum(shares)
+        return Sizes(mean(results["trainable_parameters"] for results in runs), mean(shares), total, len(runs))
 
-    @property
-    def share(self) -> float:
-        """Trained parameters per task, as a share of the encoder."""
-        return mean(_share(self.method, results) for results in self._chosen())
 
-    @property
-    def total(self) -> float:
-        """Parameters for all tasks, in multiples of the encoder: a copy each, or one and all added weights."""
-        shares = sum(_share(self.method, results) for results in self._chosen())
-        return shares if self.method == "full" else 1 + shares
+class Sizes(NamedTuple):
+    """Trained parameters per task, as their mean over the tasks and as a share of the encoder; the parameters for all
+    tasks, in multiples of the encoder: a copy each, or one and all added weights; the number of tasks."""
 
-    def _chosen(self) -> list[Results]:
-        """Return a run per task at the point that validation has chosen; the seeds do not change its size."""
-        return [next(iter(cell.seeds.values())) for cell in self.cells.values()]
+    trained: float
+    share: float
+    total: float
+    tasks: int
 
 
 def _share(method: str, results: Results) -> float:
@@ -161,25 +160,24 @@ def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
     values: dict[tuple[str, str, str], set[str]] = {}
     for one in runs:
         for name, value in _compared(one, chosen).items():
-            values.setdefault((_task(one), _method(one), name), set()).add(json.dumps(value, sort_keys=True))
+            values.setdefault((one["task"], method_of(one), name), set()).add(json.dumps(value, sort_keys=True))
     telling = {(method, name) for (_, method, name), found in values.items() if len(found) > 1}
     rows: dict[str, dict[str, list[Results]]] = {}
     for one in runs:
-        method, compared = _method(one), _compared(one, chosen)
+        method, compared = method_of(one), _compared(one, chosen)
         key = {name: value for name, value in compared.items() if name in OF_ROW or (method, name) in telling}
-        rows.setdefault(json.dumps({**key, "method": method}, sort_keys=True), {}).setdefault(_task(one), []).append(
-            one
-        )
+        tasks = rows.setdefault(json.dumps({**key, "method": method}, sort_keys=True), {})
+        tasks.setdefault(one["task"], []).append(one)
     labels = _labels([json.loads(key) for key in rows])
     return [
-        Row(label, json.loads(key)["method"], {task: best_cell(same, chosen) for task, same in tasks.items()})
+        Row(label, json.loads(key)["method"], tasks, chosen)
         for label, (key, tasks) in zip(labels, rows.items(), strict=True)
     ]
 
 
-def differences(row: Row, chosen: Sequence[str]) -> dict[str, str]:
-    """Return for each task of a row the arguments that differ between its tasks, except those in `chosen`."""
-    by_task = {task: _compared(next(iter(cell.seeds.values())), chosen) for task, cell in row.cells.items()}
+def differences(row: Row) -> dict[str, str]:
+    """Return for each task of a row the arguments that differ between its tasks, except those that are chosen."""
+    by_task = {task: _compared(next(iter(cell.seeds.values())), row.chosen) for task, cell in row.cells.items()}
     names = sorted({name for compared in by_task.values() for name in compared})
     differing = [name for name in names if len({json.dumps(own.get(name)) for own in by_task.values()}) > 1]
     return {task: _describe(own, differing) for task, own in by_task.items()}
@@ -193,11 +191,8 @@ def _with_defaults(results: Sequence[Results]) -> list[Results]:
     return [{**one, "arguments": missing | one["arguments"]} for one in results]
 
 
-def _task(results: Results) -> str:
-    return MISMATCHED if results["chosen_by"] == "mismatched_accuracy" else str(results["task"])
-
-
-def _method(results: Results) -> str:
+def method_of(results: Results) -> str:
+    """Return the method of a run."""
     return str(results.get("method", "houlsby"))
 
 
@@ -207,7 +202,7 @@ def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
         name: float(value) if type(value) is int else value  # a default of 10 epochs is 10.0 on the command line
         for name, value in results["arguments"].items()
         if not is_free(name) and name not in {"task", "seed", *chosen}
-        if MEANT_FOR.get(name, _method(results)) == _method(results)
+        if MEANT_FOR.get(name, method_of(results)) == method_of(results)
     }
     if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:
         # The tasks have different scores, which alone would put them in different rows.
@@ -237,38 +232,68 @@ def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
     )
 
 
-def best_cell(runs: Iterable[Results], chosen: Sequence[str]) -> Cell:
-    """Return a cell of a task's runs that differ in the seed and in the arguments `chosen` by validation."""
+def best_cell(runs: Iterable[Results], chosen: Sequence[str], score: str | None = None) -> Cell:
+    """Return a cell of a task's runs that differ in the seed and in the arguments `chosen` by validation.
+
+    Args:
+        runs: The runs.
+        chosen: The arguments.
+        score: A recorded score that chooses; default: the one that has chosen each run's epoch.
+    """
+    runs = [one for one in runs if score is None or score in one["best_scores"]] or runs
+
+    def value(one: Results) -> float:
+        return float(one["best_scores"].get(score, one["best_score"]) if score else one["best_score"])
+
     points: dict[tuple[Any, ...], dict[int, Results]] = {}
     for results in runs:
         point = tuple(results["arguments"].get(name) for name in chosen)
         points.setdefault(point, {})[results["seed"]] = results
     lower = any(one["chosen_by"].endswith("loss") for seeds in points.values() for one in seeds.values())
-    scores = {point: [results["best_score"] for results in seeds.values()] for point, seeds in points.items()}
-    everything = [results for seeds in points.values() for results in seeds.values()]
-    best = (min if lower else max)(everything, key=lambda results: results["best_score"])
+    scores = {point: [value(results) for results in seeds.values()] for point, seeds in points.items()}
+    best = (min if lower else max)((one for seeds in points.values() for one in seeds.values()), key=value)
     return Cell(points[choose(scores, lower)], best)
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error (standard deviation / sqrt(n)); None for the error of one value."""
+def mean_and_error(values: Sequence[float]) -> MeanAndError:
+    """Return the mean and its standard error (standard deviation / sqrt(n))."""
     return mean(values), stdev(values) / sqrt(len(values)) if len(values) > 1 else None
 
 
-def columns(rows: Iterable[Row]) -> dict[str, tuple[str, str]]:
-    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores. A task whose
-    runs were chosen by several scores, such as classes and a regression on the same data, has a column for each."""
+def difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> MeanAndError:
+    """Return the difference of two means and its standard error: of the differences by seed if both have the same
+    seeds, else of two independent means; no error if one of them has a single seed."""
+    if ours.keys() == theirs.keys():
+        return mean_and_error([ours[seed] - theirs[seed] for seed in ours])
+    (mean, error), (reference, reference_error) = mean_and_error([*ours.values()]), mean_and_error([*theirs.values()])
+    return mean - reference, None if None in (error, reference_error) else hypot(error, reference_error)
+
+
+def mean_over(values: Sequence[MeanAndError]) -> MeanAndError:
+    """Return the mean over tasks, and its standard error from those of the tasks, whose seeds are independent."""
+    errors = [error for _, error in values]
+    return mean(value for value, _ in values), None if None in errors else hypot(*errors) / len(values)
+
+
+def columns(rows: Iterable[Row], score: str = "main") -> dict[str, tuple[str, str]]:
+    """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores.
+
+    A task whose runs were chosen by several scores, such as classes and a regression on the same data, has a column
+    for each. With the score "accuracy", tasks show their accuracy if all of their runs have one.
+    """
     rows = list(rows)
-    glue = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
-    known = {*GLUE_TASKS, MISMATCHED}
+    found = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
     scores: dict[str, dict[str, None]] = {}  # as ordered sets
     for row in rows:
         for task, cell in row.cells.items():
-            if task not in known:
+            if task not in GLUE_TASKS:
                 scores.setdefault(task, {})[cell.best["chosen_by"]] = None
-    own = {
-        task if len(of_task) == 1 else f"{task}, {proper_name(score)}": (task, score)
-        for task, of_task in scores.items()
-        for score in of_task
-    }
-    return glue | own
+    for task, of_task in scores.items():
+        for name in of_task:
+            found[task if len(of_task) == 1 else f"{task}, {proper_name(name)}"] = (task, name)
+    if score == "accuracy":
+        cells = {task: [row.cells[task] for row in rows if task in row.cells] for task, _ in found.values()}
+        for name, (task, _) in found.items():
+            if all(cell.by_seed("accuracy") for cell in cells[task]):
+                found[name] = (task, "accuracy")
+    return found

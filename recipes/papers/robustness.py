@@ -13,7 +13,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import cycle
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
@@ -25,13 +24,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from common.arguments import looks_like_a_path
 from common.data import sample
 from common.edge import RecipeError
-from common.figures import COLORS, COLUMN, MARKERS, plt, save
+from common.figures import COLORS, COLUMN, PAGE, plt, save
 from common.glue_report import proper_name
-from papers.lengths import NAMES
+from papers.drawing import draw_line, styles, write_lines
 from papers.pwws import Probabilities, pwws
-from papers.runs import FinishedRun, load_run, write_lines
+from papers.runs import FinishedRun, load_run
+from papers.stability import NAMES
 from papers.wordnet import WordNet, find_wordnet
 
 
@@ -98,16 +99,17 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
 
 def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
     """Return for how many epochs of mlm.py the weights that a run started from were trained: 0 if it started from the
-    encoder alone, None if the folder of the pretraining is no longer there."""
-    adapter = results["arguments"]["init_adapter"]
-    start = Path(adapter or results["model"])
+    encoder alone, None if the folder that it started from is no longer there."""
+    name = results["arguments"]["init_adapter"] or results["model"]
+    start = Path(name)
     if (state := start / "trainer_state.json").is_file():  # a checkpoint
         return float(json.loads(state.read_text())["epoch"])
     if (finished := start.parent / "results.json").is_file():
         pretraining = json.loads(finished.read_text())
         if pretraining["task"] == "mlm" and pretraining["epochs"]:
             return float(pretraining["best_epoch"] or pretraining["epochs"][-1]["epoch"])
-    return None if adapter else 0.0
+    is_lost = looks_like_a_path(name) and not start.exists()
+    return None if is_lost or results["arguments"]["init_adapter"] else 0.0
 
 
 def predictor(run: FinishedRun, batch_size: int) -> Probabilities:
@@ -130,36 +132,27 @@ def predictor(run: FinishedRun, batch_size: int) -> Probabilities:
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     """Draw a bar per run, with its standard error. If some runs were pretrained, also draw a line per method, by
     epochs of pretraining."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["pretraining_epochs"] is not None:
-            by_method.setdefault(row["method"], []).append(row)
     pretrained = any(row["pretraining_epochs"] for row in rows)
-    width = max(COLUMN, 0.35 * len(rows))
-    figure, panels = plt.subplots(
-        1, 1 + pretrained, figsize=(width + COLUMN * pretrained, 0.9 * COLUMN), squeeze=False, sharey=True
-    )
-    axes = panels[0][0]
-    rates, errors = _rates(rows)
-    bars = axes.bar(range(len(rows)), rates, 0.6, yerr=errors, capsize=3, color=COLORS[0])
-    axes.bar_label(bars, fmt="%.0f", padding=2)
-    labels = [row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "") for row in rows]
-    axes.set_xticks(range(len(rows)), labels, rotation=90 if len(rows) > 4 else 0)
-    axes.set(ylabel="attack success rate (%)")
-    axes.margins(x=0.2 if len(rows) < 5 else 0.02, y=0.15)
-    for (method, own), color, marker in zip(by_method.items() if pretrained else (), cycle(COLORS), cycle(MARKERS)):
-        own = sorted(own, key=lambda row: row["pretraining_epochs"])
-        epochs, (rates, errors) = [row["pretraining_epochs"] for row in own], _rates(own)
-        label = NAMES.get(method, method)
-        panels[0][1].errorbar(epochs, rates, errors, color=color, marker=marker, capsize=2, label=label)
+    size = (PAGE if pretrained else COLUMN, max(0.8 * COLUMN, 0.7 + 0.17 * len(rows)))
+    figure, panels = plt.subplots(1, 1 + pretrained, figsize=size, squeeze=False)
+    axes, label = panels[0][0], "attack success rate (%)"
+    rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
+    bars = axes.barh(range(len(rows)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
+    axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
+    names = [row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "") for row in rows]
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel(label)
+    axes.margins(x=0.15)
     if pretrained:
-        panels[0][1].set_xlabel("epochs of pretraining on the task's text")
-        panels[0][1].legend()
+        lines = panels[0][1]
+        known = [row for row in rows if row["pretraining_epochs"] is not None]
+        for method, style in styles(row["method"] for row in known).items():
+            points = {row["pretraining_epochs"]: (100 * row["success_rate"], 100 * row["standard_error"])
+                      for row in known if row["method"] == method}  # fmt: skip
+            draw_line(lines, points, label=NAMES.get(method, method), **style)
+        lines.set(xlabel="epochs of pretraining on the task's text", ylabel=label)
+        lines.legend()
     title = f"PWWS on {proper_name(rows[0]['task'])}: {rows[0]['examples']} texts, {DIFFERENCE}"
     figure.suptitle(fill(title, 60), fontsize=8)
     return figure
-
-
-def _rates(rows: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
-    return rates, errors

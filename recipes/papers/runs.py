@@ -1,7 +1,7 @@
-"""What the analyses read and write: finished runs of glue.py, and JSON lines."""
+"""Finished runs of glue.py, loaded again for an analysis of their models."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,3 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
         validation=task.encode(split, "validation", loaded.tokenizer, arguments["max_length"]),
         results=results,
     )
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write one JSON object per line, and print the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    print(f"Numbers: {path}")

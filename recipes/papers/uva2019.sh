@@ -3,5 +3,5 @@
 # scores". See houlsby2019.sh on how to use it.
 set -euo pipefail
 python recipes/sweep.py recipes/glue.py --task mrpc cola --preset uva2019 --train_layer_norm false \
-    --method houlsby full --seed 0 --output_dir runs/u
-python recipes/study_table.py runs/u
+    --method houlsby full --seed 0 --output_dir runs/u ${FLAGS-} ${DRY_RUN-}
+[ -n "${DRY_RUN-}" ] || python recipes/study_table.py runs/u

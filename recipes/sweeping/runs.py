@@ -81,24 +81,16 @@ class PlannedRun:
         recorded = self.folder / "flags.json"
         if self.finished and recorded.is_file():
             before, now = json.loads(recorded.read_text()), [self.recipe.name, *self.flags]
-            if _by_flag(before) != _by_flag(now):
+            if _sorted(before) != _sorted(now):
                 raise RecipeError(
                     f"{self.folder} holds a finished run with other flags ({' '.join(before)}; now {' '.join(now)}). "
                     "Give the same flags, or another --output_dir."
                 )
 
 
-def _by_flag(words: Iterable[str]) -> dict[str, list[str]]:
-    """Return the values of each flag, and under "" what comes before the first one."""
-    values: list[str] = []
-    found = {"": values}
-    for word in words:
-        if word.startswith("--"):
-            flag, _, value = word.partition("=")
-            values = found[flag] = [value] if value else []
-        else:
-            values.append(word)
-    return found
+def _sorted(words: Iterable[str]) -> list[str]:
+    """Return the words in any order, with --flag=value as two."""
+    return sorted(" ".join(words).replace("=", " ").split())
 
 
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:

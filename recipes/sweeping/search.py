@@ -174,6 +174,11 @@ class Sweep:
             for name, same in groups.items()
         ]
 
+    @property
+    def others(self) -> int:
+        """The number of runs of the seeds that do not search."""
+        return sum(len(search.other_seeds) for search in self.searches)
+
     def left(self) -> Iterator[PlannedRun]:
         """Yield the runs that are left now; those of the other seeds only after the search."""
         for search in self.searches:

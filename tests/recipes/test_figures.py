@@ -1,4 +1,4 @@
-"""The papers' figures: what they make of the runs in a folder, each drawn once."""
+"""The papers' figures: what they make of the runs in a folder, and that they are readable at the papers' full size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -26,16 +27,25 @@ import figure
 import glue
 from common.edge import RecipeError
 from common.glue_report import GLUE_TASKS, proper_name
-from papers import curves, init_scale, lengths, robustness, stability, variants
+from papers import chart, compare, curves, init_scale, robustness, stability, tradeoff
+from papers.additional import PAPER
 from papers.gradients import FILE, GradientNorms, layer_of
 from papers.pwws import FUNCTION_WORDS, pwws
-from papers.results import arrange, finished
+from papers.results import arrange, columns, finished
 from papers.runs import load_run
 from papers.wordnet import WordNet, find_wordnet
 from sweeping.runs import CHOSEN
 
 
-ARGUMENTS = {"init_std": 0.01, "r": 64, "share_layers": 0, "top_k": None, "init_adapter": None, "learning_rate": 1e-3}
+ARGUMENTS = {
+    "init_std": 0.01,
+    "r": 64,
+    "share_layers": 0,
+    "top_k": None,
+    "lora_r": 8,
+    "init_adapter": None,
+    "learning_rate": 1e-3,
+}
 
 
 @pytest.fixture
@@ -51,10 +61,11 @@ def finished_run(tmp_path):
         trained: int = 100,
         scores: dict | None = None,
         epochs: list | None = None,
+        test: float | None = None,
         **arguments,
     ) -> Path:
         """Its main score is the first of `scores`, by default the task's."""
-        scores = scores or {GLUE_TASKS[task][0]: score, "accuracy": score}
+        scores = scores or {GLUE_TASKS.get(task, ("accuracy",))[0]: score, "accuracy": score}
         folder = tmp_path / f"{next(numbers):03}"
         folder.mkdir()
         (folder / "results.json").write_text(
@@ -63,7 +74,8 @@ def finished_run(tmp_path):
                     "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
                     "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
                     "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
-                    "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": str(folder), **arguments},
+                    "test": None if test is None else {"accuracy": test},
+                    "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
                 }
             )
         )  # fmt: skip
@@ -86,7 +98,7 @@ def assert_drawn(path: Path) -> None:
 
 
 class TestTradeoff:
-    def test_one_task(self, finished_run, tmp_path):
+    def test_one_task_has_its_scores_and_full_fine_tuning_a_place(self, finished_run, tmp_path):
         for seed, (full, small, large) in enumerate([(0.8, 0.7, 0.79), (0.9, 0.8, 0.83)]):
             finished_run("cola", "full", seed, full, 1000)
             finished_run("cola", "houlsby", seed, small, 20, r=1)
@@ -94,21 +106,22 @@ class TestTradeoff:
         draw("tradeoff", tmp_path)
         small, large, full = lines(tmp_path / "tradeoff.jsonl")
         assert [point["series"] for point in (small, large, full)] == ["adapters", "adapters", "full fine-tuning"]
-        assert [point["trained_parameters"] for point in (small, large)] == [20, 50]
+        assert [point["trained_parameters"] for point in (small, large, full)] == [20, 50, 1000]
         assert small["scores"] == {"CoLA": pytest.approx([70, 80])}
         assert [point["size"] for point in (small, large, full)] == ["r=1", "r=8", None]
-        # 85 is full fine-tuning's mean, and 5 the standard error of 70 and 80.
-        assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([-15, -10, -5])
-        assert [large[key] for key in ("low", "middle", "high")] == pytest.approx([-6, -4, -2])
-        assert full["middle"] == pytest.approx(0)
+        assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([70, 75, 80])
+        assert [full[key] for key in ("low", "middle", "high")] == pytest.approx([80, 85, 90])
         assert_drawn(tmp_path / "tradeoff")
 
     def test_each_method_shows_its_own_size(self, finished_run, tmp_path):
         sizes = {"r": 64, "lora_r": 8, "top_k": 3}  # every recipe records all of them
         for trained, method in enumerate(("houlsby", "lora", "top_k", "layer_norm")):
             finished_run("cola", method, 0, 0.5, 20 + trained, **sizes)
+        finished_run("cola", "houlsby", 0, 0.5, 30, share_layers=3, **sizes)
         draw("tradeoff", tmp_path)
-        assert [point["size"] for point in lines(tmp_path / "tradeoff.jsonl")] == ["r=64", "r=8", "k=3", None]
+        points = lines(tmp_path / "tradeoff.jsonl")
+        assert [point["size"] for point in points] == ["r=64", "r=8", "k=3", None, "r=64"]
+        assert points[-1]["series"] == "adapters, shared by 3 layers"
 
     def test_percentiles_over_tasks(self, finished_run, tmp_path):
         tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "wnli"]
@@ -119,6 +132,19 @@ class TestTradeoff:
         point = next(point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters")
         # Of 0, -1, ... -5 points.
         assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
+
+    def test_accuracy_where_a_task_has_it_and_test_scores(self, finished_run, tmp_path):
+        finished_run("mrpc", "houlsby", 0, 0.8, scores={"f1": 0.8, "accuracy": 0.7})
+        finished_run("stsb", "houlsby", 0, 0.6, scores={"spearmanr": 0.6, "pearson": 0.5})
+        for by in ("issue", "product"):
+            finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, scores={"accuracy": 0.5}, test=0.4)
+        draw("tradeoff", tmp_path, "--score", "accuracy")
+        (point,) = lines(tmp_path / "tradeoff.jsonl")
+        expected = {"MRPC": [70], "STS-B": [60], "customer_complaints_issue": [50]}
+        assert point["scores"] == {name: pytest.approx(value) for name, value in expected.items()}
+        draw("tradeoff", tmp_path, "--split", "test", "--each")
+        points = {point["panel"]: point["middle"] for point in lines(tmp_path / "tradeoff.jsonl")}
+        assert points == {"customer_complaints_issue": pytest.approx(40)}
 
     def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path, capsys):
         """Full fine-tuning is no exception; without it, scores are absolute."""
@@ -131,19 +157,17 @@ class TestTradeoff:
         assert not any(point["relative"] for point in points)
         assert "full: left out, as it has no run on RTE\n" in capsys.readouterr().out
 
-    def test_no_size_has_runs_on_all_tasks(self, finished_run, tmp_path):
-        finished_run("cola", "full", 0, 0.9)
-        finished_run("rte", "houlsby", 0, 0.7)
-        with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
-            draw("tradeoff", tmp_path)
-
-    def test_mnli_counts_as_two_tasks(self, finished_run, tmp_path):
+    def test_mnli_counts_as_two_tasks_and_has_two_panels(self, finished_run, tmp_path):
         mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
         finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
         draw("tradeoff", tmp_path)
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        assert point["scores"] == {"MNLI-m": [pytest.approx(84)], "MNLI-mm": [pytest.approx(83)]}
         assert point["middle"] == pytest.approx(83.5)
+        draw("tradeoff", tmp_path, "--each")
+        points = lines(tmp_path / "tradeoff.jsonl")
+        assert {point["panel"]: point["middle"] for point in points} == {
+            "MNLI-m": pytest.approx(84), "MNLI-mm": pytest.approx(83)
+        }  # fmt: skip
 
     def test_validation_chooses_the_learning_rate_of_each_task(self, finished_run, tmp_path):
         for task, rates in {"cola": (0.6, 0.5), "rte": (0.5, 0.7)}.items():
@@ -152,17 +176,13 @@ class TestTradeoff:
         draw("tradeoff", tmp_path)
         (point,) = lines(tmp_path / "tradeoff.jsonl")
         assert point["scores"] == {"CoLA": pytest.approx([60]), "RTE": pytest.approx([70])}
-        assert point["relative"] is False  # there is no full fine-tuning to subtract
 
-    def test_shared_bottlenecks_are_a_line_of_their_own(self, finished_run, tmp_path):
-        for share in (0, 3):
-            finished_run("cola", "houlsby", 0, 0.5, share_layers=share)
-        draw("tradeoff", tmp_path)
-        series = {point["series"] for point in lines(tmp_path / "tradeoff.jsonl")}
-        assert series == {"adapters", "adapters, shared by 3 layers"}
-
-    def test_nothing_to_draw(self, tmp_path):
+    def test_nothing_to_draw(self, finished_run, tmp_path):
         with pytest.raises(RecipeError, match="no run with a validation score"):
+            draw("tradeoff", tmp_path)
+        finished_run("cola", "full", 0, 0.9)
+        finished_run("rte", "houlsby", 0, 0.7)
+        with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
             draw("tradeoff", tmp_path)
 
 
@@ -192,32 +212,26 @@ class TestInitScale:
         assert (shown["accuracy"]["mean"], shown["main"]["mean"]) == (pytest.approx(70), pytest.approx(60))
         assert shown["accuracy"]["learning_rate"] == shown["main"]["learning_rate"] == 3e-4
 
-    def test_the_mean_over_the_papers_eight_has_both_of_mnlis_accuracies(self, finished_run, tmp_path):
+    def test_the_mean_over_the_papers_eight(self, finished_run, tmp_path, capsys):
+        """With both of MNLI's accuracies, and without WNLI and STS-B, which the runs of table 1 also have."""
         tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
-        for task, score in tasks.items():
+        for task, score in {**tasks, "wnli": 0.5}.items():
             finished_run(task, "houlsby", 0, score)
+        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
         mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83, "matched_loss": 0.5, "mismatched_loss": 0.5}
         finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        finished_run("cola", "full", 0, 0.9)
+        finished_run("cola", "houlsby", 0, 0.8, r=8)
         draw("init_scale", tmp_path)
         points = lines(tmp_path / "init_scale.jsonl")
-        assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI matched", "MNLI mismatched"}
-        lines_drawn = init_scale.draw(points).axes[1].get_lines()
-        assert len(lines_drawn) == 8 + 1, "a task is left out"
-        assert lines_drawn[-1].get_ydata() == pytest.approx([100 * (sum(tasks.values()) + 0.84 + 0.83) / 8])
-
-    @pytest.mark.parametrize("std", [0.01, 1e-4])
-    def test_a_size_without_runs_on_all_tasks_has_no_mean(self, finished_run, tmp_path, std):
-        for task, score in (("cola", 0.8), ("rte", 0.6)):
-            finished_run(task, "houlsby", 0, score)
-        finished_run("cola", "houlsby", 0, 0.8, r=8, init_std=std)
-        draw("init_scale", tmp_path)
-        means = init_scale.draw(lines(tmp_path / "init_scale.jsonl")).axes[1].get_lines()[-1]
-        assert (means.get_label(), [*means.get_xdata()]) == ("mean over tasks", [64])
-        assert means.get_ydata() == pytest.approx([70])
+        assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI-m", "MNLI-mm"}
+        average = 100 * (sum(tasks.values()) + 0.84 + 0.83) / 8
+        assert init_scale.means(points, "r") == {64: pytest.approx(average)}, "r=8 has no run on seven tasks"
+        assert f"r=64: mean of 8 tasks {average:.1f}; Houlsby et al. 2019, BERT-large: 85.8" in capsys.readouterr().out
 
     def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
         finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
-        with pytest.raises(RecipeError, match="stsb has no accuracy, only spearmanr, pearson: give --score main"):
+        with pytest.raises(RecipeError, match="No task has an accuracy: give --score main"):
             draw("init_scale", tmp_path)
         draw("init_scale", tmp_path, "--score", "main")
         assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
@@ -247,8 +261,8 @@ class TestLearningCurves:
             draw("curves", tmp_path, "--score", "f1")
 
 
-class TestTimeToScore:
-    def test_by_hand(self, finished_run, tmp_path, capsys):
+class TestCompare:
+    def test_by_hand(self, finished_run, tmp_path):
         """Fine-tuning's mean scores are 65, 85 and 80 percent, and 99% of 85 are 84.15."""
         runs = {
             ("full", 0, None): [(0.5, 10.0), (0.9, 20.0), (0.7, 30.0)],
@@ -263,50 +277,51 @@ class TestTimeToScore:
                 {"epoch": n, "step": n, "seconds": seconds, "accuracy": score}
                 for n, (score, seconds) in enumerate(scores)
             ]
-            finished_run("rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype)
-        draw("times", tmp_path)
-        table = capsys.readouterr().out
-        assert "| method | RTE, 84.2 accuracy |" in table
-        assert "| full | 30 s (20 to 40), 1.00 |" in table
-        assert "base_dtype bfloat16, r 64, share_layers 0 | 11 s (8 to 14), 0.37 |" in table
-        assert "base_dtype float32, r 64, share_layers 0 | not reached |" in table
-        assert (tmp_path / "time_to_score.md").read_text() == table
+            folder = finished_run("rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype)
+            (folder / "adapter").mkdir()
+            (folder / "adapter" / "adapter_model.safetensors").write_bytes(bytes(3_000_000))
+        rows = arrange(finished(tmp_path), CHOSEN)
+        full, bfloat16, float32 = rows
+        assert compare.times(full, full, 0.99) == {"rte, to 84.2": "30 s (20 to 40), 1.00"}
+        assert compare.times(bfloat16, full, 0.99) == {"rte, to 84.2": "11 s (8 to 14), 0.37"}
+        assert compare.times(float32, full, 0.99) == {"rte, to 84.2": "not reached"}
+        draw("compare", tmp_path)
+        found = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
+        assert (found["bytes"], found["seconds"], found["seeds"]) == (3_000_000, 11, 2)
+        # Of 0.90 - 0.90 and 0.85 - 0.99.
+        assert json.loads(found["difference"].replace("(", "[").replace(")", "]")) == pytest.approx([-7, 7])
+        assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
+        assert_drawn(tmp_path / "compare")
 
-    def test_what_cannot_be_compared(self, finished_run, tmp_path):
-        finished_run("rte", "houlsby", 0, 0.8)
-        with pytest.raises(RecipeError, match=r"--baseline must be one of: houlsby.*; got 'full'\."):
-            draw("times", tmp_path)
-        for seed in (0, 1):
-            epoch = {"epoch": 1.0, "step": 5 + seed, "seconds": 1.0, "accuracy": 0.8}
-            finished_run("rte", "full", seed, 0.8, epochs=[epoch])
-        with pytest.raises(RecipeError, match="The runs on rte must share evaluations"):
-            draw("times", tmp_path)
+    def test_the_mean_difference_over_tasks_has_the_error_over_seeds(self, finished_run, tmp_path):
+        for task, differences in {"rte": (-0.02, -0.04), "cola": (0.01, 0.03)}.items():
+            for seed, change in enumerate(differences):
+                finished_run(task, "full", seed, 0.6)
+                finished_run(task, "houlsby", seed, 0.6 + change)
+        rows = arrange(finished(tmp_path), CHOSEN)
+        base = compare.find_baseline(rows, "full")
+        facts = compare.summarize(rows, base, columns(rows), "validation")
+        difference = next(one for label, one in facts.items() if label != "full")["difference"]
+        assert difference == pytest.approx((-0.5, math.sqrt(2) / 2))  # each task has an error of one
 
-    @pytest.mark.parametrize(("score", "shown"), [(-0.1, r"-10\.00"), (0.0, r"0\.00")])
-    def test_a_score_that_is_not_positive_has_no_share(self, finished_run, tmp_path, score, shown):
-        finished_run("rte", "full", 0, score, epochs=[{"epoch": 1.0, "step": 1, "accuracy": score, "seconds": 1.0}])
-        with pytest.raises(RecipeError, match=rf"The baseline's best score must be positive, got {shown} on rte"):
-            draw("times", tmp_path)
-
-
-class TestVariants:
-    def test_differences_to_the_papers_adapter(self, finished_run, tmp_path):
-        """Paired by seed, at the best epoch of each run."""
+    def test_variants_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
         for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
             for variant, score in (("paper", paper), ("tanh", other)):
                 epochs = [{"epoch": n, "step": n, "accuracy": score - n / 10} for n in (0, 1)]
                 finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
-        draw("variants", tmp_path)
-        rows = {row["variant"]: row for row in lines(tmp_path / "variants.jsonl")}
-        assert rows["tanh"]["change"] == pytest.approx(-7.5)
-        assert rows["tanh"]["error"] == pytest.approx(2.5)  # of -10 and -5
-        assert_drawn(tmp_path / "variants")
+        draw("compare", tmp_path, "--baseline", "variant paper", "--epoch", "best")
+        table = (tmp_path / "compare.md").read_text()
+        assert "75.00 ± 5.00" in table
+        assert "-7.50 ± 2.50" in table  # of -10 and -5
 
-    def test_nine_tasks_have_nine_markers(self, finished_run, tmp_path):
-        for task in GLUE_TASKS:
-            finished_run(task, "houlsby", 0, 0.5, variant="paper")
-        rows = variants.summarize(finished(tmp_path))
-        assert len(variants.draw(rows).axes[0].containers) == len(GLUE_TASKS)
+    def test_what_cannot_be_compared(self, finished_run, tmp_path):
+        finished_run("rte", "houlsby", 0, 0.8)
+        with pytest.raises(RecipeError, match=r"--baseline must be one of: houlsby.*; got 'full'\."):
+            draw("compare", tmp_path)
+        epoch = {"epoch": 1.0, "step": 1, "accuracy": 0.0, "seconds": 1.0}
+        finished_run("rte", "full", 0, 0.0, epochs=[epoch])
+        full = next(row for row in arrange(finished(tmp_path), CHOSEN) if row.label == "full")
+        assert compare.times(full, full, 0.99) == {}, "a share of a score that is not positive says nothing"
 
 
 class TestStability:
@@ -318,11 +333,12 @@ class TestStability:
                 (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        assert [row["start"] for row in rows] == ["full fine-tuning", "adapters", "adapters, 20 steps first"]
+        starts = [(row["method"], row["pretraining_steps"]) for row in rows]
+        assert starts == [("full", 0), ("houlsby", 0), ("houlsby", 20)]
         assert rows[0]["scores"] == {str(seed): pytest.approx(50 + 10 * seed) for seed in range(3)}
-        assert_drawn(tmp_path / "stability")
-        assert_drawn(tmp_path / "gradient_norms_rte")
-        read = stability.read_norms({"arguments": {"output_dir": path.parent}} for path in tmp_path.glob(f"*/{FILE}"))
+        assert_drawn(tmp_path / "stability_rte")
+        assert_drawn(tmp_path / "gradient_norms_rte")  # although the runs were moved
+        read = stability.read_norms({"folder": path.parent} for path in tmp_path.glob(f"*/{FILE}"))
         assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
 
     def test_validation_chooses_the_learning_rate(self, finished_run, tmp_path):
@@ -341,12 +357,6 @@ class TestStability:
         draw("stability", tmp_path)
         (row,) = lines(tmp_path / "stability.jsonl")
         assert (row["scores"], row["last"]) == ({"0": pytest.approx(70)}, {"0": pytest.approx(50)})
-
-    def test_runs_of_a_sweep_have_no_norms_to_draw(self, finished_run, tmp_path):
-        finished_run("rte", "houlsby", 0, 0.5)
-        draw("stability", tmp_path)
-        assert_drawn(tmp_path / "stability")
-        assert not list(tmp_path.glob("gradient_norms*"))
 
     def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
         """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
@@ -367,7 +377,7 @@ class TestStability:
         assert rows["houlsby", 0]["by_epochs"] == {"1.0": pytest.approx(51), "2.0": pytest.approx(52)}
         for name in ("pretraining", "epochs", "learning_curves"):
             assert_drawn(tmp_path / f"{name}_rte")
-        boxes = lengths.draw_lengths([*rows.values()]).axes[0].get_lines()
+        boxes = stability.draw_lengths([*rows.values()]).axes[0].get_lines()
         points = [[*line.get_ydata()] for line in boxes if line.get_marker() == "."]
         assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
 
@@ -427,6 +437,59 @@ class TestGradientNorms:
         )
         for layer, square in expected.items():
             assert first["norms"][layer] == pytest.approx(math.sqrt(square), rel=1e-3)
+
+
+def cut_or_overprinted(figure) -> list[str]:
+    """The labels of a figure's axes that reach beyond it, or lie over one another on the same axis."""
+    figure.draw_without_rendering()
+    found = []
+    for axes in figure.axes:
+        for names in (axes.get_xticklabels(), axes.get_yticklabels()):
+            shown = [name for name in names if name.get_text() and name.get_visible()]
+            boxes = [name.get_window_extent() for name in shown]
+            found += [a.get_text() for (a, one), (_, other) in itertools.pairwise(zip(shown, boxes, strict=True))
+                      if one.overlaps(other)]  # fmt: skip
+        for label in (axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_yticklabels()):
+            box = label.get_window_extent()
+            if label.get_text() and (box.x0 < -1 or box.x1 > figure.bbox.x1 + 1 or box.y0 < -1):
+                found.append(label.get_text())
+    return found
+
+
+class TestFullSize:
+    """With as many tasks and runs as the papers have: as wide as a page, and no name is cut off or overprinted."""
+
+    @pytest.mark.parametrize("kind", ["chart", "curves", "tradeoff", "compare"])
+    def test_eighteen_tasks(self, finished_run, tmp_path, kind):
+        epochs = [
+            {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100} for n in range(1, 21)
+        ]
+        for task in PAPER:
+            for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
+                finished_run(task, method, 0, 0.7, trained, scores={"accuracy": 0.7}, epochs=epochs)
+        rows = arrange(finished(tmp_path), CHOSEN)
+        figure = {
+            "chart": lambda: chart.draw(rows),
+            "curves": lambda: curves.draw(rows),
+            "tradeoff": lambda: tradeoff.draw(tradeoff.summarize(rows, columns(rows), each=True)),
+            "compare": lambda: compare.draw(compare.summarize(rows, rows[0], columns(rows), "validation"), "test"),
+        }[kind]()
+        assert figure.get_figwidth() < 7
+        assert not cut_or_overprinted(figure)
+
+    def test_twenty_two_starts(self):
+        rows = [
+            {"task": "cola", "method": method, "pretraining_steps": 2000 * n, "score": "matthews_correlation",
+             "scores": {0: 50 + n, 1: 52 + n}, "last": {0: 49 + n, 1: 51}, "by_epochs": {1.0: 40, 2.0: 50 + n},
+             "run": f"pretrained_{n}", "pretraining_epochs": n, "examples": 872, "success_rate": 0.5,
+             "standard_error": 0.01}
+            for n in range(11) for method in ("full", "houlsby")
+        ]  # fmt: skip
+        for function in (stability.draw_seeds, stability.draw_lengths, stability.draw_epochs, stability.draw_curves,
+                         robustness.draw):  # fmt: skip
+            figure = function(rows)
+            assert figure.get_figwidth() < 7
+            assert not cut_or_overprinted(figure), function
 
 
 @pytest.fixture(scope="module")
@@ -655,6 +718,8 @@ class TestRobustness:
             assert epochs(tmp_path / start) == expected
         (tmp_path / "results.json").unlink()
         assert epochs(tmp_path / start) == (None if start == "adapter" else 0)
+        shutil.rmtree(tmp_path / start)
+        assert epochs(tmp_path / start) is None, "it was moved"
 
     def test_lines_by_epochs_of_pretraining(self):
         rows = [
@@ -662,12 +727,10 @@ class TestRobustness:
              "examples": 200, "success_rate": 0.8 - epochs / 10, "standard_error": 0.02}
             for method in ("full", "houlsby") for epochs in (2, 0, 1)
         ]  # fmt: skip
-        figure = robustness.draw(rows)
-        bars, lines = figure.axes
+        bars, drawn = robustness.draw(rows).axes
         assert len(bars.patches) == 6
-        assert [container.get_label() for container in lines.containers] == ["full fine-tuning", "adapters"]
-        assert [*lines.containers[0].lines[0].get_ydata()] == pytest.approx([80, 70, 60])
-        assert "200 texts, no named entities" in figure.get_suptitle()
+        assert [line.get_label() for line in drawn.get_lines()] == ["full fine-tuning", "adapters"]
+        assert [*drawn.get_lines()[0].get_ydata()] == pytest.approx([80, 70, 60])
         assert len(robustness.draw([row for row in rows if not row["pretraining_epochs"]]).axes) == 1
 
     def test_batches_do_not_change_the_order(self, trained):

@@ -27,9 +27,9 @@ import submission
 from common import glue_report
 from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
+from common.glue_arguments import parse_arguments
 from common.glue_tasks import TASK_SCORES, TASKS, GlueMetric, find_tasks, numeric_labels
 from common.minimal_pairs import minimal_pairs
-from common.presets import parse_arguments
 from common.run import scores_per_epoch
 from common.submission import FILES, TEST_SETS, pack, problems
 from common.trainer import RecipeTrainer
@@ -180,7 +180,7 @@ class TestRuns:
     def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
         """All of two: their folders, and both averages, which need all nine."""
         monkeypatch.setattr(glue, "find_tasks", lambda _: [TASKS["cola"], replace(TASKS["rte"])])
-        monkeypatch.setattr("common.presets.find_tasks", lambda _: [])
+        monkeypatch.setattr("common.glue_arguments.find_tasks", lambda _: [])
         for split in ("train", "validation"):
             write(tmp_path / "data" / "rte" / f"{split}.csv", sentence1=SENTENCES[:16], sentence2=SENTENCES[16:32],
                   label=[0, 1] * 8)  # fmt: skip

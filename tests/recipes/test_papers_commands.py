@@ -23,8 +23,12 @@ import figure
 from common.arguments import TextArguments
 from common.classification import ClassificationArguments
 from common.edge import RecipeError
-from common.presets import GlueArguments, parse_arguments
+from common.glue_arguments import GlueArguments, parse_arguments
+from common.presets import preset
+from paper_tasks import PaperArguments
 from squad import SquadArguments
+from sweeping.cost import estimate
+from sweeping.runs import make_runs
 
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +38,7 @@ FILES = ("--data_dir", "--model_name", "--init_adapter")
 OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
 # The flags of the recipes that are not parsed here, by name.
 _, *OTHERS = get_type_hints(parse_arguments)["return"].__args__
-GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments)
+GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments, PaperArguments)
 KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
 
 
@@ -108,7 +112,7 @@ def sweeps() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("folder", "tasks"), [("runs/h3", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
+    ("folder", "tasks"), [("runs/h1/sizes", ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]),
                           ("runs/h4", ["mnli", "cola"])]
 )  # fmt: skip
 def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
@@ -122,12 +126,40 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
             assert values(words, "--num_train_epochs") == ["3", "20"]
 
 
-def test_runs_without_a_preset_also_read_the_examples_in_random_order():
-    """The recipes' default groups them by length, which none of the papers does."""
-    without = [words for words in sweeps() if "--preset" not in words]
-    assert {words[1] for words in without} == {"recipes/paper_tasks.py", "recipes/squad.py"}
-    for words in without:
-        assert values(words, "--train_sampling_strategy") == ["random"]
+def test_every_sweep_has_its_papers_preset():
+    assert not [words for words in sweeps() if "--preset" not in words]
+
+
+def test_the_presets_of_other_tasks_than_glue():
+    """Houlsby et al. 2019, sections 3.3 and 3.5; Mohebbi and Rajaei 2020, section 6.1."""
+    papers = [("paper_tasks", "houlsby2019"), ("paper_tasks", "mohebbi2020"), ("squad", "houlsby2019")]
+    found = {(*key, method): preset(key[1], method, 0, key[0]) for key in papers for method in ("houlsby", "full")}
+    assert {key: (own["learning_rate"], own["num_train_epochs"]) for key, own in found.items()} == {
+        ("paper_tasks", "houlsby2019", "houlsby"): (1e-4, 50), ("paper_tasks", "houlsby2019", "full"): (3e-5, 20),
+        ("paper_tasks", "mohebbi2020", "houlsby"): (1e-4, 50), ("paper_tasks", "mohebbi2020", "full"): (3e-5, 3),
+        ("squad", "houlsby2019", "houlsby"): (3e-4, 10), ("squad", "houlsby2019", "full"): (3e-5, 3),
+    }  # fmt: skip
+    assert all(own["train_sampling_strategy"] == "random" and own["base_dtype"] == "float32" for own in found.values())
+    assert found["squad", "houlsby2019", "houlsby"]["model_name"] == "google-bert/bert-large-uncased"
+    assert found["paper_tasks", "mohebbi2020", "houlsby"]["head"] == "two_layer"
+
+
+def test_a_sweep_says_what_it_costs(tmp_path):
+    """Ten epochs of CoLA's 8,551 texts of at most 128 tokens, through 85 million weights."""
+    runs = make_runs(tmp_path, Path("glue.py"), {"task": ["cola"], "method": ["full", "houlsby"]},
+                     ["--num_train_epochs", "10"])  # fmt: skip
+    operations = 85_510 * 128 * 85e6 * (6 + 4)
+    text = estimate(runs)
+    assert text.startswith("2 runs, 1.71e+05 texts forward and backward")
+    assert f"{operations / 9.7e12 / 3600:,.0f} (float32), {operations / 78e12 / 3600:,.0f} (--tf32 true)" in text
+
+
+def test_the_dry_run_of_a_paper_starts_nothing():
+    shell = 'python() { case "$*" in *--dry_run*) ;; *) echo "$@";; esac; }; accelerate() { echo "$@"; }; . "$1"'
+    for script in SCRIPTS:
+        found = subprocess.run(["bash", "-c", shell, "bash", str(script)], capture_output=True, text=True, check=False,
+                               env={**os.environ, "DRY_RUN": "--dry_run"})  # fmt: skip
+        assert not found.stdout
 
 
 def test_every_table_and_figure_has_its_commands():

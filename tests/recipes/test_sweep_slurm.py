@@ -38,13 +38,15 @@ def slurm(recipe, monkeypatch):
 def test_the_options(file):
     subprocess.run(["bash", "-n", file], check=True)
     options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", file.read_text(), re.MULTILINE))
-    gpus = {"eight_gpus.sbatch": "8", "array.sbatch": "1"}
+    gpus = {"eight_gpus.sbatch": "8", "array.sbatch": "1", "ddp.sbatch": "8"}
     assert options["gpus-per-node"] == gpus[file.name]
     assert options["signal"] == "B:USR1@120"
     assert "requeue" in options
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if "sweep.py" in file.read_text()], ids=lambda file: file.name
+)
 def test_a_job_whose_time_is_up_is_queued_again_and_resumes(recipe, slurm, file):
     job = slurm(file)
     wait_for(lambda: list((recipe.parent / "out").glob("*/*/checkpoint")))

@@ -1,0 +1,175 @@
+"""Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to reach a score.
+
+    python recipes/figure.py compare runs/study                                       # to full fine-tuning
+    python recipes/figure.py compare runs/h36_variants --baseline "variant paper" --epoch best
+
+Differences are paired by seed; their mean over the tasks has the standard error over the seeds. Bytes are those of the
+saved weights, seconds those of the training steps, without evaluations and checkpoints. The time to a score is that
+until the first evaluation whose mean over the seeds reaches a share of the baseline's best mean, so evaluations should
+be frequent (--eval_strategy steps --save_strategy steps).
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullFormatter
+
+from common.edge import RecipeError
+from common.figures import COLUMN, save
+from papers.drawing import legend, panels, styles
+from papers.results import Cell, Results, Row, arrange, columns, finished, in_percent, mean_over
+from papers.tables import Columns, differences_to, markdown, table_of, with_error, wrapped
+from sweeping.runs import CHOICES, CHOSEN
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for the baseline and the scores."""
+    add = parser.add_argument
+    add("--baseline", default="full", help="A row, by its label or by a part that only it has.")
+    add("--score", choices=("accuracy", "main"), default="main", help="A task without accuracy shows its main score.")
+    add("--split", choices=("validation", "test"), default="validation", help="Where it was scored.")
+    add("--epoch", choices=("kept", "best", "last"), default="kept", help="The epoch whose scores are compared.")
+    add("--share", type=float, default=0.99, help="Share of the baseline's best score, for the time to a score.")
+    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
+
+
+def main(arguments: argparse.Namespace) -> None:
+    """Print the tables, and write them and the figure."""
+    folder = Path(arguments.folder)
+    runs = [at_epoch(one, arguments.epoch) for one in finished(folder)]
+    rows = arrange(runs, arguments.choose)
+    base, shown = find_baseline(rows, arguments.baseline), columns(rows, arguments.score)
+    facts = summarize(rows, base, shown, arguments.split)
+    tables = {
+        "Methods": table_of({label: _shown(one) for label, one in facts.items()}),
+        f"Difference to {base.label}": table_of({
+            row.label: {name: with_error(value, "+") for name, value in
+                        differences_to(row, base, shown, arguments.split).items()}
+            for row in rows if row is not base
+        }),
+        f"Time to {arguments.share:.0%} of the best score of {base.label}":
+            table_of({row.label: times(row, base, arguments.share) for row in rows}),
+    }  # fmt: skip
+    print("\n\n".join(f"{name}\n\n{wrapped(table)}" for name, table in tables.items()))
+    parts = [f"## {name}\n\n{markdown(table)}" for name, table in tables.items()]
+    (folder / "compare.md").write_text("\n\n".join(parts) + "\n")
+    pd.DataFrame.from_dict(facts, orient="index").to_csv(folder / "compare.csv")
+    save(draw(facts, arguments.split), folder / "compare")
+
+
+def at_epoch(results: Results, epoch: str) -> Results:
+    """Return a run with the scores of another epoch than the one whose weights it has kept, such as the best one of a
+    run that saves no checkpoints."""
+    if epoch == "kept":
+        return results
+    name = results["chosen_by"]
+    best = (min if name.endswith("loss") else max)(results["epochs"], key=lambda entry: entry[name])
+    entry = best if epoch == "best" else results["epochs"][-1]
+    return {**results, "best_scores": entry, "best_score": entry[name]}
+
+
+def find_baseline(rows: Sequence[Row], name: str) -> Row:
+    """Return the row with this label, or the only one whose label has it as a part.
+
+    Raises:
+        RecipeError: If there is none, or several.
+    """
+    found = [row for row in rows if row.label == name] or [row for row in rows if name in row.label]
+    if len(found) != 1:
+        raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {name!r}.")
+    return found[0]
+
+
+def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dict[str, dict[str, Any]]:
+    """Return by row the mean score over its columns, the mean paired difference to the baseline, each with its error,
+    and trained parameters, bytes and seconds per task."""
+    facts = {}
+    for row in rows:
+        cells = {name: (cell, column[1]) for name, column in shown.items() if (cell := row.cell(*column))}
+        means = {name: value for name, (cell, score) in cells.items() if (value := cell.mean(score, split))}
+        runs = [one for cell, _ in cells.values() for one in cell.seeds.values()]
+        change = [*differences_to(row, base, shown, split).values()]
+        saved = [
+            sum(path.stat().st_size for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")) for one in runs
+        ]
+        seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"] and "seconds" in one["epochs"][-1]]
+        if means:
+            facts[row.label] = {
+                "score": mean_over([*means.values()]), "columns": len(means),
+                "difference": mean_over(change) if change else None,
+                "trained": round(row.sizes().trained), "bytes": round(mean(saved)) or None,
+                "seconds": mean(seconds) if seconds else None,
+                "seeds": max(len(cell.seeds) for cell, _ in cells.values()),
+            }  # fmt: skip
+    return facts
+
+
+def _shown(one: dict[str, Any]) -> dict[str, str | None]:
+    bytes_, seconds = one["bytes"], one["seconds"]
+    return {
+        "mean score": f"{with_error(one['score'])} of {one['columns']}",
+        "difference": with_error(one["difference"], "+"),
+        "trained": f"{one['trained']:,}",
+        "MB": f"{bytes_ / 1e6:,.2f}" if bytes_ else None,
+        "seconds": f"{seconds:,.0f}" if seconds else None,
+        "seeds": f"{one['seeds']}",
+    }
+
+
+def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
+    """Draw the mean difference to the baseline against the parameters, the bytes and the seconds, as far as known."""
+    axes_of = {"trained": "trained parameters per task", "bytes": "bytes of the saved weights",
+               "seconds": "seconds of training per task"}  # fmt: skip
+    known = [name for name in axes_of if any(one[name] for one in facts.values())]
+    figure, axes = panels(len(known), COLUMN, sharey=True)
+    style = styles(facts)
+    for own, name in zip(axes, known, strict=True):
+        for label, one in facts.items():
+            if one[name] and one["difference"]:
+                middle, error = one["difference"]
+                look = style[label] | {"linestyle": "none"}
+                own.errorbar([one[name]], [middle], [error or 0], label=label, capsize=2, **look)
+        own.axhline(0, color="black", linestyle="--", linewidth=0.8)
+        own.set_xlabel(axes_of[name])
+        if name != "seconds":
+            own.set_xscale("log")
+            own.xaxis.set_major_formatter(EngFormatter(sep=""))
+            own.xaxis.set_minor_formatter(NullFormatter())
+    axes[0].set_ylabel(f"difference in {split} score (points)")
+    legend(figure)
+    return figure
+
+
+def times(row: Row, base: Row, share: float) -> dict[str, str]:
+    """Return for each task of the baseline how long the row trains until its mean score reaches a share of the
+    baseline's best: the mean over the seeds, their range, and the ratio to the baseline's own time."""
+    found = {}
+    for task, cell in base.cells.items():
+        curve = mean_curve(cell)
+        goal = share * max((score for score, _ in curve), default=0)
+        name = f"{task}, to {goal:.1f}"
+        if goal > 0 and task in row.cells:
+            reached = next((own for score, own in mean_curve(row.cells[task]) if score >= goal), [])
+            of_base = next(own for score, own in curve if score >= goal)
+            spread = f" ({min(reached):.0f} to {max(reached):.0f})" if len(reached) > 1 else ""
+            found[name] = (
+                f"{mean(reached):.0f} s{spread}, {mean(reached) / mean(of_base):.2f}" if reached else "not reached"
+            )
+    return found
+
+
+def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
+    """Return the evaluations of a method on a task that all seeds have, in their order: the mean score in percent, and
+    each seed's time; none for runs that were chosen by a loss, or whose times are not recorded."""
+    runs = [
+        {entry["step"]: (in_percent(one, one["chosen_by"], entry[one["chosen_by"]]), entry["seconds"])
+         for entry in one["epochs"] if "seconds" in entry and not one["chosen_by"].endswith("loss")}
+        for one in cell.seeds.values()
+    ]  # fmt: skip
+    steps = sorted(set.intersection(*map(set, runs)))
+    return [(mean(run[step][0] for run in runs), [run[step][1] for run in runs]) for step in steps]
