@@ -183,33 +183,19 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
     return next((value for value in values if isinstance(value, torch.Tensor) and value.dim()), None)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """What has reached a module in one call."""
-
-    shape: torch.Size
-    # Over all dimensions but the last, if each row has an equal share of the first one.
-    means: torch.Tensor | None
-    # The hidden states themselves, if there are several for each row in succession; others are too large.
-    several: torch.Tensor | None
-
-
 class Trial:
     """A run of the base model on a few rows, which records what reaches the modules that adapters have changed."""
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        # By module and call.
-        self.calls: dict[nn.Module, list[_Call]] = {}
+    def __init__(self) -> None:
+        # By module and call: the shape, and the means over all dimensions but the first and the last.
+        self.calls: dict[nn.Module, list[tuple[torch.Size, torch.Tensor]]] = {}
 
     def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what reaches a layer, and return what the base model computes there."""
         hidden = first_tensor((*args, *kwargs.values()))
         if hidden is not None:
-            several = hidden if hidden.shape[0] > self.rows else None
-            is_even = hidden.dim() > 1 and hidden.shape[0] % self.rows == 0
-            means = hidden.unflatten(0, (self.rows, -1)).float().flatten(1, -2).mean(1) if is_even else None
-            self.calls.setdefault(layer, []).append(_Call(hidden.shape, means, several))
+            means = hidden.float().reshape(len(hidden), -1, hidden.shape[-1] if hidden.dim() > 1 else 1).mean(1)
+            self.calls.setdefault(layer, []).append((hidden.shape, means))
         return run_adapter(layer, BASE, args, kwargs)
 
 
@@ -261,7 +247,7 @@ class _Trials:
 
     def _run(self, inputs: dict[str, Any], rows: list[int]) -> Trial:
         """Run some rows through the base model."""
-        trial = Trial(len(rows))
+        trial = Trial()
         args, kwargs = select_rows((self.args, inputs), torch.tensor(rows), self.number)
         with torch.no_grad(), self.finder.run(trial):
             self.finder.model(*args, **kwargs)
@@ -287,34 +273,29 @@ def _find_others(inputs: dict[str, Any]) -> set[str]:
     return tensors.keys() - text - known
 
 
-def _compare(name: str, one: list[_Call], two: list[_Call]) -> Layout:
+def _compare(
+    name: str, one: list[tuple[torch.Size, torch.Tensor]], two: list[tuple[torch.Size, torch.Tensor]]
+) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
-    if [(2 * call.shape[0], *call.shape[1:]) for call in one] != [tuple(call.shape) for call in two]:
-        shown = [", ".join(str(tuple(call.shape)) for call in calls) or "none" for calls in (one, two)]
+    if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
+        shown = [", ".join(str(tuple(shape)) for shape, _ in calls) or "none" for calls in (one, two)]
         return Layout(name, problem=f"one row alone has {shown[0]} there, and two rows have {shown[1]}")
-    dims = frozenset(len(call.shape) for call in two)
-    is_one_per_row = all(call.shape[0] == 1 for call in one)
+    dims = frozenset(len(shape) for shape, _ in two)
+    is_one_per_row = all(shape[0] == 1 for shape, _ in one)
     if len(dims) != 1 and not is_one_per_row:
         return Layout(name, problem="it is called with different numbers of dimensions")
-    for alone, both in zip(one, two, strict=True):
-        if not (_is_first(alone.means, both.means) and _is_in_succession(alone.several, both.several)):
-            return Layout(name, problem="they are in another order than the rows")
+    if not all(_is_in_order(alone, both) for (_, alone), (_, both) in zip(one, two, strict=True)):
+        return Layout(name, problem="they are in another order than the rows")
     return Layout(name, dims, is_one_per_row)
 
 
-def _is_first(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
-    """Return whether the first of two rows is the one that ran alone, by their means."""
-    if alone is None or both is None:
-        return True
+def _is_in_order(alone: torch.Tensor, both: torch.Tensor) -> bool:
+    """Return whether the hidden states of the row that ran alone come first among those of two, in the same order."""
+    first, second = both.split(len(alone))
+    mean = alone.mean(0)
     # Rounding depends on the size of a batch.
-    first, second = (both - alone).norm(dim=-1)
-    return bool(first <= second + 0.01 * alone.norm())
-
-
-def _is_in_succession(alone: torch.Tensor | None, both: torch.Tensor | None) -> bool:
-    """Return whether the hidden states of the row that ran alone come first, in the same order."""
-    if alone is None or both is None:
-        return True
-    first, alone = both[: len(alone)].flatten(0, -2).float(), alone.flatten(0, -2).float()
+    is_first = (first.mean(0) - mean).norm() <= (second.mean(0) - mean).norm() + 0.01 * mean.norm()
+    if len(alone) == 1:
+        return bool(is_first)
     # Compared to how different the parts of the row are.
-    return bool((first - alone).norm() <= 0.2 * (alone - alone.mean(0)).norm() + 1e-4 * alone.norm())
+    return bool(is_first and (first - alone).norm() <= 0.2 * (alone - mean).norm() + 1e-4 * alone.norm())
