@@ -25,7 +25,7 @@ from torch import nn
 
 import memory
 import mixed
-from methods import FLOOR, FULL, LORA_ALL, METHODS, OURS, OURS_BF16
+from methods import FLOOR, FULL, METHODS, OURS, OURS_BF16
 from models import build, inputs
 from report import Rows, table
 from steps import PHASES, PRECISIONS
@@ -33,8 +33,6 @@ from timing import compared, interleaved, keep_freed_memory, machine
 
 
 ROOT = Path(__file__).parents[1]
-# Training with an adapter relative to the floor, and a batch of 64 adapters relative to one of one adapter.
-TRAINING_BAR, MIXED_BAR = 1.10, 1.15
 # The part of the time in which jobs start.
 MEASURING = 0.9
 Job = tuple[str, Callable[[], Iterable[dict[str, Any]]]]
@@ -122,7 +120,6 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
             )
     if device == "cuda":
         yield "memory, BERT-large", partial(memory.beside_computed, "large", ((8, 128), (32, 128)))
-        yield "tests, pytest -m cuda", run_tests
     for cell in (first, (1, first[1])):
         yield (
             f"prediction, {shape}, {cell[0]} x {cell[1]} tokens",
@@ -221,24 +218,6 @@ def graphed(call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> 
     return replay
 
 
-def run_tests() -> Rows:
-    """Run the tests that need CUDA."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-W",
-        "default",
-        "-m",
-        "cuda",
-        "tests/core",
-        "tests/test_benchmarks.py",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    return [{"result": done.stdout.strip().splitlines()[-1]}]
-
-
 def describe(device: str) -> dict[str, Any]:
     """Describe the machine, the GPU and the version of the library."""
     revision = subprocess.run(
@@ -252,30 +231,9 @@ def describe(device: str) -> dict[str, Any]:
     return facts
 
 
-def bars(measured: dict[str, Rows]) -> Rows:
-    """Return what should be reached, beside what was measured."""
-    found: Rows = []
-
-    def bar(claim: str, figure: float | None, most: float | None) -> None:
-        verdict = "not measured" if figure is None or most is None else "met" if figure <= most else "missed"
-        found.append({"target": claim, "at most": most, "measured": figure, "": verdict})
-
-    for length, precision in itertools.product((128, 512), list(PRECISIONS)[1:]):
-        name = f"base, 32 x {length} tokens, {precision}"
-        steps = [row for row in measured.get(f"steps, {name}", []) if row["phase"] == "train"]
-        ratios = {row["method"]: row["median_ratio"] for row in steps}
-        bar(f"{name}: training / floor", ratios.get(OURS), TRAINING_BAR)
-        bar(f"the same, at most {LORA_ALL}", ratios.get(OURS), ratios.get(LORA_ALL))
-    for dtype in (torch.bfloat16, torch.float32):
-        name = f"mixed, base, 64 x 128 tokens, {dtype}"
-        ratios = {row["adapters"]: row["median_ratio"] for row in measured.get(name, [])}
-        bar(f"{name}: 64 adapters / one", ratios.get(64), MIXED_BAR)
-    return found
-
-
 def page(result: dict[str, Any]) -> str:
     """Return all tables in Markdown."""
-    parts = {"Targets": bars(result["measured"]), **result["measured"]}
+    parts = dict(result["measured"])
     parts["Not measured"] = [{"job": name, "reason": reason} for name, reason in result["left out"].items()]
     parts["Machine"] = [{"": key, "value": value} for key, value in result["machine"].items()]
     return "\n\n".join(f"## {title}\n\n{table(rows, ' | ')}" for title, rows in parts.items() if rows) + "\n"

@@ -10,7 +10,7 @@ uva2019: the reproduction of Whritenour and Schoch 2019, with the first paper's 
 They print 2,379,264 trained parameters of 111,863,042, which are --train_layer_norm false; a run's numbers have 1,538
 more each, those of the head, which it trains in a copy.
 han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library, whose initial weights are not truncated. The
-warm-up is that of Mosbach et al. 2021, whom the paper follows.
+warm-up is that of Mosbach et al. 2020, whom the paper follows.
 
 --method full and top_k have their own learning rate and epochs. These papers have no settings for LoRA, the norms
 alone and the head alone, which use those of the adapters. paper_tasks.py and squad.py have presets of the papers that
