@@ -67,10 +67,11 @@ def seeded(build):
         (llama, {}),
         (llama, {"use_cache": False}),
         (gpt2, {"num_beams": 3}),
+        (gpt2, {"guidance_scale": 3.0}),
         (t5, {"num_beams": 4, "num_return_sequences": 2}),
         (opt, {"generation_config": GenerationConfig(num_beams=2)}),
     ],
-    ids=["greedy", "no cache", "beams", "several of each", "by generation config"],
+    ids=["greedy", "no cache", "beams", "guided", "several of each", "by generation config"],
 )
 def test_generation_for_rows_of_different_adapters(build, options):
     """Prompts of different lengths are padded on the left in the batch, and not padded alone."""

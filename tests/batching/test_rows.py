@@ -12,7 +12,6 @@ from peft import get_peft_model
 from torch import nn
 
 from architecture_rows import build
-from contract_models import VOCABULARY, gpt2
 from houlsby_peft import AdapterError, HoulsbyConfig
 from tiny_models import perturb, tiny_bert
 
@@ -142,10 +141,7 @@ def only_first_has_images(batch, row):
     return tokens | images if row == 0 else tokens
 
 
-FFN = {"positions": ("feed_forward",), "train_layer_norm": False}
 RIGHT = {
-    "flattened": (opt, {"input_ids": ids(2, 4)}, {}, one_row),
-    "flattened, feed-forward only": (opt, {"input_ids": ids(2, 4)}, FFN, one_row),
     "two towers": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
     "images that the model needs, one per row": (blip_2, images_among_tokens(1, 1), {}, one_row),
     "images only in the text's layers": (
@@ -221,11 +217,6 @@ ARRANGEMENTS = {
         False,
     ),
     "a part each": (lambda x: x.flatten(0, 1)[:, None], lambda h, shape: h[:, 0].view(shape), True),
-    "a part each, rows second": (
-        lambda x: x.transpose(0, 1).flatten(0, 1)[:, None],
-        lambda h, shape: h[:, 0].view(shape[1], shape[0], -1).transpose(0, 1),
-        False,
-    ),
     "all rows twice": (lambda x: torch.cat([x, x]), lambda h, shape: h[: shape[0]], False),
     "the rows in another order": (lambda x: x.flip(0).flatten(0, 1), lambda h, shape: h.view(shape).flip(0), False),
     "only what is not zero": (lambda x: x[x[..., 0] != 0], lambda h, shape: h, None),
@@ -254,16 +245,6 @@ def test_arrangements(arrange, restore, is_right):
             with suppress(AdapterError):
                 check(model, {"x": x}, names)
                 assert length == 1
-
-
-def test_classifier_free_guidance():
-    model = with_adapters(gpt2(), task_type="CAUSAL_LM")
-    options = {"do_sample": False, "max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0, "guidance_scale": 3.0}
-    tokens, names = torch.randint(3, VOCABULARY, (3, 5)), ["two", BASE, "one"]
-    mixed = model.generate(input_ids=tokens, adapter_names=names, **options)
-    for row, name in enumerate(names):
-        alone = model.generate(input_ids=tokens[row : row + 1], adapter_names=[name], **options)
-        assert torch.equal(mixed[row : row + 1], alone)
 
 
 def test_further_batches_run_no_rows_alone(token_ids):

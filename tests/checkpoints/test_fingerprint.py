@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from peft import PeftModel
@@ -57,7 +55,6 @@ SAME = {
     "tokens added": lambda: resized(120),
     "int8": lambda: changed(round_to_int8),
     "pruned": lambda: changed(prune_half),
-    "with noise": lambda: changed(lambda weight: weight.add_(0.005 * weight.std() * torch.randn_like(weight))),
     "trained further": lambda: changed(lambda weight: weight.add_(0.2 * weight.std() * torch.randn_like(weight))),
     "with a merged LoRA": lambda: changed(merge_lora),
 }
@@ -77,11 +74,6 @@ def test_each_layer_that_was_trained_apart_is_named():
     (found,) = compare_fingerprints(recorded, fingerprint_of(tiny_bert(seed=1)))
     assert found == "other weights in encoder.layer.0, encoder.layer.1, encoder.layer.2 and 2 more"
     assert compare_fingerprints(recorded, fingerprint_of(tiny_bert(intermediate_size=64)))[0].endswith("48, here 64")
-
-
-def test_the_record_is_small():
-    text = json.dumps(fingerprint_of(tiny_bert(num_hidden_layers=12)), indent=2)
-    assert 1000 < len(text) < 3000, "whatever the width, the file of BERT-base grows by as much"
 
 
 def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transformers(tmp_path):

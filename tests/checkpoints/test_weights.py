@@ -10,12 +10,10 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from houlsby_peft.checkpoints.weights import check_values
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb, tiny_bert
 
@@ -68,7 +66,6 @@ def becomes(key, change):
 
 BROKEN = {
     "cut off": (lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100]), "incomplete"),
-    "no safetensors": (lambda folder: (folder / FILE).write_bytes(b"x" * 1000), "header"),
     "pickled": (pickle_it, "has only adapter_model.bin, a pickled file, which can run any code"),
     "another shape": (becomes(UP, lambda _: torch.zeros(3, 5)), r"has the shape \(3, 5\), the model needs \(32, 4\)"),
     "a tensor less": (weights(lambda tensors: tensors.pop(UP)), r"it lacks .*up_proj\.weight\. "),
@@ -79,13 +76,10 @@ BROKEN = {
     ),
     "another name": (weights(lambda tensors: tensors.update({f"{UP}s": tensors.pop(UP)})), "it lacks .*; it has "),
     "another size configured": (config(r=2), r"has the shape \(4, 32\), the model needs \(2, 32\)"),
-    "less sharing configured": (config(share_layers=0), "it lacks .* and 13 more"),
     "NaN": (becomes(UP, lambda tensor: tensor.fill_(torch.nan)), r"must hold finite numbers of torch\.float32"),
     "NaN in the head": (becomes(HEAD, lambda tensor: tensor.fill_(torch.nan)), "must hold finite numbers"),
-    "too large": (becomes(UP, lambda tensor: tensor.double().fill_(1e300)), r"finite numbers .* got 1e\+300"),
     "whole numbers": (becomes(UP, lambda tensor: tensor.int()), r"floating-point numbers .* got torch\.int32"),
     "whole numbers in the head": (becomes(HEAD, lambda tensor: tensor.long()), r"got torch\.int64"),
-    "float8": (becomes(UP, lambda tensor: tensor.to(torch.float8_e4m3fn)), r"got torch\.float8_e4m3fn"),
 }
 
 
@@ -141,23 +135,6 @@ def test_what_half_precision_cannot_hold_is_refused_where_it_is_used(saved, tmp_
     PeftModel.from_pretrained(tiny_bert().half(), folder)  # the adapter is in float32
 
 
-def test_counts_of_a_head_are_whole_numbers():
-    count = nn.BatchNorm1d(2).num_batches_tracked
-    check_values("file", "head.num_batches_tracked", torch.ones((), dtype=torch.int64), count)
-    check_values("file", "head.num_batches_tracked", torch.ones((), dtype=torch.int64))
-    with pytest.raises(AdapterError, match=r"got torch\.bool"):
-        check_values("file", "head.num_batches_tracked", torch.ones((), dtype=torch.bool), count)
-
-
-def test_a_file_with_a_resized_embedding_loads(saved, tmp_path, token_ids):
-    """PEFT saves embeddings that were resized beside the adapter; they are no concern of ours."""
-    model = PeftModel.from_pretrained(tiny_bert(), saved).eval()
-    model.save_pretrained(tmp_path, save_embedding_layers=True)
-    assert "base_model.model.bert.embeddings.word_embeddings.weight" in load_file(tmp_path / FILE)
-    again = PeftModel.from_pretrained(tiny_bert(), tmp_path).eval()
-    assert torch.equal(again(token_ids).logits, model(token_ids).logits)
-
-
 def test_names_are_mapped_while_loading(saved, tmp_path, token_ids):
     folder = shutil.copytree(saved, tmp_path / "renamed")
     tensors = load_file(folder / FILE)
@@ -172,14 +149,20 @@ def test_names_are_mapped_while_loading(saved, tmp_path, token_ids):
 
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
-def test_the_dtype_of_a_loaded_adapter(saved, autocast, low_cpu_mem_usage, token_ids):
-    base = tiny_bert().to(torch.bfloat16)
+def test_a_base_in_half_precision_does_not_round_an_adapter_unless_asked_to(autocast, low_cpu_mem_usage, tmp_path):
+    """PEFT moves an adapter to its module's device and dtype, here those of linear layers."""
+    config = HoulsbyConfig(r=4, target_modules=["attention.output.dense"])
+    model = get_peft_model(tiny_bert(), config)
+    perturb(model)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / FILE)
     options = {"autocast_adapter_dtype": autocast, "low_cpu_mem_usage": low_cpu_mem_usage}
-    model = PeftModel.from_pretrained(base, saved, **options)
-    expected = torch.float32 if autocast else torch.bfloat16
-    assert {p.dtype for name, p in model.named_parameters() if "houlsby_adapter" in name} == {expected}
-    model.load_adapter(saved, "again", **options)
-    assert {p.dtype for name, p in model.named_parameters() if "houlsby_adapter.again" in name} == {expected}
+    model = PeftModel.from_pretrained(tiny_bert().bfloat16(), tmp_path, **options)
+    model.load_adapter(tmp_path, "again", **options)
+    for name in ("default", "again"):
+        found = get_peft_model_state_dict(model, adapter_name=name)
+        for key in (key for key in saved if ".houlsby_" in key):
+            assert torch.equal(found[key], saved[key] if autocast else saved[key].bfloat16()), key
 
 
 def test_init_from_and_load_refuse_them_too(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from houlsby_peft import HoulsbyConfig
@@ -48,11 +50,10 @@ def test_an_adapters_name_may_be_part_of_the_methods_name():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Adapter name")
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), "b")
-        model.add_adapter("houls", HoulsbyConfig(r=4))
-    assert (
-        get_peft_model_state_dict(model, adapter_name="b").keys()
-        == get_peft_model_state_dict(model, adapter_name="houls").keys()
-    )
+        for name in ("houls", "out", "down_", "weigh"):
+            model.add_adapter(name, HoulsbyConfig(r=4))
+    keys = [get_peft_model_state_dict(model, adapter_name=name).keys() for name in model.peft_config]
+    assert all(each == keys[0] for each in keys)
 
 
 def test_labels_are_saved_once_and_as_they_are_written(tmp_path):
@@ -113,7 +114,9 @@ def more_labels(tmp_path_factory):
     """The folders of a base model with two classes, and of an adapter with three of its own."""
     base = make_base(tmp_path_factory.mktemp("base"))
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
-    adapted = get_peft_model(model, HoulsbyConfig(r=4, id2label={0: "no", 1: "maybe", 2: "yes"}, task_type="SEQ_CLS"))
+    labels = {0: "no", 1: "maybe", 2: "yes"}
+    config = HoulsbyConfig(r=4, share_layers=3, train_layer_norm="all", id2label=labels, task_type="SEQ_CLS")
+    adapted = get_peft_model(model, config)
     perturb(adapted)
     folder = tmp_path_factory.mktemp("adapter")
     adapted.save_pretrained(folder)
@@ -172,6 +175,17 @@ def test_a_failed_load_leaves_the_model_as_it_was(tmp_path, token_ids):
     with pytest.raises(ValueError, match="it lacks"):
         model.load_adapter(tmp_path, "default")
     assert torch.equal(model(token_ids).logits, logits)
+
+
+def test_the_counts_of_a_head_are_whole_numbers(tmp_path):
+    def base():
+        return nn.Sequential(OrderedDict(lin0=nn.Linear(8, 8), head=nn.BatchNorm1d(8)))
+
+    model = get_peft_model(base(), HoulsbyConfig(r=2, target_modules=["lin0"], modules_to_save=["head"]))
+    model(torch.randn(3, 8))
+    model.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(base(), tmp_path)
+    assert get_peft_model_state_dict(loaded)["base_model.model.head.num_batches_tracked"] == 1
 
 
 def test_saving_does_not_change_the_record(tmp_path):

@@ -25,12 +25,6 @@ def test_output_is_input_plus_up_of_activation_of_down(shape):
     torch.testing.assert_close(module(hidden), expected)
 
 
-@pytest.mark.parametrize(("width", "r"), [(768, 64), (32, 1), (16, 32)])
-def test_number_of_parameters(width, r):
-    parameters = sum(parameter.numel() for parameter in Bottleneck(width, r).parameters())
-    assert parameters == 2 * r * width + width + r
-
-
 def test_initialization_is_a_normal_distribution_truncated_at_two_standard_deviations():
     module = Bottleneck(1024, 256, init_std=0.02)
     for projection in (module.down_proj, module.up_proj):
@@ -40,21 +34,6 @@ def test_initialization_is_a_normal_distribution_truncated_at_two_standard_devia
         assert drawn.std().item() == pytest.approx(expected.std(), rel=0.02)
         assert stats.kstest(drawn[:5000].numpy(), expected.cdf).pvalue > 1e-4
         assert not projection.bias.any()
-
-
-def test_zero_init_std_starts_at_the_identity_and_still_learns():
-    module = Bottleneck(16, 4, init_std=0.0)
-    hidden = torch.randn(3, 16)
-    assert torch.equal(module(hidden), hidden)
-    module(hidden).square().sum().backward()
-    assert module.up_proj.weight.grad.any()
-
-
-def test_default_initialization_is_near_the_identity_and_init_weights_false_is_not():
-    hidden = torch.randn(64, 256)
-    near = (Bottleneck(256, 64)(hidden) - hidden).abs().max()
-    far = (Bottleneck(256, 64, init_weights=False)(hidden) - hidden).abs().max()
-    assert near < 0.05 < far
 
 
 def test_dropout_acts_on_the_branch_only_and_only_in_training():
@@ -67,18 +46,9 @@ def test_dropout_acts_on_the_branch_only_and_only_in_training():
     torch.testing.assert_close(dropped[kept], 2 * branch[kept], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_float32_weights_on_hidden_states_in_half_precision(dtype):
-    module = Bottleneck(16, 4, init_weights=False)
-    hidden = torch.randn(3, 16).to(dtype)
-    branch = module.up_proj(gelu(module.down_proj(hidden.float())))
-    assert module(hidden).dtype == dtype
-    torch.testing.assert_close(module(hidden), hidden + branch.to(dtype))
-
-
-@pytest.mark.parametrize("activation", sorted(set(ACT2FN) - {"xielu"}))
-def test_every_activation_of_transformers(activation):
-    module = Bottleneck(16, 4, activation=activation, init_weights=False)
+def test_every_activation_of_transformers():
     hidden = torch.randn(3, 16)
-    expected = hidden + module.up_proj(module.activation(module.down_proj(hidden)))
-    torch.testing.assert_close(module(hidden), expected)
+    for name in set(ACT2FN) - {"xielu"}:
+        module = Bottleneck(16, 4, activation=name, init_weights=False)
+        expected = hidden + module.up_proj(ACT2FN[name](module.down_proj(hidden)))
+        torch.testing.assert_close(module(hidden), expected)

@@ -134,7 +134,10 @@ def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_i
     expected = tiny_bert()(token_ids).logits
     for init_std, tolerance in ((0.01, 1e-2), (0.0, 0.0)):
         model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, init_std=init_std)).eval()
-        assert (model(token_ids).logits - expected).abs().max() <= tolerance
+        logits = model(token_ids).logits
+        assert (logits - expected).abs().max() <= tolerance
+    logits.square().sum().backward()
+    assert all(weight.grad.any() for name, weight in model.named_parameters() if "up_proj" in name), "it must learn"
 
 
 @pytest.mark.parametrize(
@@ -187,3 +190,16 @@ def test_a_name_that_an_adapter_cannot_have_is_refused_and_leaves_the_model_as_i
     assert config.record is None
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["default"]
+
+
+@pytest.mark.parametrize("call", ["merge_and_unload", "merge_adapter"])
+def test_a_refused_merge_changes_nothing(call, token_ids):
+    """Trained tokens come first in the model, and could be merged."""
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, trainable_token_indices=[1, 2])).eval()
+    perturb(model)
+    modules, logits = [name for name, _ in model.named_modules()], model(token_ids).logits
+    with pytest.raises(ValueError, match="cannot be merged"):
+        getattr(model, call)()
+    assert [name for name, _ in model.named_modules()] == modules
+    assert not any(getattr(module, "merged", False) for module in model.modules())
+    assert torch.equal(model(token_ids).logits, logits)

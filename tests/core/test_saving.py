@@ -9,11 +9,6 @@ from houlsby_peft import HoulsbyConfig
 from tiny_models import tiny_bert
 
 
-def saved_keys(model, path):
-    model.save_pretrained(path)
-    return set(load_file(path / "adapter_model.safetensors"))
-
-
 def test_the_saved_keys_are_exactly_the_expected_set(tmp_path):
     weights = ["down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias"]
     bert = "base_model.model.bert"
@@ -44,18 +39,10 @@ def test_the_saved_keys_are_exactly_the_expected_set(tmp_path):
             ({"train_layer_norm": False, "modules_to_save": []}, own),
         ]
     ):
-        assert saved_keys(get_peft_model(tiny_bert(), HoulsbyConfig(**fields)), tmp_path / str(i)) == keys
+        get_peft_model(tiny_bert(), HoulsbyConfig(**fields)).save_pretrained(tmp_path / str(i))
+        assert load_file(tmp_path / str(i) / "adapter_model.safetensors").keys() == keys
         # It would make transformers look for the base model's weights in the folder.
         assert not (tmp_path / str(i) / "config.json").exists()
-
-
-def test_an_adapter_named_like_the_beginning_of_a_part_is_saved_under_the_same_keys(tmp_path):
-    # Whole parts are refused.
-    expected = saved_keys(get_peft_model(tiny_bert(), HoulsbyConfig()), tmp_path)
-    for name in ("out", "down_", "weigh"):
-        model = get_peft_model(tiny_bert(), HoulsbyConfig(), adapter_name=name)
-        model.save_pretrained(tmp_path)
-        assert set(load_file(tmp_path / name / "adapter_model.safetensors")) == expected, name
 
 
 def test_a_configuration_given_by_the_user_is_the_models_own_for_its_first_adapter():

@@ -1,4 +1,4 @@
-"""What transformers does with adapters by itself, `Trainer`, pipelines, tasks, and other methods beside."""
+"""What transformers does with adapters by itself, `Trainer`, tasks, and other methods beside."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ from peft import (
     set_peft_model_state_dict,
 )
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
-    pipeline,
 )
 
 from contract_models import IDS, gpt2, t5
@@ -117,30 +114,6 @@ def test_adapters_by_way_of_transformers(tmp_path, token_ids):
     saved = load_file(tmp_path / "adapter_model.safetensors")
     own = other.get_adapter_state_dict("renamed")
     assert {f"base_model.model.{key}" for key in own} == saved.keys()
-
-
-def tokenizer():
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(99)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="w0", unk_token="w0", model_input_names=["input_ids", "attention_mask"]
-    )
-
-
-def test_pipelines(tmp_path):
-    tiny_bert().save_pretrained(tmp_path / "base")
-    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base")
-    config = HoulsbyConfig(r=4, task_type="SEQ_CLS", share_layers=3, train_layer_norm="all")
-    model = get_peft_model(base, config).eval()
-    perturb(model)
-    model.save_pretrained(tmp_path / "adapter")
-    scores = model(**tokenizer()("w1 w2 w3", return_tensors="pt")).logits.softmax(-1)[0]
-    auto = AutoModelForSequenceClassification.from_pretrained(tmp_path / "adapter", num_labels=3)
-    for given in (model, auto):
-        found = pipeline("text-classification", model=given, tokenizer=tokenizer())("w1 w2 w3", top_k=None)
-        assert {each["label"]: each["score"] for each in found} == pytest.approx(
-            {f"LABEL_{i}": score.item() for i, score in enumerate(scores)}, abs=1e-6
-        )
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -276,10 +249,6 @@ def test_adapters_of_other_methods_need_other_names(token_ids):
         get_peft_model(lora.base_model.model, HoulsbyConfig(r=4))
     assert list(lora.peft_config) == ["default"]
     assert isinstance(lora.peft_config["default"], LoraConfig)
-    with pytest.raises(ValueError, match="Cannot combine adapters with different peft types"):
-        lora.add_adapter("mine", HoulsbyConfig(r=4))
-    with pytest.raises(ValueError, match="not compatible with the `PeftMixedModel`"):
-        get_peft_model(tiny_bert(), HoulsbyConfig(r=4), mixed=True)
     model = get_peft_model(lora.base_model.model, HoulsbyConfig(r=4), adapter_name="mine").eval()
     with pytest.raises(ValueError, match=r"non-existing adapter\(s\): default\. Loaded are mine"):
         model(token_ids, adapter_names=["default"] * 5)

@@ -18,6 +18,8 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    IBertConfig,
+    IBertForSequenceClassification,
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
@@ -60,6 +62,10 @@ class Attention(nn.Module):
 
 def bert() -> nn.Module:
     return BertForSequenceClassification(BertConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
+
+
+def ibert() -> nn.Module:
+    return IBertForSequenceClassification(IBertConfig(vocab_size=VOCABULARY, num_labels=3, **WIDE))
 
 
 def gpt2() -> nn.Module:
@@ -177,6 +183,8 @@ ROWS = [
     ),
     Row("bert, one module trained whole", bert, BERT, {"r": 2, "modules_to_save": ["bert.pooler"]}, OTHER),
     Row("bert, sizes by place", bert, BERT, {"r": 4, "rank_pattern": {"attention.output.dropout": 2}}, OTHER),
+    # Its norms are called with a scaling factor as well, and return a tuple.
+    Row("ibert", ibert, [f"i{place}" for place in BERT], {"r": 4}, {**OTHER, "train_layer_norm": "all"}),
     Row("gpt2", gpt2, GPT2, {"r": 4, "activation": "tanh"}, {"r": 4, "share_layers": 2}),
     Row("llama", llama, LLAMA, {"r": 4, "train_layer_norm": "all"}, OTHER),
     Row(
