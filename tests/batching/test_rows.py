@@ -11,16 +11,13 @@ import transformers
 from peft import get_peft_model
 from torch import nn
 
-from architecture_rows import build
+from architecture_rows import ROWS, SIZES, build
 from houlsby_peft import AdapterError, HoulsbyConfig
 from tiny_models import perturb, tiny_bert
 
 
 BASE = "__base__"
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-TEXT = {**SIZES, "vocab_size": 60, "num_key_value_heads": 2, "intermediate_size": 24, "max_position_embeddings": 64}
-VISION = {**SIZES, "intermediate_size": 24, "image_size": 8, "patch_size": 4}
-OPT = {**SIZES, "vocab_size": 60, "word_embed_proj_dim": 16, "ffn_dim": 24, "max_position_embeddings": 64}
+TEXT = {**SIZES, "vocab_size": 60, "num_key_value_heads": 2, "word_embed_proj_dim": 16}
 IMAGE_TOKEN = 55
 
 
@@ -75,12 +72,8 @@ def xlnet():
     return build(transformers.XLNetModel, config("XLNet", vocab_size=60, d_model=16, n_layer=2, n_head=2, d_inner=24))
 
 
-def opt():
-    return build(transformers.OPTForCausalLM, config("OPT", **OPT))
-
-
 def llava():
-    parts = {"text_config": config("Llama", **TEXT), "vision_config": config("CLIPVision", **VISION)}
+    parts = {"text_config": config("Llama", **TEXT), "vision_config": config("CLIPVision", **SIZES)}
     return build(
         transformers.LlavaForConditionalGeneration,
         config("Llava", **parts, image_token_id=IMAGE_TOKEN, vision_feature_layer=-1),
@@ -99,15 +92,11 @@ def qwen2_vl():
 
 def blip_2():
     qformer = {key: value for key, value in TEXT.items() if "key_value" not in key} | {"encoder_hidden_size": 16}
-    parts = {"vision_config": VISION, "qformer_config": qformer, "text_config": config("OPT", **OPT).to_dict()}
+    parts = {"vision_config": SIZES, "qformer_config": qformer, "text_config": config("OPT", **TEXT).to_dict()}
     return build(
         transformers.Blip2ForConditionalGeneration,
         config("Blip2", **parts, num_query_tokens=4, image_token_index=IMAGE_TOKEN),
     )
-
-
-def clip():
-    return build(transformers.CLIPModel, config("CLIP", text_config=TEXT, vision_config=VISION))
 
 
 def images_among_tokens(*images):
@@ -142,7 +131,7 @@ def only_first_has_images(batch, row):
 
 
 RIGHT = {
-    "two towers": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
+    "two towers": (ROWS["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(2, 3, 8, 8)}, {}, one_row),
     "images that the model needs, one per row": (blip_2, images_among_tokens(1, 1), {}, one_row),
     "images only in the text's layers": (
         llava, images_among_tokens(2, 0), {"exclude_modules": ".*vision_tower.*"}, only_first_has_images,
@@ -155,7 +144,9 @@ REFUSED = {
     "sequence first": (xlnet, {"input_ids": ids(2, 2)}, {"target_modules": ["ff.layer_2"]}, "one row alone has"),
     "all images in a row": (llava, images_among_tokens(2, 0), {}, "may belong to any row"),
     "packed images": (qwen2_vl, patches_among_tokens(2, 0), {}, "may belong to any row"),
-    "more images than texts": (clip, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows"),
+    "more images than texts": (
+        ROWS["clip"].model, {"input_ids": ids(2, 6), "pixel_values": pixels(4, 3, 8, 8)}, {}, "two rows",
+    ),
 }  # fmt: skip
 
 
@@ -187,7 +178,7 @@ def test_images_are_refused_after_a_batch_without_them_and_the_text_still_runs()
 
 
 def test_flattened_rows_after_a_batch_of_single_tokens():
-    model = with_adapters(opt())
+    model = with_adapters(ROWS["opt"].model())
     for length in (1, 4, 1):
         check(model, {"input_ids": ids(3, length)}, ["one", BASE, "two"])
 
