@@ -17,7 +17,7 @@ need, so that a classifier starts with it.
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,18 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
+    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    set_seed,
 )
+from transformers.trainer_utils import TrainOutput
 
 from common.arguments import (
     AUTO,
     OFF,
     POOLER,
     AdapterArguments,
+    Command,
     MethodArguments,
     RecipeParser,
     RecipeTrainingArguments,
@@ -51,112 +53,200 @@ from common.arguments import (
 from common.data import (
     check_columns,
     describe_data,
+    files_of,
     find_text_columns,
+    load_data,
     rows_with_text,
     sample,
+    split_to_score,
     tokenize,
     with_validation,
 )
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import apply_method, find_model, load_model, load_saved, settle
-from common.run import Run, find_evaluated, plan_push, write_evaluation
-from common.scores import without_times
-from common.task import files_of, load_data, split_to_score
+from common.model import Saved, apply_method, find_model, load_model
+from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
 
 HEAD_FILE = "mlm_head.safetensors"
 
 
+def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a batch in which the masked words are chosen by its texts, so that they are the same every time."""
+    return replace(collator, seed=sum(rows[0]["input_ids"]))(rows)
+
+
+class MlmTrainer(RecipeTrainer):
+    """A trainer with logits for masked tokens only, the same ones in every evaluation; it saves the head's weights."""
+
+    def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.head = head if isinstance(self.model, PeftModel) else {}
+        self.loss_before: float | None = None
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """Train as RecipeTrainer.train does, and compute the validation loss before it."""
+        if self.args.do_eval:
+            self.loss_before = self.evaluate()["eval_loss"]
+        return super().train(*args, **kwargs)
+
+    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
+        """Return batches in which the same words are masked every time, so that losses can be compared."""
+        random_masks, self.data_collator = self.data_collator, partial(mask_by_text, self.data_collator)
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.data_collator = random_masks
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
+        """Return the mean loss of the masked tokens. The head, which costs as much as all layers, reads no others."""
+        labels = inputs.pop("labels")
+        masked = labels != -100
+
+        def select(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+            output.last_hidden_state = output.last_hidden_state[masked].unsqueeze(0)
+            return output
+
+        with base_model(self.model).base_model.register_forward_hook(select):
+            outputs = model(**inputs)
+        loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(1, int(masked.sum()))
+        return (loss, outputs) if return_outputs else loss
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if self.head and self.args.should_save:
+            save_file({name: weight.detach() for name, weight in self.head.items()}, self._file(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._load_head(resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        self._load_head(self.state.best_model_checkpoint)
+
+    def _load_head(self, folder: str) -> None:
+        if self.head:
+            for name, value in load_file(self._file(folder)).items():
+                self.head[name].data.copy_(value)
+
+    def _file(self, folder: str | None) -> Path:
+        return Path(folder or self.args.output_dir, HEAD_FILE)
+
+
+@dataclass(kw_only=True)
+class MlmTask(Task):
+    """Masked words. `trained` are the weights of the head that the checkpoint lacks, by name."""
+
+    trained: dict[str, nn.Parameter] = field(default_factory=dict)
+    scores = ("loss",)
+    example = None
+    auto_class = AutoModelForMaskedLM
+    trainer_class = MlmTrainer
+
+    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
+        """Not called: there is only the loss."""
+        raise NotImplementedError
+
+    def prepare(self, command: Command) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the encoder with its head for masked words; make trainable what the method trains, and a new head."""
+        arguments, method, adapter, _ = command
+        model, tokenizer, missing = load_model(self.auto_class, arguments.model_name, method.base_dtype)
+        if tokenizer.mask_token is None:
+            raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
+        # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
+        config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
+        model = apply_method(model, method, config, adapter.init_adapter)
+        self.trained = train_missing_head(model, missing)
+        if method.base_dtype != "float32" and self.trained:
+            raise RecipeError(
+                f"--base_dtype {method.base_dtype} needs a checkpoint with a head for masked words, whose weights are "
+                f"frozen; {arguments.model_name} has none. Leave it out, or give --bf16."
+            )
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise RecipeError(
+                f"--method {method.method} trains only the head for masked words where the checkpoint has none; "
+                f"{arguments.model_name} has one. Give another --method."
+            )
+        if not isinstance(model, PeftModel):
+            keep_pooler(model)
+        log(f"{len(self.splits['train']):,} training texts; encoder {arguments.model_name}")
+        log(describe(self.trained, method))
+        return model, tokenizer
+
+    def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+        return tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
+        return DataCollatorForLanguageModeling(tokenizer)
+
+    def make_trainer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
+        training: RecipeTrainingArguments, **options: Any,
+    ) -> RecipeTrainer:  # fmt: skip
+        options |= {"head": self.trained, "compute_metrics": None}
+        return super().make_trainer(model, tokenizer, max_length, training, **options)
+
+    def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
+        """Return the loss of the validation split, and its perplexity."""
+        scores = super().evaluate(trainer)
+        return scores | {"perplexity": math.exp(scores["loss"])}
+
+    def describe_data(self, arguments: TextArguments) -> dict[str, Any]:
+        return describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, self.splits)
+
+    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
+        """Return the loss before the training, and the names of the head's trained weights."""
+        log_of_kept = (entry for entry in trainer.state.log_history if entry["step"] == trainer.kept_step)
+        loss = next((entry["eval_loss"] for entry in log_of_kept if "eval_loss" in entry), None)
+        if trainer.loss_before is not None and loss is not None:
+            before, after = math.exp(trainer.loss_before), math.exp(loss)
+            log(f"validation perplexity of masked tokens: {before:,.1f} before, {after:,.1f} after")
+        return {"loss_before": trainer.loss_before, "trained_head": sorted(self.trained)}
+
+
 def main() -> None:
-    """Read the command line, train, keep the epoch with the lowest loss, save the trained weights and results.json."""
+    """Read the command line and train, or compute the loss of what a run has saved."""
     groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
-    arguments, method, adapter, training = parser.parse()
+    command = Command(*parser.parse())
+    arguments, method, _, training = command
     without_effect = {
         "--keep_prefix": method.keep_prefix not in (AUTO, OFF),  # each epoch masks other words
-        "--label_smoothing_factor": training.label_smoothing_factor,
         "--example": training.example,  # an adapter for masked words predicts nothing
     }
     if given := [flag for flag, value in without_effect.items() if value]:
         raise RecipeError(f"{given[0]} has no effect on masked words. Leave it out.")
-    method.keep_prefix = OFF
+    method.keep_prefix, training.do_predict = OFF, False
     training.output_dir = training.output_dir.replace("{task}", "mlm")
-    training.choose_by(["loss"])
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
-    name = find_evaluated(arguments, adapter, training)
-    if name is not None:
-        return evaluate(name, arguments, method, training)
-    if method.base_dtype == AUTO and not has_head(arguments.model_name):
+    if arguments.model_name is not None and method.base_dtype == AUTO and not has_head(arguments.model_name):
         method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
-    method = settle(method, adapter, training, arguments.model_name)
-    push = plan_push(training, arguments.model_name)
-    run = Run(training, arguments, method, adapter, files=files_of(arguments))
-    if run.results is not None:
-        return push(training.output_dir)
 
-    set_seed(training.seed)  # before the first weights of head and adapter are drawn
-    splits = {name: texts(split, name, arguments) for name, split in load_data(arguments, training).items()}
-    if training.do_eval:
-        splits = with_validation(splits)
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    model, tokenizer, missing = load_model(AutoModelForMaskedLM, arguments.model_name, method.base_dtype)
-    if tokenizer.mask_token is None:
-        raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
-    # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
-    config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
-    model = apply_method(model, method, config, adapter.init_adapter)
-    head = train_missing_head(model, missing)
-    if method.base_dtype != "float32" and head:
+    def load(saved: Saved | None) -> MlmTask:
+        splits = {name: texts(split, name, arguments) for name, split in load_data(arguments, training).items()}
+        splits.pop("test", None)
+        if saved:
+            load_head(saved)
+            splits = split_to_score(splits, arguments, saved.results)
+        else:
+            splits = with_validation(splits) if training.do_eval else splits
+            splits["train"] = sample(splits["train"], arguments.max_train_samples)
+        return MlmTask(name="mlm", splits=splits)
+
+    run_task(MlmTask, load, command, files_of(arguments))
+
+
+def load_head(saved: Saved) -> None:
+    """Load the head that was trained with an adapter."""
+    file, model = Path(saved.name, HEAD_FILE), base_model(saved.model)
+    if file.is_file():
+        model.load_state_dict(load_file(file), strict=False)
+    elif isinstance(saved.model, PeftModel) and not has_head(model.name_or_path):
         raise RecipeError(
-            f"--base_dtype {method.base_dtype} needs a checkpoint with a head for masked words, whose weights are "
-            f"frozen; {arguments.model_name} has none. Leave it out, or give --bf16."
-        )
-    if not any(weight.requires_grad for weight in model.parameters()):
-        raise RecipeError(
-            f"--method {method.method} trains only the head for masked words where the checkpoint has none; "
-            f"{arguments.model_name} has one. Give another --method."
-        )
-    if not isinstance(model, PeftModel):
-        keep_pooler(model)
-    log(f"{len(splits['train']):,} training texts; encoder {arguments.model_name}")
-    log(describe(head, method))
-
-    trainer = make_trainer(head, model, tokenizer, splits, arguments.max_length, training)
-    before = trainer.evaluate()["eval_loss"] if training.do_eval else None
-    trainer.train(run.checkpoint)
-    trainer.save_trained()
-    results = run.finish(
-        trainer,
-        method=method.method,
-        task="mlm",
-        model=arguments.model_name,
-        dataset=describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, splits),
-        loss_before=before,
-        trained_head=sorted(head),
-    )
-    after = results["best_scores"].get("loss")
-    if before is not None and after is not None:
-        log(f"validation perplexity of masked tokens: {math.exp(before):,.1f} before, {math.exp(after):,.1f} after")
-    return push(training.output_dir)
-
-
-def evaluate(name: str, arguments: TextArguments, method: MethodArguments, training: RecipeTrainingArguments) -> None:
-    """Compute the loss of a saved adapter or model on the validation split, which split_to_score finds."""
-    saved = load_saved(name, None, arguments.model_name, method.base_dtype, AutoModelForMaskedLM)
-    model = saved.model
-    if Path(name, HEAD_FILE).is_file():
-        base_model(model).load_state_dict(load_file(Path(name, HEAD_FILE)), strict=False)
-    elif isinstance(model, PeftModel) and not has_head(base_model(model).name_or_path):
-        raise RecipeError(
-            f"The loss of an adapter needs the head for masked words that was trained with it; {name} lacks "
+            f"The loss of an adapter needs the head for masked words that was trained with it; {saved.name} lacks "
             f"{HEAD_FILE}, which a push to the Hub leaves out. Evaluate the run's own folder."
         )
-    splits = {split: texts(data, split, arguments) for split, data in load_data(arguments, training).items()}
-    splits = split_to_score(splits, arguments, saved)
-    trainer = make_trainer({}, model, saved.tokenizer, splits, saved.check_length(arguments.max_length), training)
-    scores = without_times(trainer.evaluate())
-    write_evaluation(training, "mlm", name, scores | {"perplexity": math.exp(scores["loss"])})
 
 
 def has_head(name: str | None) -> bool:
@@ -174,36 +264,8 @@ def has_head(name: str | None) -> bool:
     return False
 
 
-def make_trainer(
-    head: dict[str, nn.Parameter],
-    model: PeftModel | PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    splits: dict[str, Dataset],
-    max_length: int,
-    training: RecipeTrainingArguments,
-) -> "MlmTrainer":
-    """Return the trainer, with the tokens of the texts."""
-    data = {
-        name: tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
-        for name, split in splits.items()
-        if name != "test"
-    }
-    return MlmTrainer(
-        head,
-        model=model,
-        args=training,
-        train_dataset=data.get("train"),
-        eval_dataset=data.get("validation"),
-        processing_class=tokenizer,
-        data_collator=DataCollatorForLanguageModeling(tokenizer),
-    )
-
-
 def train_missing_head(model: PeftModel | PreTrainedModel, missing: set[str]) -> dict[str, nn.Parameter]:
-    """Make the weights trainable that the checkpoint lacks, and return them by name.
-
-    The output weights are never among them: they are tied to the input embeddings, which every checkpoint has.
-    """
+    """Make trainable what the checkpoint lacks, and return it; the tied output weights are not in it."""
     weights = {name: weight for name, weight in base_model(model).named_parameters() if name in missing}
     for weight in weights.values():
         weight.requires_grad = True
@@ -241,76 +303,6 @@ def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:
     columns = find_text_columns(data, arguments.text_columns)
     check_columns(data, name, columns)
     return rows_with_text(data, name, columns).select_columns(list(columns))
-
-
-def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a batch in which the masked words are chosen by its texts, so that they are the same every time."""
-    return replace(collator, seed=sum(rows[0]["input_ids"]))(rows)
-
-
-class MlmTrainer(RecipeTrainer):
-    """A trainer for masked words.
-
-    It computes logits only for masked tokens, evaluates with the same words masked every time, and saves the trained
-    head with its checkpoints.
-
-    Args:
-        head: The trained weights of the head, by name; saved in a file beside an adapter's. A whole model has them.
-        kwargs: As for a Trainer.
-    """
-
-    def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.head = head if isinstance(self.model, PeftModel) else {}
-
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
-        """Return the batches of the validation texts. The same batch always has the same words masked.
-
-        With other words each time, the losses of two epochs would differ by chance as well.
-        """
-        random_masks, self.data_collator = self.data_collator, partial(mask_by_text, self.data_collator)
-        try:
-            return super().get_eval_dataloader(eval_dataset)
-        finally:
-            self.data_collator = random_masks
-
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        """Return the mean cross-entropy of the masked tokens; 0 if a batch has none.
-
-        The head costs as much as all of the encoder's layers, and six of seven tokens are not masked.
-        """
-        labels = inputs.pop("labels")
-        masked = labels != -100
-
-        def select(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            output.last_hidden_state = output.last_hidden_state[masked].unsqueeze(0)
-            return output
-
-        with base_model(self.model).base_model.register_forward_hook(select):
-            outputs = model(**inputs)
-        loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(1, int(masked.sum()))
-        return (loss, outputs) if return_outputs else loss
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.head and self.args.should_save:
-            save_file({name: weight.detach() for name, weight in self.head.items()}, self._file(output_dir))
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self._load_head(resume_from_checkpoint)
-
-    def _load_best_model(self) -> None:
-        super()._load_best_model()
-        self._load_head(self.state.best_model_checkpoint)
-
-    def _load_head(self, folder: str) -> None:
-        if self.head:
-            for name, value in load_file(self._file(folder)).items():
-                self.head[name].data.copy_(value)
-
-    def _file(self, folder: str | None) -> Path:
-        return Path(folder or self.args.output_dir, HEAD_FILE)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from common.data import (
 )
 from common.edge import RecipeError, end_with_one_line
 from common.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
-from common.same_run import CONTENT, RESULTS_FILE, describe_content, differences, read_object, write_json
+from common.run import CONTENT, RESULTS_FILE, describe_content, differences, read_object, write_json
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}

@@ -26,11 +26,11 @@ from typing import Literal
 from transformers.hf_argparser import HfArg
 
 from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
-from common.classification import ClassificationArguments, run_task
+from common.classification import ClassificationArguments, run
 from common.edge import RecipeError, end_with_one_line
-from common.glue_report import proper_name
 from common.presets import with_preset
-from common.run import EVALUATED
+from common.scores import proper_name
+from common.task import EVALUATED
 from papers.additional import ALL, PAPER, check_folders
 from papers.tables import accuracies, markdown, wrapped
 
@@ -71,7 +71,7 @@ def main() -> None:
         own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
         evaluated = arguments.evaluate and arguments.evaluate.replace("{task}", name)
-        results = run_task(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
+        results = run(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
         if results["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
         found[name] = 100 * results["test"]["accuracy"], None

@@ -18,28 +18,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import (
-    AutoModelForQuestionAnswering,
-    DataCollatorWithPadding,
-    EvalPrediction,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
-from common.data import sample
+from common.arguments import (
+    AdapterArguments,
+    Command,
+    DataArguments,
+    MethodArguments,
+    RecipeParser,
+    RecipeTrainingArguments,
+)
+from common.data import files_of, load_data, sample
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import load_saved, settle
+from common.model import Saved
 from common.presets import with_preset
 from common.questions import ANSWERED, SCORES, Windows, check_questions, squad_scores
-from common.run import EVALUATED, Run, find_evaluated, plan_push
-from common.same_run import write_json
-from common.task import Task, evaluate, files_of, load_data, train
+from common.run import write_json
+from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
 
-ANSWERS = "predictions.json"
 NULL_THRESHOLD = 0.0
 
 
@@ -73,23 +72,11 @@ class SquadArguments(DataArguments):
 
 
 class SquadTrainer(RecipeTrainer):
-    """A trainer that scores answers, each found in all windows of its question.
+    """A trainer that scores answers to questions, each found in all of its windows."""
 
-    Args:
-        windows: How the questions are split into windows.
-        splits: The questions to score, as "validation", and those to train on, if any.
-        kwargs: As for a Trainer.
-    """
-
-    def __init__(self, windows: Windows, splits: dict[str, Dataset], **kwargs: Any) -> None:
-        super().__init__(
-            train_dataset=windows.training(splits["train"]) if "train" in splits else None,
-            eval_dataset=windows.evaluation(splits["validation"]),
-            processing_class=windows.tokenizer,
-            data_collator=DataCollatorWithPadding(windows.tokenizer),
-            **kwargs,
-        )
-        self.windows, self.questions = windows, splits["validation"]
+    def __init__(self, windows: Windows, questions: Dataset, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.windows, self.questions = windows, questions
 
     def answers(self) -> dict[str, str]:
         """Return the answer to each question, by its id."""
@@ -114,12 +101,15 @@ class SquadTask(Task):
 
     arguments: SquadArguments
     threshold: float | None
+    text_columns: tuple[str, ...] = ("question", "context")
     auto_class = AutoModelForQuestionAnswering
     task_type = "QUESTION_ANS"
+    trainer_class = SquadTrainer
+    predictions = "predictions.json"
+    has_test = True  # the answers to the questions of validation
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The scores of an evaluation; the first chooses the best epoch."""
         kinds = ANSWERED if self.threshold is not None else ()
         return (*SCORES, *(f"{kind}_{score}" for kind in kinds for score in SCORES))
 
@@ -129,92 +119,66 @@ class SquadTask(Task):
 
     @property
     def head(self) -> dict[str, Any]:
-        """The fields that describe the head: the start and the end of an answer."""
         return {"num_labels": 2}
 
     @property
     def recorded(self) -> dict[str, Any]:
-        """What the adapter records."""
         return {"task_type": self.task_type, "null_threshold": self.threshold}
-
-    @property
-    def example(self) -> list[str]:
-        """The first question of the validation split, and its context."""
-        return [self.splits["validation"][0][column] for column in ("question", "context")]
 
     def make_trainer(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
         training: RecipeTrainingArguments, **options: Any,
-    ) -> SquadTrainer:  # fmt: skip
-        """Return a trainer with the windows of all splits."""
+    ) -> RecipeTrainer:  # fmt: skip
         tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
-        own = self.arguments
-        windows = Windows(tokenizer, max_length, own.stride, own.n_best, own.max_answer_length, self.threshold)
-        trainer = SquadTrainer(windows, self.splits, model=model, args=training)
+        own, questions = self.arguments, self.splits["validation"]
+        self.windows = Windows(tokenizer, max_length, own.stride, own.n_best, own.max_answer_length, self.threshold)
+        options |= {"windows": self.windows, "questions": questions, "compute_metrics": None}
+        trainer = super().make_trainer(model, tokenizer, max_length, training, **options)
         count = f"{len(trainer.train_dataset):,} training windows; " if trainer.train_dataset else ""
-        log(f"{count}{len(self.splits['validation']):,} questions to score")
+        log(f"{count}{len(questions):,} questions to score")
         return trainer
 
-    def predict_test(self, trainer: SquadTrainer, prefix: str = "") -> None:
+    def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+        return self.windows.training(split) if name == "train" else self.windows.evaluation(split)
+
+    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> None:
         """Write the answers to `prefix`predictions.json in the output folder, if --do_predict asks for them."""
         answers = trainer.answers() if trainer.args.do_predict else None
         if answers is not None and trainer.args.should_save:
-            write_json(Path(trainer.args.output_dir, prefix + ANSWERS), answers)
+            write_json(Path(trainer.args.output_dir, f"{prefix}{self.predictions}"), answers)
 
 
 def main() -> None:
     """Read the command line and train, or score what a run has saved."""
     groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
-    arguments, method, adapter, training = parser.parse(more_defaults=lambda given: with_preset(given, "squad"))
-    if training.label_smoothing_factor:
-        raise RecipeError("--label_smoothing_factor has no effect on answers. Leave it out.")
+    command = Command(*parser.parse(more_defaults=lambda given: with_preset(given, "squad")))
+    arguments, training = command.arguments, command.training
     training.output_dir = training.output_dir.replace("{task}", "squad")
-    name = find_evaluated(arguments, adapter, training)
-    if name is not None:
-        return score(name, arguments, method, training, EVALUATED)
-    method = settle(method, adapter, training, arguments.model_name)
-    push = plan_push(training, arguments.model_name, texts=2)
-    run = Run(training, arguments, method, adapter, files=files_of(arguments))
-    if run.results is None:
+
+    def load(saved: Saved | None) -> SquadTask:
         splits = load_data(arguments, training)
-        if "validation" not in splits:
+        if saved:
+            splits = {"validation": splits.get("validation", splits["train"])}
+        elif "validation" not in splits:
             raise RecipeError(
                 f"{arguments.data} must have a split 'validation'; a part of train would share its texts with the "
                 "rest."
             )
-        check_questions(splits["train"], "train")
-        splits["train"] = sample(splits["train"], arguments.max_train_samples)
-        train(load_task(arguments, splits), run, arguments, method, adapter, training)
-    elif training.do_predict and not (run.folder / ANSWERS).exists():
-        score(run.saved, arguments, method, training)
-    return push(training.output_dir)
+        splits = {name: splits[name] for name in ("train", "validation") if name in splits}
+        for name, split in splits.items():
+            check_questions(split, name)
+        # Whether there are questions without an answer, as in SQuAD 2.0, is decided by all of them.
+        threshold = None
+        if not all(answers["text"] for answers in splits["validation"]["answers"]):
+            given = (arguments.null_threshold, saved and saved.recorded("null_threshold"), NULL_THRESHOLD)
+            threshold = next(value for value in given if value is not None)
+        splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
+        if not saved:
+            splits["train"] = sample(splits["train"], arguments.max_train_samples)
+        return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
 
-
-def load_task(arguments: SquadArguments, splits: dict[str, Dataset], threshold: float | None = None) -> SquadTask:
-    """Return the task with these splits. Its threshold, if there are questions without an answer, is that of the
-    command line, else this one."""
-    questions = splits["validation"]
-    check_questions(questions, "validation")
-    given = arguments.null_threshold if arguments.null_threshold is not None else threshold
-    threshold = (NULL_THRESHOLD if given is None else given) if has_unanswered(questions) else None
-    splits = {**splits, "validation": sample(questions, arguments.max_eval_samples)}
-    return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
-
-
-def score(
-    name: str, arguments: SquadArguments, method: MethodArguments, training: RecipeTrainingArguments, prefix: str = ""
-) -> None:
-    """Score a saved adapter or model on the validation questions, or those of a single file, and write the answers."""
-    saved = load_saved(name, None, arguments.model_name, method.base_dtype, SquadTask.auto_class)
-    splits = load_data(arguments, training)
-    task = load_task(arguments, {"validation": splits.get("validation", splits["train"])}, saved.null_threshold)
-    evaluate(task, saved, arguments, training, prefix)
-
-
-def has_unanswered(questions: Dataset) -> bool:
-    """Return whether there are questions without an answer, as in SQuAD 2.0."""
-    return not all(answers["text"] for answers in questions["answers"])
+    run_task(SquadTask, load, command, files_of(arguments))
 
 
 if __name__ == "__main__":

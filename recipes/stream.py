@@ -21,18 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from peft import PeftModel
-from torch import nn
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.hf_argparser import HfArg
 
+import houlsby_peft
 from common.arguments import OFF, ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
-from common.classification import ClassificationArguments, ClassificationTask, load_task, run_task
-from common.data import describe_data
+from common.classification import ClassificationArguments, ClassificationTask, load_task, run
+from common.data import files_of
 from common.edge import RecipeError, end_with_one_line
-from common.model import add_adapter, record_preprocessing
-from common.run import card_example, describe_run, lock, plan_push, write_adapter_card
-from common.same_run import CONTENT, RESULTS_FILE, describe_content, write_json
-from common.task import files_of
+from common.model import add_adapter, hub_name, record_preprocessing
+from common.run import CONTENT, RESULTS_FILE, describe_content, lock, write_json
+from common.task import card_example, describe_run, share, write_adapter_card
 from common.trainer import RecipeTrainer
 
 
@@ -71,7 +70,8 @@ def main() -> None:
     for name, own in runs.items():  # a score that one of the tasks lacks is refused before results are deleted
         own.choose_by(tasks[name].scores)
     take_folder(training, [own.output_dir for own in runs.values()])
-    pushes = {name: plan_push(own, arguments.model_name, len(tasks[name].text_columns)) for name, own in runs.items()}
+    examples = {name: card_example(own, len(tasks[name].text_columns)) for name, own in runs.items()}
+    pushes = {name: houlsby_peft.plan_push(own, hub_name(arguments.model_name)) for name, own in runs.items()}
     model: PeftModel | None = None
     learned: dict[str, Learned] = {}
     rows = []
@@ -89,15 +89,15 @@ def main() -> None:
         if training.should_save:
             model.save_pretrained(training.output_dir, selected_adapters=[name])
         trainer.saved_as = "."
-        dataset = describe_data(task.name, source, arguments.data_config, task.splits)
-        content = describe_content(files_of(of_source(arguments, source)), {})
+        one = of_source(arguments, source)
+        dataset, content = task.describe_data(one), describe_content(files_of(one), {})
         described = {"model": arguments.model_name, "dataset": dataset, "labels": task.labels, CONTENT: content}
         if training.should_save:
             results = describe_run(trainer, (arguments, adapter, own)) | described | rows[-1]
             write_json(Path(own.output_dir, RESULTS_FILE), results)
-            write_adapter_card(Path(own.output_dir), card_example(own, len(task.text_columns)))
+            write_adapter_card(Path(own.output_dir), examples[name])
     for name, push in pushes.items():
-        push(runs[name].output_dir, adapter=".")
+        share(push, runs[name], arguments.model_name, examples[name], adapter=".")
     if training.should_save:
         print(explain(rows))
         write_json(Path(training.output_dir, STREAM_FILE), rows)
@@ -121,9 +121,7 @@ def parse_arguments() -> tuple[StreamArguments, ClassifierArguments, RecipeTrain
     if training.resume_from_checkpoint is not None:
         raise RecipeError("There are no checkpoints to resume from: leave out --resume_from_checkpoint.")
     if training.save_strategy != "no" or training.load_best_model_at_end:
-        raise RecipeError(
-            "The last epoch's weights are kept here: leave out --save_strategy, --load_best_model_at_end."
-        )
+        raise RecipeError("The last epoch is kept: leave out --save_strategy and --load_best_model_at_end.")
     return arguments, adapter, training
 
 
@@ -134,7 +132,7 @@ def evaluate(arguments: StreamArguments, adapter: ClassifierArguments, training:
         one = of_source(arguments, source)
         saved = f"{folder}/{adapter_name(one)}"
         method = MethodArguments(base_dtype="float32", keep_prefix=OFF)
-        run_task(replace(one, evaluate=saved), method, adapter, of_task(training, adapter_name(one)))
+        run(replace(one, evaluate=saved), method, adapter, of_task(training, adapter_name(one)))
 
 
 def of_source(arguments: StreamArguments, source: str) -> ClassificationArguments:
@@ -179,8 +177,6 @@ def named_tasks(arguments: StreamArguments, training: RecipeTrainingArguments) -
         name = adapter_name(of_source(arguments, source))
         if name in tasks:
             raise RecipeError(f"Each task needs its own name, but two of --data are called {name}. Rename one.")
-        if hasattr(nn.ModuleDict(), name):  # such as "train", which PyTorch does not allow as a module's name
-            raise RecipeError(f"No task can be called {name}. Rename the file or folder {source}.")
         tasks[name] = task
     return tasks
 

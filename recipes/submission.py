@@ -7,8 +7,8 @@ python recipes/submission.py submission.zip runs/*/submission/*.tsv    # makes o
 import argparse
 from pathlib import Path
 
-from common.edge import RecipeError, end_with_one_line
-from common.submission import FILES, pack, problems
+from common.edge import end_with_one_line
+from common.glue_tasks import check_submission, pack
 
 
 def main() -> None:
@@ -17,15 +17,10 @@ def main() -> None:
     parser.add_argument("zip", type=Path)
     parser.add_argument("files", type=Path, nargs="*", help="Files to put into a new zip.")
     arguments = parser.parse_args()
-    for file in arguments.files:
-        if file.name not in FILES or not file.is_file():
-            raise RecipeError(f"A file to pack must exist and be one of {', '.join(FILES)}; got {file}. Leave it out.")
     if arguments.files:
         pack(arguments.files, arguments.zip)
-    found = problems(arguments.zip)
-    if found:
-        raise RecipeError("\n".join([f"GLUE's server would refuse {arguments.zip}:", *found]))
-    print(f"{arguments.zip} is a valid submission.")
+    else:
+        check_submission(arguments.zip)
 
 
 if __name__ == "__main__":

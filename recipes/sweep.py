@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from common.edge import end_with_one_line
-from common.glue_report import GLUE_TASKS
+from common.scores import GLUE_TASKS
 from papers.additional import ALL, check_folders
 from papers.tables import print_study
 from sweeping.processes import find_slots, launch_command

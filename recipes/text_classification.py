@@ -18,7 +18,7 @@ training example has is an error.
 """
 
 from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
-from common.classification import ClassificationArguments, run_task
+from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line
 
 
@@ -26,7 +26,7 @@ def main() -> None:
     """Read the command line and run."""
     groups = (ClassificationArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
-    run_task(*parser.parse())
+    run(*parser.parse())
 
 
 if __name__ == "__main__":

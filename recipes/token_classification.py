@@ -15,13 +15,19 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
-from common.data import sample, with_validation
+from common.arguments import (
+    AdapterArguments,
+    Command,
+    DataArguments,
+    MethodArguments,
+    RecipeParser,
+    RecipeTrainingArguments,
+)
+from common.data import files_of, load_data, sample, split_to_score, with_validation
 from common.edge import end_with_one_line, log
-from common.model import load_saved, settle
-from common.run import EVALUATED, Run, find_evaluated, plan_push
+from common.model import Saved
 from common.tagging import TaggingTask, find_columns, find_tags, read_tags
-from common.task import evaluate, files_of, load_data, split_to_score, train
+from common.task import run_task
 
 
 @dataclass(kw_only=True)
@@ -41,41 +47,27 @@ class TaggingArguments(DataArguments):
 
 
 def main() -> None:
-    """Read the command line, train, keep the best epoch, save the trained weights and results.json."""
+    """Read the command line and train, or score what a run has saved."""
     groups = (TaggingArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
-    arguments, method, adapter, training = parser.parse()
+    command = Command(*parser.parse())
+    arguments, training = command.arguments, command.training
     training.output_dir = training.output_dir.replace("{task}", "tagging")
-    name = find_evaluated(arguments, adapter, training)
-    saved = name and load_saved(name, None, arguments.model_name, method.base_dtype, TaggingTask.auto_class)
-    if saved is None:
-        method = settle(method, adapter, training, arguments.model_name)
-        push = plan_push(training, arguments.model_name)
-        run = Run(training, arguments, method, adapter, files=files_of(arguments))
-        if run.results is not None and not run.new_test:
-            return push(training.output_dir)
 
-    splits = load_data(arguments, training)
-    columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
-    tags = saved.labels if saved else find_tags(splits["train"], columns[1])
-    if saved:
-        splits = split_to_score(splits, arguments, saved)
+    def load(saved: Saved | None) -> TaggingTask:
+        splits = load_data(arguments, training)
+        columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
+        tags = saved.labels if saved else find_tags(splits["train"], columns[1])
+        if saved:
+            splits = split_to_score(splits, arguments, saved.results)
         splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}
-        task = TaggingTask(name="tagging", labels=tags, splits=splits)
-        evaluate(task, saved, arguments, training, EVALUATED)
-        return None
+        if not saved:
+            splits = with_validation(splits)
+            splits["train"] = sample(splits["train"], arguments.max_train_samples)
+            log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
+        return TaggingTask(name="tagging", labels=tags, splits=splits)
 
-    splits = with_validation({split: read_tags(data, split, columns, tags) for split, data in splits.items()})
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
-    task = TaggingTask(name="tagging", labels=tags, splits=splits)
-    if run.results is None:
-        log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
-        train(task, run, arguments, method, adapter, training, tags=tags)
-    elif "test" in splits:  # finished, with another test file
-        saved = load_saved(run.saved, None, arguments.model_name, method.base_dtype, task.auto_class)
-        trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
-        run.add(test=task.predict_test(trainer))
-    push(training.output_dir)
+    run_task(TaggingTask, load, command, files_of(arguments))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from transformers.hf_argparser import HfArg
 
 from common import model as methods
 from common.edge import end_with_one_line
-from common.glue_arguments import GlueArguments, parse_arguments
+from common.glue_tasks import GlueArguments, parse_arguments
 from papers.bottlenecks import VARIANTS, with_variant
 
 

@@ -6,32 +6,26 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import HfArg
 
-from common.edge import RecipeError, log
+from common.edge import RecipeError, log, looks_like_a_path
 from houlsby_peft import HoulsbyConfig
 
 
 BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
-AUTO, IN_MEMORY, OFF, LAST = "auto", "memory", "off", "last"
+AUTO, IN_MEMORY, OFF = "auto", "memory", "off"
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
     **{method: {"train_pooler": True} for method in ("lora", "layer_norm", "linear")},
 }
-
-
-def looks_like_a_path(name: str) -> bool:
-    """Return whether a name cannot be a name on the Hub, or a file or folder of that name exists."""
-    path = Path(name)
-    return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
 
 
 def check_path(flag: str, name: str | None) -> None:
@@ -261,6 +255,9 @@ class RecipeTrainingArguments(TrainingArguments):
     per_device_train_batch_size: int = HfArg(default=32, help="Examples per training step on each device.")
     per_device_eval_batch_size: int = HfArg(default=64, help="Examples per evaluation step on each device.")
     warmup_steps: float = HfArg(default=0.1, help="Steps of linear warm-up; below 1: share of all steps.")
+    lr_scheduler_type: str = HfArg(
+        default="linear", help="Learning rate after the warm-up: linear, cosine, constant ..."
+    )
     train_sampling_strategy: str = HfArg(
         default="group_by_length", help="'group_by_length', which needs the least padding, or 'random'."
     )
@@ -342,6 +339,15 @@ class RecipeTrainingArguments(TrainingArguments):
             )
         self.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
         self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+
+
+class Command(NamedTuple):
+    """The groups of a command line: the task with its data and encoder, the method, the adapter, the training."""
+
+    arguments: Any
+    method: MethodArguments
+    adapter: AdapterArguments
+    training: RecipeTrainingArguments
 
 
 def resolve_defaults(given: Namespace) -> dict[str, Any]:

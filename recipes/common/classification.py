@@ -15,21 +15,24 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from sklearn.metrics import accuracy_score, f1_score
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_curve
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments, TextArguments
+from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeTrainingArguments, TextArguments
 from common.data import (
     check_columns,
+    files_of,
     find_text_columns,
+    load_data,
     locate,
     report_repeated,
     rows_with_text,
     sample,
+    split_to_score,
     with_validation,
     without_known,
 )
@@ -51,15 +54,13 @@ from common.labels import (
     rows_with_label,
     split_labels,
 )
-from common.model import Saved, active_config, load_saved, settle
-from common.report import defused
-from common.run import EVALUATED, Run, find_evaluated, plan_push
-from common.scores import SCORES, check_finite, choose_thresholds
-from common.task import Task, evaluate, files_of, load_data, split_to_score, train
+from common.model import Saved, active_config
+from common.scores import SCORES, check_finite, defused
+from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
 
-PREDICTIONS = "predictions.csv"
+_FEWEST = 5  # examples with and without a class, from which its threshold is chosen
 _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 # The scores of an evaluation; the first chooses the best epoch.
 SCORES_OF = {
@@ -113,12 +114,8 @@ def last_linear(model: nn.Module) -> nn.Linear:
 class ClassificationTrainer(RecipeTrainer):
     """A trainer whose loss may count some classes more than others, or standardize the targets of a regression.
 
-    Args:
-        weights: The weight of each class; None: the model's own loss.
-        scale: Mean and standard deviation of the targets. The model learns standardized ones, whatever their unit. Its
-            head gives values in the unit, also when it is saved.
-        is_multi: Whether texts have several labels.
-        kwargs: As for a RecipeTrainer.
+    With `scale`, the targets' mean and standard deviation, the model learns standardized targets, whatever their unit;
+    its head gives values in the unit, also when it is saved.
     """
 
     def __init__(
@@ -187,10 +184,13 @@ class ClassificationTask(Task):
     weights: tuple[float, ...] | None = None
     scale: tuple[float, float] | None = None
     trainer_class = ClassificationTrainer
+    predictions = "predictions.csv"
+
+    def __post_init__(self) -> None:
+        self.labels, self.problem_type = self.kind.names, self.kind.problem_type
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The scores of an evaluation; the first chooses the best epoch."""
         return SCORES_OF[self.kind.problem_type]
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
@@ -201,7 +201,6 @@ class ClassificationTask(Task):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
         training: RecipeTrainingArguments, **options: Any,
     ) -> RecipeTrainer:  # fmt: skip
-        """Return a trainer with the tokens of all splits."""
         scale = self.scale
         if scale and (is_deepspeed_zero3_enabled() or training.fsdp):
             scale = None  # a sharded head cannot be changed here
@@ -221,7 +220,7 @@ class ClassificationTask(Task):
         prediction = trainer.predict(test)
         is_labeled = "label" in test.column_names
         if trainer.is_world_process_zero():
-            path = Path(trainer.args.output_dir, prefix + PREDICTIONS)
+            path = Path(trainer.args.output_dir, prefix + self.predictions)
             path.parent.mkdir(parents=True, exist_ok=True)
             table = pd.DataFrame({name: test[name] for name in self.text_columns})
             if is_labeled:
@@ -237,8 +236,6 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
     without text."""
     splits, text_columns, columns = _read_splits(arguments, training)
     labels = find_labels(splits["train"], columns, arguments.problem_type, arguments.labels_as_text)
-    if labels.problem_type != SINGLE and training.label_smoothing_factor:
-        raise RecipeError("--label_smoothing_factor is for one class per text, not several or a score. Leave it out.")
     if labels.problem_type == REGRESSION and arguments.class_weights:
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
     texts = label_texts(splits["train"], columns)
@@ -258,22 +255,8 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
         weights = balanced_weights(labels, data["label"])
         shown = (f"{label} {weight:.2f}" for label, weight in zip(labels.names, weights[:SHOWN], strict=False))
         log(f"weights of the classes in the loss: {', '.join(shown)}{', ...' if len(weights) > SHOWN else ''}")
-    return _make_task(arguments, splits, text_columns, labels, weights, scale)
-
-
-def _make_task(
-    arguments: ClassificationArguments, splits: dict[str, Dataset], text_columns: tuple[str, ...], labels: Labels,
-    weights: tuple[float, ...] | None = None, scale: tuple[float, float] | None = None,
-) -> ClassificationTask:  # fmt: skip
     return ClassificationTask(
-        name=arguments.name,
-        labels=labels.names,
-        text_columns=text_columns,
-        splits=splits,
-        problem_type=labels.problem_type,
-        kind=labels,
-        weights=weights,
-        scale=scale,
+        name=arguments.name, text_columns=text_columns, splits=splits, kind=labels, weights=weights, scale=scale
     )
 
 
@@ -284,12 +267,12 @@ def load_evaluated(
     separator = arguments.label_separator or saved.results.get("arguments", {}).get("label_separator")
     arguments = replace(arguments, label_separator=separator)
     problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
-    splits, text_columns, columns = _read_splits(arguments, training, saved.text_columns)
+    splits, text_columns, columns = _read_splits(arguments, training, saved.recorded("text_columns"))
     labels = Labels(columns, problem_type, saved.labels)
     texts = label_texts(splits["train"], columns)
     rarest = rarest_labels(labels, texts)
-    splits = split_to_score(_encode(splits, labels, text_columns), arguments, saved, rarest, text_columns)
-    return _make_task(arguments, splits, text_columns, labels)
+    splits = split_to_score(_encode(splits, labels, text_columns), arguments, saved.results, rarest, text_columns)
+    return ClassificationTask(name=arguments.name, text_columns=text_columns, splits=splits, kind=labels)
 
 
 def _read_splits(
@@ -301,12 +284,8 @@ def _read_splits(
     if clash := [column for column in columns if column in text_columns]:
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     if arguments.label_separator and len(columns) == 1:
-        splits = {
-            name: split_labels(split, columns[0], arguments.label_separator)
-            if columns[0] in split.column_names
-            else split
-            for name, split in splits.items()
-        }
+        for name in [name for name, split in splits.items() if columns[0] in split.column_names]:
+            splits[name] = split_labels(splits[name], columns[0], arguments.label_separator)
     for name, split in splits.items():
         is_labeled = name != "test" or has_labels(split, columns)
         check_columns(split, name, text_columns, columns if is_labeled else ())
@@ -326,18 +305,15 @@ def _find_columns(
     data: Dataset, arguments: ClassificationArguments, recorded: Sequence[str] | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the columns of the texts and of the labels; say at once what is missing of both."""
-    errors, found = [], []
-    for find in (
-        lambda: find_text_columns(data, arguments.text_columns, recorded),
-        lambda: find_label_columns(data, arguments.label_columns),
-    ):
+    try:
+        texts = find_text_columns(data, arguments.text_columns, recorded)
+    except RecipeError as error:
         try:
-            found.append(find())
-        except RecipeError as error:
-            errors.append(error)
-    if errors:
-        raise RecipeError(" ".join(map(str, errors)))
-    return found[0], found[1]
+            find_label_columns(data, arguments.label_columns)
+        except RecipeError as other:
+            raise RecipeError(f"{error} {other}") from error
+        raise
+    return texts, find_label_columns(data, arguments.label_columns)
 
 
 def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]) -> dict[str, Dataset]:
@@ -355,15 +331,7 @@ def classification_scores(
     outputs: NDArray[np.float32], labels: NDArray[np.generic], problem_type: str
 ) -> dict[str, float]:
     """Return accuracy and macro-F1; for several labels per row exact matches, micro- and macro-F1; for a regression
-    the correlations and the mean absolute error.
-
-    Macro-F1 is the mean over the classes among the labels or the predictions; a class that is never right counts 0.
-
-    Args:
-        outputs: (rows, classes), or (rows, 1) for a regression.
-        labels: The labels, as Labels.encode makes them.
-        problem_type: The kind of the problem.
-    """
+    the correlations and errors. Macro-F1 is over the classes among the labels or the predictions."""
     check_finite(outputs)
     if problem_type == REGRESSION:
         return {name: float(SCORES[name](labels, outputs[:, 0])) for name in SCORES_OF[REGRESSION][:-1]}
@@ -379,34 +347,36 @@ def classification_scores(
     return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
 
 
-def run_task(
+def run(
     arguments: ClassificationArguments,
     method: MethodArguments,
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> dict[str, Any]:
-    """Load the data, train, push if asked to, and return the content of results.json; or evaluate what is saved, and
-    return the content of evaluation.json."""
+    """Train on the data of the command line, or score what is saved, as common.task.run_task does."""
     training.output_dir = training.output_dir.replace("{task}", arguments.name)
-    name = find_evaluated(arguments, adapter, training)
-    if name is not None:
-        saved = load_saved(name, None, arguments.model_name, method.base_dtype)
-        return evaluate(load_evaluated(arguments, training, saved), saved, arguments, training, EVALUATED)
-    method = settle(method, adapter, training, arguments.model_name)
-    task = load_task(arguments, training)
-    push = plan_push(training, arguments.model_name, len(task.text_columns))
-    run = Run(training, arguments, method, adapter, files=files_of(arguments))
-    results = run.results
-    if results is None:
-        entries = {"r": adapter.r, "learning_rate": training.learning_rate}
-        results = train(task, run, arguments, method, adapter, training, **entries)
-    elif "test" in task.splits and (run.new_test or not Path(training.output_dir, PREDICTIONS).exists()):
-        saved = load_saved(run.saved, None, arguments.model_name, method.base_dtype)
-        task = replace(task, splits={name: split for name, split in task.splits.items() if name != "train"})
-        trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
-        results = run.add(test=task.predict_test(trainer))
-    push(training.output_dir)
-    return results
+
+    def load(saved: Saved | None) -> ClassificationTask:
+        return load_evaluated(arguments, training, saved) if saved else load_task(arguments, training)
+
+    return run_task(ClassificationTask, load, Command(arguments, method, adapter, training), files_of(arguments))
+
+
+def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:
+    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays are (examples,
+    classes)."""
+    chosen = []
+    for scores, expected in zip(probabilities.T, labels.T, strict=True):
+        if not _FEWEST <= expected.sum() <= len(expected) - _FEWEST:
+            chosen.append(0.5)
+            continue
+        precision, recall, thresholds = precision_recall_curve(expected, scores)
+        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+        best = int(f1[:-1].argmax())
+        # In the middle of the gap below the least score that is still given.
+        below = thresholds[best - 1] if best else 0.0
+        chosen.append(round(float(thresholds[best] + below) / 2, 4))
+    return chosen
 
 
 def predicted_columns(outputs: NDArray[np.float32], labels: Labels) -> dict[str, list[Any]]:

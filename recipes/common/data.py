@@ -2,20 +2,21 @@
 
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, disable_progress_bars, load_dataset
 from datasets.exceptions import DatasetsError
 from pyarrow.parquet import read_table
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from common.arguments import looks_like_a_path
-from common.edge import RecipeError, log
+from common.arguments import DataArguments
+from common.edge import RecipeError, log, looks_like_a_path
+from common.run import CONTENT, describe_content
 from houlsby_peft import AdapterError
 from houlsby_peft.tables import TableReader, check_number_of_texts, find_encoding, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
@@ -25,8 +26,6 @@ SPLITS = ("train", "validation", "test")
 _WIDTH_OF_TEXT = 15  # characters of a column, on average, that is taken for the text
 VALIDATION_SHARE = 0.1
 LABEL_NAMES = ("label", "labels", "label_ids")  # columns that the Trainer takes for labels
-# Far more than a token has on average, so that text cut before tokenizing would also be cut after it.
-CHARACTERS_PER_TOKEN = 100
 WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
 _LISTED = 5  # rows in a message
 
@@ -244,47 +243,35 @@ def keep_rows(data: Dataset, rows: Sequence[int], what: str) -> Dataset:
     return data.select(rows)
 
 
-def report_repeated(
-    splits: Mapping[str, Dataset], text_columns: Sequence[str], labels: Sequence[Hashable] | None = None
-) -> None:
+def _texts_of(data: Dataset, text_columns: Sequence[str]) -> pd.Series:
+    return pd.Series(list(zip(*(data[column] for column in text_columns), strict=True)), dtype=object)
+
+
+def report_repeated(splits: Mapping[str, Dataset], text_columns: Sequence[str], labels: Sequence[Hashable]) -> None:
     """Log how many texts of train repeat, or have different labels, and how many of test are in it."""
-    texts = {
-        name: list(zip(*(split[column] for column in text_columns), strict=True)) for name, split in splits.items()
-    }
-    train = Counter(texts["train"])
-    twice = sum(count - 1 for count in train.values())
-    of_text: dict[Any, set[Hashable]] = {}
-    for text, label in zip(texts["train"], labels or (), strict=False):
-        of_text.setdefault(text, set()).add(label)
-    conflicts = sum(len(found) > 1 for found in of_text.values())
-    if twice:
+    train = _texts_of(splits["train"], text_columns)
+    if twice := int(train.duplicated().sum()):
+        conflicts = int((pd.Series(labels, dtype=object).groupby(train).nunique() > 1).sum())
         both = f", {conflicts:,} of these texts with different labels" if conflicts else ""
         log(f"note: {twice:,} training examples repeat the text of another one{both}")
-    known = sum(text in train for text in texts.get("test", ()))
+    known = int(_texts_of(splits["test"], text_columns).isin(train).sum()) if "test" in splits else 0
     if known:
-        log(
-            f"note: {known:,} of the {len(texts['test']):,} texts of test are training examples as well: its scores "
-            "say little about new texts"
-        )
+        log(f"note: {known:,} of the {len(splits['test']):,} texts of test are training examples as well: its scores "
+            "say little about new texts")  # fmt: skip
 
 
 def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> dict[str, Dataset]:
     """Return the splits without the validation examples whose texts are training examples as well."""
-    train, validation = (
-        list(zip(*(splits[name][column] for column in text_columns), strict=True)) for name in ("train", "validation")
-    )
-    seen = set(train)
-    new = [row for row, text in enumerate(validation) if text not in seen]
-    if len(new) == len(validation):
+    validation = splits["validation"]
+    is_known = _texts_of(validation, text_columns).isin(_texts_of(splits["train"], text_columns))
+    if not is_known.any():
         return splits
-    if not new:
+    if is_known.all():
         log("note: all texts of validation are training examples as well: its scores say little about new texts")
         return splits
-    log(
-        f"validation: {len(validation) - len(new):,} of {len(validation):,} left out, whose texts are training "
-        "examples as well; --keep_repeated keeps them"
-    )
-    return {**splits, "validation": splits["validation"].select(new)}
+    log(f"validation: {is_known.sum():,} of {len(validation):,} left out, whose texts are training examples as well; "
+        "--keep_repeated keeps them")  # fmt: skip
+    return {**splits, "validation": validation.select(np.flatnonzero(~is_known))}
 
 
 def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:
@@ -334,15 +321,12 @@ def tokenize(
 ) -> Dataset:
     """Add the tokens of the texts, truncated to max_length and unpadded, and their number as `length`.
 
-    Texts are cut to 100 characters per token before they are tokenized, so that a huge text costs little. Of the split
-    called train, the log says how many texts reach max_length.
+    Of the split called train, the log says how many texts reach max_length.
     """
     max_length = min(max_length, tokenizer.model_max_length)
-    characters = max_length * CHARACTERS_PER_TOKEN
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
-        texts = [[text[:characters] for text in rows[column]] for column in text_columns]
-        tokens = tokenizer(*texts, truncation=True, max_length=max_length)
+        tokens = tokenizer(*(rows[column] for column in text_columns), truncation=True, max_length=max_length)
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
     tokenized = data.map(tokenize_batch, batched=True, desc="Tokenizing")
@@ -351,3 +335,49 @@ def tokenize(
         log(f"{full:,} of {len(data):,} training texts reach {max_length} tokens, where texts are truncated; see "
             "--max_length")  # fmt: skip
     return tokenized
+
+
+def files_of(arguments: DataArguments) -> dict[str, Path]:
+    """Return the files of a data set, by their splits; none for data on the Hub."""
+    return find_files(arguments.data, validation=arguments.validation_file, test=arguments.test_file)
+
+
+def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str, Dataset]:
+    """Load the splits of a data set."""
+    with training.main_process_first():
+        return load_splits(
+            arguments.data, arguments.data_config, arguments.encoding, validation=arguments.validation_file,
+            test=arguments.test_file,
+        )  # fmt: skip
+
+
+def split_to_score(
+    splits: dict[str, Dataset],
+    arguments: DataArguments,
+    results: Mapping[str, Any],
+    labels: Sequence[Any] | None = None,
+    text_columns: Sequence[str] = (),
+) -> dict[str, Dataset]:
+    """Return the splits with the validation split on which a saved adapter or model is scored, without "train".
+
+    Data without a validation split are scored whole, unless the run was trained on them, by its results.json: then it
+    is scored on the examples that it has left out of the training.
+    """
+    splits = dict(splits)
+    if "validation" not in splits:
+        before = results.get("arguments", {})
+        now, then = (content.get("train", {}).get("sum") for content in (
+            describe_content(files_of(arguments), {}), results.get(CONTENT, {})
+        ))  # fmt: skip
+        was_trained_on = now == then if now and then else before.get("data") == arguments.data
+        was_split = "validation" in results.get("dataset", {}).get("rows", {})
+        if was_trained_on and was_split and not before.get("validation_file"):
+            splits = with_validation(splits, labels)
+            if before.get("keep_repeated") is False:
+                splits = without_known(splits, text_columns)
+        else:
+            if was_trained_on:
+                log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
+            splits["validation"] = splits["train"]
+    splits.pop("train")
+    return splits

@@ -1,13 +1,13 @@
 """The edge of every recipe: known errors and interrupts end it with one line, and noise of libraries is left out."""
 
-import errno
 import logging
 import os
 import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
 
 
@@ -21,6 +21,10 @@ _NOISE = (
 )
 
 
+# What the writers of Python, safetensors and PyTorch say of a full disk.
+_FULL_DISK = ("No space left on device", "inline_container")
+
+
 class RecipeError(Exception):
     """A wrong flag, file or value. The message states the rule, the value received and the remedy."""
 
@@ -31,14 +35,16 @@ def log(message: str, file: TextIO | None = None) -> None:
         print(message, file=file, flush=True)
 
 
+def looks_like_a_path(name: str) -> bool:
+    """Return whether a name cannot be a name on the Hub, or a file or folder of that name exists."""
+    path = Path(name)
+    return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
+
+
 def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES) -> Result:
     """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status 1, 130 or 143.
 
     --debug on the command line, or HOULSBY_DEBUG=1, shows the traceback of an error instead.
-
-    Args:
-        main: The recipe.
-        how_to_continue: What to say after an interrupt.
     """
     if "--debug" in sys.argv:
         sys.argv.remove("--debug")
@@ -56,10 +62,11 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
         log(f"\nInterrupted. {how_to_continue}", sys.stderr)
         sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
     except Exception as error:
-        if os.environ.get(DEBUG) or not _is_known(error):
-            raise
         text = " ".join(str(error).split())
-        if is_full_disk(error):
+        is_full = any(sign in text for sign in _FULL_DISK)
+        if os.environ.get(DEBUG) or not (is_full or _is_known(error)):
+            raise
+        if is_full:
             text = f"The disk is full: {text}. Free some space; the same command then resumes."
         sys.exit(f"error: {text} (--debug shows where)" if not _says_enough(error) else f"error: {text}")
 
@@ -79,21 +86,4 @@ def _says_enough(error: Exception) -> bool:
 
 def _is_known(error: Exception) -> bool:
     """Return whether an error is ours, or one by which libraries report wrong values, files and downloads."""
-    return _says_enough(error) or isinstance(error, (ValueError, OSError, ImportError)) or is_full_disk(error)
-
-
-def is_full_disk(error: BaseException) -> bool:
-    """Return whether an error is, or was caused by, a write that found no space left."""
-    return any(
-        (isinstance(cause, OSError) and cause.errno == errno.ENOSPC)
-        # safetensors raises errors without a number, and the writer of PyTorch's files errors without a reason.
-        or "No space left on device" in str(cause)
-        or ("inline_container" in str(cause) and "unexpected pos" in str(cause))
-        for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+    return _says_enough(error) or isinstance(error, (ValueError, OSError, ImportError))

@@ -1,18 +1,33 @@
-"""The style of all figures, with sizes for a paper and colors for color-blind readers; the figures of every run."""
+"""What the end of a run shows: scores, figures and files, and the commands to type next; the style of all figures.
 
+The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a second: do it late.
+"""
+
+import re
+import shlex
+import shutil
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from common.same_run import MOMENT
+from common.edge import looks_like_a_path
+from common.run import MOMENT, is_houlsby, read_object
+from common.scores import ClassScores, ValueScores, defused, format_scores
 
+
+MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
+MAX_MISTAKES = 20
+_MAX_EXAMPLE = 80  # characters of a text in a command
 
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
 
@@ -68,28 +83,15 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
     longest = max(map(len, short))
     upright = longest * len(short) > 30
     side = max(0.5 if few else 0.27, 1.6 / len(names)) * len(names)
-    margins = 1 + 0.06 * longest, 0.8 + 0.06 * longest * upright
-    figure, axes = plt.subplots(figsize=(side + margins[0], side + margins[1]))
-    shown = ConfusionMatrixDisplay(shares, display_labels=short).plot(
+    figure, axes = plt.subplots(figsize=(side + 1 + 0.06 * longest, side + 0.8 + 0.06 * longest * upright))
+    ConfusionMatrixDisplay(shares if few else 100 * shares, display_labels=short).plot(
         ax=axes,
         cmap="Blues",
         colorbar=False,
-        include_values=False,
+        values_format=".0%" if few else ".0f",
         xticks_rotation="vertical" if upright else "horizontal",
-        im_kw={"vmin": 0, "vmax": 1},
+        text_kw={"fontsize": 7 if few else 5.5, "in_layout": False},  # measuring hundreds of texts takes seconds
     )
-    for row, column in np.argwhere(shares > (-1 if few else 0.005)):
-        share, count = shares[row, column], matrix[row, column]
-        axes.text(
-            column,
-            row,
-            f"{share:.0%}\n{count:,}" if few else f"{100 * share:.0f}",
-            color=shown.im_.cmap(0.0 if share > 0.5 else 1.0),
-            fontsize=7 if few else 5.5,
-            horizontalalignment="center",
-            verticalalignment="center",
-            in_layout=False,  # measuring hundreds of texts takes seconds
-        )
     axes.set_yticks(range(len(names)), [f"{name} ({total:,})" for name, total in zip(short, totals, strict=True)])
     axes.set(xlabel="prediction", ylabel="label (examples)")
     axes.spines[:].set_visible(False)
@@ -157,3 +159,149 @@ def draw_learning_curves(
             axes.axvline(kept, color="gray", linestyle=":", label="kept")
         axes.legend()
     return figure
+
+
+def report_end(trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None) -> None:
+    """Draw the figures of a finished run; print its scores, its files and how to predict, in the main process."""
+    output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
+    print(f"\n{_describe_scores(trainer, results)}")
+    size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
+    shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
+    rows = {
+        trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {_format_seconds(results['seconds'])}",
+        "Results": str(output / "results.json"),
+    }
+    if kept is not None:
+        print_by_class(kept)
+        rows |= write_figures(output, kept, results["task"])
+    curves = output / "learning_curves.png"
+    curves.unlink(missing_ok=True)  # of an earlier run
+    epochs, chosen_by = results["epochs"], results["chosen_by"]
+    if len(epochs) > 1:
+        epoch = next((entry["epoch"] for entry in epochs if entry["step"] == trainer.kept_step), None)
+        save_png(draw_learning_curves(trainer.state.log_history, epochs, chosen_by, epoch), curves)
+        rows["Learning curves"] = str(curves)
+    if example is not None and is_houlsby(saved):
+        rows["Predict"] = predict_command(saved, example)
+        rows["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
+    print_files(rows)
+
+
+def print_by_class(kept: Any) -> None:
+    """Print the scores of each class."""
+    if isinstance(kept.scores, ClassScores):
+        print(f"\nBy class, on the {kept.split} split:\n{kept.scores.table()}")
+
+
+def print_files(rows: Mapping[str, str]) -> None:
+    """Print names of files, and commands, below one another."""
+    print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
+
+
+def write_figures(output: Path, kept: Any, task: str, prefix: str = "") -> dict[str, str]:
+    """Write the confusion matrix, the most confident mistakes and how reliable probabilities are, or the predictions
+    against the targets, with names that begin with `prefix`; return what was written."""
+    names = ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv")
+    confused, reliable, values, mistaken = files = [output / f"{prefix}{name}" for name in names]
+    for file in files:
+        file.unlink(missing_ok=True)  # of an earlier run
+    title, scores, written = f"{task}, {kept.split}", kept.scores, {}
+    if isinstance(scores, ValueScores):
+        save_png(draw_values(scores.expected, scores.predicted, title), values)
+        return {"Predictions": str(values)}
+    confusion = scores.confusion()
+    if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
+        save_png(draw_confusion(*confusion, title), confused)
+        written["Confusion matrix"] = str(confused)
+    elif confusion is not None:
+        written["Confusion matrix"] = f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
+    if scores.confidence is not None and len(scores.confidence):
+        bins, error = scores.reliability()
+        save_png(draw_reliability(bins, error, title), reliable)
+        written["Reliability"] = f"{reliable} (expected calibration error {error:.3f})"
+        mistakes = scores.mistakes(MAX_MISTAKES)
+        texts = [name for name, kind in kept.data.features.items() if getattr(kind, "dtype", None) == "string"]
+        if len(mistakes) and texts:
+            rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
+            table = mistakes.assign(**{name: rows[name] for name in texts})
+            table.map(defused).to_csv(mistaken, index=False)
+            wrong = int((scores.expected != scores.predicted).sum())
+            written["Mistakes"] = f"{mistaken} (the most confident {len(mistakes)} of {wrong:,})"
+    return written
+
+
+def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
+    """Return the scores of the kept weights, for validation and, if there is one, the test split."""
+    kept = next((entry for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
+    if kept is None:
+        return "Not evaluated."
+    which = "Last" if results["best_epoch"] is None else "Best"
+    of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""
+    chosen = results["chosen_by"].removeprefix("eval_")
+    scores = dict(sorted(results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")))
+    lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
+    test = results.get("test")
+    if test and all(isinstance(score, float) for score in test.values()):
+        lines.append(f"Test: {format_scores(test)}")
+    return "\n".join(lines)
+
+
+def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
+    """Return the command that predicts for an example, which is shortened."""
+    texts = [_shorten(text) for text in ([example] if isinstance(example, str) else example)]
+    return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
+
+
+def push_command(
+    adapter: Path,
+    name: str,
+    results: Path,
+    base_model: str,
+    private: bool,
+    example: str | tuple[str, str] | Sequence[str | tuple[str, str]] | None = None,
+) -> str | None:
+    """Return the command that pushes a saved adapter to the Hub; None if its base model is not known to be there."""
+    if looks_like_a_path(base_model):
+        return None
+    words = [*_tool(), "push", str(adapter), _repo_name(name)]
+    if (read_object(adapter / "adapter_config.json") or {}).get("base_model_name_or_path") != base_model:
+        words += ["--base-model", base_model]
+    words += ["--results", str(results)] if results.exists() else []
+    inputs = [example] if isinstance(example, (str, tuple)) else example or []
+    texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
+    words += [f"--example={text}" for text in texts]  # a text may begin with a dash
+    return shlex.join([*words, *["--pairs"] * (len(texts) > len(inputs)), *["--private"] * private])
+
+
+def _repo_name(name: str) -> str:
+    """Return a name that the Hub accepts."""
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:90] or "adapter"
+    return name
+
+
+def _tool() -> list[str]:
+    """Return how to call `houlsby-peft`, also if its environment is not activated."""
+    beside = Path(sys.executable).with_name("houlsby-peft")
+    if shutil.which("houlsby-peft"):
+        return ["houlsby-peft"]
+    if beside.exists() and beside.is_relative_to(Path.cwd()):
+        return [str(beside.relative_to(Path.cwd()))]
+    return [sys.executable, "-m", "houlsby_peft_cli"]
+
+
+def _shorten(text: str) -> str:
+    """Return the beginning of a text on one line, which a parser of arguments does not take for a flag."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()).lstrip("-")
+    if len(line) > _MAX_EXAMPLE:
+        line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
+    return line.strip() or "text"
+
+
+def _format_seconds(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (hours + minutes > 0) + [f"{seconds} s"] * (hours == 0)
+    return " ".join(parts)

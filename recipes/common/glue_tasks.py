@@ -1,81 +1,77 @@
-"""GLUE's nine tasks and their scores, and the generated minimal pairs that stand in for them without data."""
+"""GLUE: its nine tasks, glue.py's command line with the papers' presets, and the predictions that its server scores.
 
-from collections.abc import Mapping, Sequence
+The generated minimal pairs stand in for the tasks in a run without data.
+"""
+
+import copy
+import csv
+import zipfile
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-import datasets
-import evaluate
 import numpy as np
 import pandas as pd
 from datasets import Dataset, load_dataset
 from numpy.typing import NDArray
-from transformers import EvalPrediction
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.hf_argparser import HfArg
 
-from common.data import check_columns, find_split, locate, read_split
-from common.edge import RecipeError
-from common.minimal_pairs import LABELS, minimal_pairs
-from common.scores import SCORES, check_finite
-from common.submission import TEST_SETS
+from common.arguments import (
+    ClassifierArguments,
+    ClassifierMethodArguments,
+    EncoderArguments,
+    RecipeParser,
+    RecipeTrainingArguments,
+)
+from common.data import check_columns, describe_data, find_split, locate, read_split
+from common.edge import RecipeError, log
+from common.minimal_pairs import DEMO, LABELS, explain, minimal_pairs
+from common.presets import with_preset
+from common.run import write_atomically, write_json
+from common.scores import (
+    COLUMNS,
+    GLUE_TASKS,
+    HOULSBY,
+    SCORES,
+    ByTask,
+    check_finite,
+    mean_of_nine,
+    proper_name,
+    server_average,
+)
 from common.task import Task
 from common.trainer import RecipeTrainer
 
 
 HUB_DATASET = "nyu-mll/glue"
 MINIMAL_PAIRS, ALL = "minimal_pairs", "all"
-STSB_RANGE = (0.0, 5.0)
+STSB_RANGE = LOWEST, HIGHEST = 0.0, 5.0
 
 # The main score of each task comes first: it is in the papers' tables and chooses the best epoch. CoLA's accuracy,
 # which the papers' analyses and Whritenour and Schoch 2019 report, is in no table and no average.
 TASK_SCORES: dict[str, tuple[str, ...]] = {
+    **GLUE_TASKS,
     "cola": ("matthews_correlation", "accuracy"),
-    "sst2": ("accuracy",),
-    "mrpc": ("f1", "accuracy"),
-    "stsb": ("spearmanr", "pearson"),
-    "qqp": ("f1", "accuracy"),
-    "mnli": ("accuracy",),
-    "qnli": ("accuracy",),
-    "rte": ("accuracy",),
-    "wnli": ("accuracy",),
+    "mnli": ("accuracy",),  # of each of its two validation splits
     MINIMAL_PAIRS: ("accuracy",),
 }
-
-
-class GlueMetric(evaluate.Metric):
-    """The scores of a GLUE task (Wang et al. 2018, arXiv 1804.07461), with the names of evaluate's "glue", and CoLA's
-    accuracy. Unlike evaluate's, it runs no code from the Hub.
-
-    `GlueMetric("mrpc", keep_in_memory=True).compute(predictions=[...], references=[...])` returns {"f1": ...,
-    "accuracy": ...}. Predictions and references are class numbers, or similarity scores for "stsb". A score without a
-    value is 0: Matthews' and the other correlations if all predictions or all references are equal, F1 if neither has
-    the class 1.
-    """
-
-    def _info(self) -> evaluate.MetricInfo:
-        number = datasets.Value("float64" if self.config_name == "stsb" else "int64")
-        return evaluate.MetricInfo(
-            description="The scores of one task of GLUE.",
-            citation="Wang et al. 2018, arXiv 1804.07461",
-            inputs_description="predictions and references: class numbers, or scores for stsb",
-            features=datasets.Features({"predictions": number, "references": number}),
-        )
-
-    def _compute(self, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-        predicted, expected = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
-        check_finite(predicted)
-        return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[self.config_name]}
 
 
 @dataclass(kw_only=True)
 class GlueTask(Task):
     """A task of GLUE, without data until `load` returns it with them."""
 
+    data_dir: str | None = None
     validation_splits: tuple[str, ...] = ("validation",)
     test_splits: tuple[str, ...] = ()  # without GLUE's own, whose labels are not public
+    predicts: bool = False  # the test sets of the server
+    predictions = "submission"
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The scores of an evaluation, by the Trainer's names for them; the first chooses the best epoch."""
         names = (*TASK_SCORES[self.name], "loss")
         if len(self.validation_splits) == 1:
             return names
@@ -87,13 +83,17 @@ class GlueTask(Task):
         """The first text, or pair of texts, of the validation split."""
         return [self.splits[self.validation_splits[0]][0][column] for column in self.text_columns]
 
+    @property
+    def has_test(self) -> bool:
+        """Whether the predictions for the server are asked for."""
+        return self.predicts
+
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Return the task's metric of logits or, for a regression, of scores."""
+        """Return the task's scores of logits or, for a regression, of scores."""
         outputs = evaluation.predictions
-        check_finite(outputs)
         predictions = outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)
-        metric = GlueMetric(self.name, keep_in_memory=True)
-        return metric.compute(predictions=predictions, references=evaluation.label_ids)
+        check_finite(outputs)
+        return glue_scores(self.name, predictions, evaluation.label_ids)
 
     def validation(self, data: Mapping[str, Dataset]) -> Dataset | dict[str, Dataset] | None:
         """Return the validation split; MNLI's two by their names."""
@@ -109,7 +109,7 @@ class GlueTask(Task):
             name, data = f"{self.name} {split}", _read(self.name, split, data_dir)
             check_columns(data, name, self.text_columns, ["label"])
             splits[split] = numeric_labels(data, name, len(self.labels))
-        return replace(self, splits=splits)
+        return replace(self, splits=splits, data_dir=data_dir)
 
     def files(self, data_dir: str | None) -> dict[str, Path]:
         """Return the files that `load` reads, by their splits; those on the Hub and generated ones have none."""
@@ -119,30 +119,65 @@ class GlueTask(Task):
         splits = ("train", *self.validation_splits)
         return {split: file for split in splits if (file := find_split(folder, split)) is not None}
 
-    def predict(
-        self, trainer: RecipeTrainer, data_dir: str | None, max_length: int
-    ) -> dict[str, NDArray[np.floating]]:
-        """Return the outputs for the task's test sets, by their names in a submission; MNLI's "AX" only if it is at
-        hand."""
+    def make_trainer(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
+        training: RecipeTrainingArguments, **options: Any,
+    ) -> RecipeTrainer:  # fmt: skip
+        self.max_length = max_length  # of the test sets as well
+        return super().make_trainer(model, tokenizer, max_length, training, **options)
+
+    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, Any] | None:
+        """Write the predictions for GLUE's server; of the run without data, score and explain its test sentences."""
+        if self.predicts:
+            outputs = self._predict_for_server(trainer)
+            if trainer.is_world_process_zero():
+                write_predictions(trainer.args.output_dir, outputs, prefix)
+        if "test" not in self.data or prefix:
+            return None
+        test, output = self.data["test"], trainer.predict(self.data["test"])
+        is_right = pd.Series(output.predictions.argmax(-1) == test["label"])
+        scores = {**is_right.groupby(test["phenomenon"][:], sort=False).mean(), "all": is_right.mean()}
+        log(explain(scores, self.data, trainer.trainable))
+        return {name: {"accuracy": score} for name, score in scores.items()}
+
+    def _predict_for_server(self, trainer: RecipeTrainer) -> dict[str, NDArray[np.floating]]:
+        """Return the outputs for the task's test sets, by their names; MNLI's "AX" only if it is at hand."""
         found = {name: test_set for name, test_set in TEST_SETS.items() if test_set.task == self.name}
-        if data_dir is not None and not (Path(data_dir).expanduser() / "ax").is_dir():
+        if self.data_dir is not None and not (Path(self.data_dir).expanduser() / "ax").is_dir():
             found.pop("AX", None)
         outputs = {}
         for name, test_set in found.items():
-            data = _read(test_set.source, test_set.split, data_dir)
+            data = _read(test_set.source, test_set.split, self.data_dir)
             check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
             if "idx" in data.column_names and [int(index) for index in data["idx"]] != list(range(len(data))):
                 raise RecipeError(
                     f"{test_set.source} {test_set.split}: idx must count the rows from 0, in their order."
                 )
             texts = data.select_columns(list(self.text_columns))
-            encoded = self.encode(texts, name, trainer.processing_class, max_length)
+            encoded = self.encode(texts, name, trainer.processing_class, self.max_length)
             outputs[name] = trainer.predict(encoded, metric_key_prefix="submission").predictions
         return outputs
+
+    def describe_data(self, arguments: Any) -> dict[str, Any]:
+        is_demo = self.name == MINIMAL_PAIRS
+        title = "generated minimal pairs" if is_demo else f"GLUE {proper_name(self.name)}"
+        source = None if self.data_dir or is_demo else HUB_DATASET
+        return {"language": "en"} | describe_data(title, source, self.name, self.splits, self.validation_splits[0])
+
+    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
+        """Return the scores of Houlsby et al. 2019, fine-tuned and with adapters of size 64, for the card."""
+        found = []
+        for label, row in HOULSBY.items():
+            columns = zip(COLUMNS.values(), row, strict=True)
+            scores = {score: value / 100 for (task, score), value in columns if task == self.name}
+            if scores and "8-256" not in label:
+                found.append({"name": f"{label} (test)", "scores": scores})
+        return {"references": found}
 
 
 _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
+_MNLI = ("entailment", "neutral", "contradiction")
 TASKS = {
     name: GlueTask(name=name, text_columns=columns, labels=labels)
     for name, columns, labels in (
@@ -151,7 +186,7 @@ TASKS = {
         ("mrpc", _SENTENCES, ("not_equivalent", "equivalent")),
         ("stsb", _SENTENCES, ("similarity",)),
         ("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
-        ("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+        ("mnli", ("premise", "hypothesis"), _MNLI),
         ("qnli", ("question", "sentence"), _ENTAILMENT),
         ("rte", _SENTENCES, _ENTAILMENT),
         ("wnli", _SENTENCES, ("not_entailment", "entailment")),
@@ -169,6 +204,16 @@ def find_tasks(name: str) -> list[GlueTask]:
     if name not in TASKS:
         raise RecipeError(f"--task must be one of {', '.join([*TASKS, ALL])}, got {name!r}.")
     return [TASKS[name]]
+
+
+def glue_scores(task: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+    """Return the scores of a task (Wang et al. 2018, arXiv 1804.07461) for class numbers or, for "stsb", scores.
+
+    A score without a value is 0: Matthews' and the other correlations if all predictions or all references are equal,
+    F1 if neither has the class 1.
+    """
+    predicted, expected = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
+    return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[task]}
 
 
 def numeric_labels(data: Dataset, name: str, num_labels: int) -> Dataset:
@@ -200,3 +245,176 @@ def _read(source: str, split: str, data_dir: str | None) -> Dataset:
             f"Cannot load {HUB_DATASET}, {source}: {error}. Without a network, give --data_dir, a folder with "
             f"{source}/{split}.parquet and so on (or .csv, .tsv, .jsonl)."
         ) from error
+
+
+@dataclass
+class GlueArguments(EncoderArguments):
+    """The task and the encoder."""
+
+    _argument_group_name = "task"
+
+    task: str = HfArg(
+        aliases=["--task_name"],
+        default=MINIMAL_PAIRS,
+        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, all (of these), or minimal_pairs.",
+    )
+    data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
+    preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
+        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+    )
+    predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
+
+
+Arguments = TypeVar("Arguments", bound=GlueArguments)
+
+
+def parse_arguments(
+    args: Sequence[str] | None = None, kind: type[Arguments] = GlueArguments, recipe: str = "glue.py"
+) -> tuple[Arguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+    """Parse the command line, or `args`; check what does not depend on the data."""
+    groups = (kind, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
+    arguments, method, adapter, training = parser.parse(args, _defaults)
+    tasks = find_tasks(arguments.task)
+    if arguments.evaluate is None and training.do_train:
+        method.check(adapter, training)
+    if arguments.task == MINIMAL_PAIRS and (arguments.predict or arguments.data_dir):
+        flag = "--predict" if arguments.predict else "--data_dir"
+        raise RecipeError(f"{flag} needs a task of GLUE, got {MINIMAL_PAIRS}, which are generated. Also give --task.")
+    if arguments.data_dir is not None:
+        folder = Path(arguments.data_dir).expanduser()
+        if missing := [task.name for task in tasks if not (folder / task.name).is_dir()]:
+            raise RecipeError(f"--data_dir must hold a folder per task, {folder} has no {missing[0]}. Add it.")
+        if arguments.predict:
+            check_test_sets(folder, [task.name for task in tasks])
+    for task in tasks:
+        copy.copy(training).choose_by(task.scores)
+    return arguments, method, adapter, training
+
+
+def check_test_sets(folder: Path, tasks: Sequence[str]) -> None:
+    """Raise RecipeError if a test set that --predict needs is missing, which a run would find only at its end."""
+    for test_set in TEST_SETS.values():
+        is_optional = test_set.source == "ax"
+        if test_set.task in tasks and not is_optional and find_split(folder / test_set.source, test_set.split) is None:
+            raise RecipeError(f"--predict needs {folder / test_set.source}/{test_set.split}.parquet. Add it.")
+
+
+def _defaults(given: Namespace) -> dict[str, Any]:
+    """Return the defaults of a preset, or of the run without data, by what else the command line says."""
+    if given.preset is None and given.task == MINIMAL_PAIRS:
+        return DEMO
+    return with_preset(given)
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set of GLUE's server: its task, its data set and split on the Hub, its rows, and what the file of
+    predictions says for the classes 0, 1, ...; without classes, it has scores from 0 to 5."""
+
+    task: str
+    source: str
+    split: str
+    rows: int
+    labels: tuple[str, ...] = ()
+
+    def table(self, outputs: NDArray[np.floating]) -> pd.DataFrame:
+        """Return the file for a model's outputs, (rows, classes) or (rows, 1)."""
+        if self.labels:
+            predictions = [self.labels[number] for number in outputs.argmax(-1)]
+        else:
+            predictions = [f"{score:.4f}" for score in np.clip(outputs[:, 0], LOWEST, HIGHEST)]
+        return pd.DataFrame({"index": range(len(predictions)), "prediction": predictions})
+
+    def problem(self, table: pd.DataFrame) -> str | None:
+        """Return the first problem for which the server would refuse a file, or None."""
+        if list(table) != ["index", "prediction"]:
+            return "the first line must be 'index', a tab and 'prediction'"
+        if len(table) != self.rows:
+            return f"there must be {self.rows:,} predictions, got {len(table):,}"
+        found = table["prediction"]
+        scores = pd.to_numeric(found, errors="coerce").between(LOWEST, HIGHEST)
+        checks = (
+            (table["index"] == np.arange(self.rows).astype(str), "the number of the row, from 0,"),
+            (found.isin(self.labels) if self.labels else scores, f"one of {', '.join(self.labels) or '0 to 5'}"),
+        )
+        for is_right, wanted in checks:
+            if not is_right.all():
+                row = int(np.argmin(is_right))
+                return f"line {row + 2} must have {wanted}; got {' '.join(table.iloc[row])[:50]!r}"
+        return None
+
+
+_BINARY = ("0", "1")
+TEST_SETS = {
+    "CoLA": TestSet("cola", "cola", "test", 1063, _BINARY),
+    "SST-2": TestSet("sst2", "sst2", "test", 1821, _BINARY),
+    "MRPC": TestSet("mrpc", "mrpc", "test", 1725, _BINARY),
+    "STS-B": TestSet("stsb", "stsb", "test", 1379),
+    "QQP": TestSet("qqp", "qqp", "test", 390_965, _BINARY),
+    "MNLI-m": TestSet("mnli", "mnli", "test_matched", 9796, _MNLI),
+    "MNLI-mm": TestSet("mnli", "mnli", "test_mismatched", 9847, _MNLI),
+    "QNLI": TestSet("qnli", "qnli", "test", 5463, _ENTAILMENT),
+    "RTE": TestSet("rte", "rte", "test", 3000, _ENTAILMENT),
+    "WNLI": TestSet("wnli", "wnli", "test", 146, _BINARY),
+    # The diagnostic examples, predicted by the model for MNLI.
+    "AX": TestSet("mnli", "ax", "test", 1104, _MNLI),
+}
+FILES = {f"{name}.tsv": test_set for name, test_set in TEST_SETS.items()}
+
+
+def write_predictions(output_dir: str, outputs: Mapping[str, NDArray[np.floating]], prefix: str = "") -> None:
+    """Write a model's outputs, by test set, into the folder "submission", whose name begins with `prefix`."""
+    folder = Path(output_dir, f"{prefix}submission")
+    for name, output in outputs.items():
+        check_finite(output)
+        table, rows = TEST_SETS[name].table(output), TEST_SETS[name].rows
+        write_atomically(folder / f"{name}.tsv", table.to_csv(sep="\t", index=False))
+        note = "" if len(output) == rows else f", but GLUE's test set has {rows:,}"
+        print(f"{folder / name}.tsv: {len(output):,} predictions{note}")
+
+
+def pack(files: Iterable[Path], path: Path) -> None:
+    """Write the files into a zip, without their folders; raise RecipeError if GLUE's server would refuse it."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(file, file.name)
+    check_submission(path)
+
+
+def check_submission(path: Path) -> None:
+    """Raise RecipeError if GLUE's server would refuse a zip, which must hold all files of FILES and nothing else."""
+    found = []
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+        found += [f"{name} is missing" for name in FILES if name not in names]
+        found += [f"{name} does not belong there" for name in names if name not in FILES or names.count(name) > 1]
+        for name in FILES.keys() & {*names}:
+            with archive.open(name) as file:
+                table = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE)
+            if problem := FILES[name].problem(table):
+                found.append(f"{name}: {problem}")
+    if found:
+        raise RecipeError(f"GLUE's server would refuse {path}: {'; '.join(found)}.")
+    print(f"{path} is a valid submission.")
+
+
+def write_all(folder: str, scores: ByTask, predicted: bool, prefix: str = "") -> None:
+    """Print the scores of all tasks and both averages; write them to all.json and, if `predicted`, the submission.
+
+    The names of both files begin with the part of the folder before {task}, so that "runs/r8-{task}" and
+    "runs/r64-{task}" do not overwrite each other's.
+    """
+    before = folder.partition("{task}")[0] + prefix
+    averages = {"mean_of_nine_columns": mean_of_nine(scores), "server_average": server_average(scores)}
+    write_json(Path(f"{before}all.json"), {"scores": scores, **averages})
+    for task, own in scores.items():
+        shown = (f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss"))
+        print(f"{task:<5} {', '.join(shown)}")
+    nine, server = averages.values()
+    if nine is not None and server is not None:  # --do_train alone scores nothing
+        print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
+        print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
+    if predicted:
+        folders = (Path(folder.replace("{task}", task), f"{prefix}submission") for task in scores)
+        pack((file for path in folders for file in sorted(path.glob("*.tsv"))), Path(f"{before}submission.zip"))

@@ -37,30 +37,23 @@ class Labels:
         """Replace the labels of the split `name` by the column `label`: class numbers, scores, or a 0 or 1 for each
         class."""
         numbers = {label: number for number, label in enumerate(self.names)}
-
-        def encode_one(row: int, label: Any) -> int | float | list[float]:
-            if self.problem_type == REGRESSION:
-                if np.isfinite(_number(label)):
-                    return _number(label)
-                wrong = [label]
-            elif isinstance(label, tuple) != (self.problem_type == MULTI):
-                wrong = [label]
+        several, is_score = self.problem_type == MULTI, self.problem_type == REGRESSION
+        values: list[Any] = []
+        for row, label in enumerate(label_texts(data, self.columns, name)):
+            of_row = label if isinstance(label, tuple) else (label,)
+            wrong = [one for one in of_row if not (np.isfinite(_number(one)) if is_score else one in numbers)]
+            if wrong or isinstance(label, tuple) != several:
+                wanted = "a finite number" if is_score else (
+                    f"one of the {len(self.names)} classes of the training examples: {', '.join(self.names[:SHOWN])}"
+                )  # fmt: skip
+                raise RecipeError(
+                    f"{name}: a label must be {'a list of labels, each ' * several}{wanted}; {locate(data, row)} has "
+                    f"{[*wrong, label][0]!r}. Correct it, leave the row out, or give another --problem_type."
+                )
+            if several:
+                values.append([float(one in of_row) for one in self.names])
             else:
-                of_row = label if isinstance(label, tuple) else (label,)
-                wrong = [one for one in of_row if one not in numbers]
-                if not wrong:
-                    several = [float(one in of_row) for one in self.names] if self.problem_type == MULTI else []
-                    return several or numbers[label]
-            wanted = "a finite number" if self.problem_type == REGRESSION else (
-                f"one of the {len(self.names)} classes of the training examples: {', '.join(self.names[:SHOWN])}"
-            )  # fmt: skip
-            wanted = f"a list of labels, each {wanted}" if self.problem_type == MULTI else wanted
-            raise RecipeError(
-                f"{name}: a label must be {wanted}; {locate(data, row)} has {wrong[0]!r}. Correct it, leave the row "
-                "out, or give another --problem_type."
-            )
-
-        values = [encode_one(row, label) for row, label in enumerate(label_texts(data, self.columns, name))]
+                values.append(_number(label) if is_score else numbers[str(label)])
         kind = {SINGLE: Value("int64"), REGRESSION: Value("float32"), MULTI: List(Value("float32"))}
         # The Trainer would also take columns with these names for labels.
         replaced = sorted({*self.columns, *LABEL_NAMES} & set(data.column_names))
@@ -81,18 +74,18 @@ def find_label_columns(train: Dataset, named: Sequence[str] | None) -> tuple[str
     LABEL_COLUMNS that exists, else the only column with few values."""
     own = columns_of(train)
     names = named or [name for name in LABEL_COLUMNS if match_column(own, name)][:1]
-    columns = {name: match_column(own, name) for name in names}
-    if columns and None not in columns.values():
-        return tuple(column for column in columns.values() if column is not None)
+    columns = [column for name in names if (column := match_column(own, name))]
+    if columns and len(columns) == len(names):
+        return tuple(columns)
     counts = {name: len(set(map(str, train[name]))) for name in own}
     few = [name for name, count in counts.items() if 1 < count <= min(SHOWN, len(train) / 2)]
     if not named and len(few) == 1:
         return (few[0],)
-    missing = next((name for name, column in columns.items() if column is None), None)
+    missing = repr(next(name for name in named if not match_column(own, name))) if named else None
     hint = f"; it may be {' or '.join(f'{name} ({counts[name]} values)' for name in few)}" if few else ""
     raise RecipeError(
-        f"There is no column {repr(missing) if missing else 'with a usual name for labels, such as label'}, only "
-        f"{', '.join(counts)}. Name the label with --label_columns{hint}."
+        f"There is no column {missing or 'with a usual name for labels, such as label'}, only {', '.join(own)}. Name "
+        f"the label with --label_columns{hint}."
     )
 
 
@@ -157,9 +150,9 @@ def label_texts(data: Dataset, columns: Sequence[str], name: str = "train") -> l
     texts = _read_labels(data, columns)
     for row, text in enumerate(texts):
         if _is_missing(text):
+            wanted = ", which is 0 or 1 in each of them" if len(columns) > 1 else ""
             raise RecipeError(
-                f"{name}: each row must have a label in {', '.join(columns)}"
-                f"{', which is 0 or 1 in each of them' if len(columns) > 1 else ''}; {locate(data, row)} has "
+                f"{name}: each row must have a label in {', '.join(columns)}{wanted}; {locate(data, row)} has "
                 f"{[data[row][column] for column in columns]}. Correct it, or leave it out."
             )
     return texts
@@ -221,13 +214,12 @@ def rarest_labels(labels: Labels, texts: Sequence[Hashable]) -> list[Hashable] |
 def balanced_weights(labels: Labels, encoded: Sequence[Any]) -> tuple[float, ...]:
     """Return weights with which each class counts alike in the loss; 1 for a class without examples.
 
-    With one class per row they are the "balanced" ones of scikit-learn, rows / (classes * rows of the class). With
-    several, the weight of the presence of a class is the number of rows without it for each row that has it.
+    With several labels per row, it is the weight of the presence of a class: the rows without it for each one with it.
     """
     if labels.problem_type == MULTI:
         present = np.asarray(encoded).sum(0)
         weights = (len(encoded) - present) / np.maximum(present, 1)
-    else:
+    else:  # scikit-learn's "balanced"
         present = np.bincount(encoded, minlength=len(labels.names))
         weights = len(encoded) / (np.count_nonzero(present) * np.maximum(present, 1))
     return tuple(np.where(present > 0, weights, 1.0).tolist())
@@ -236,24 +228,26 @@ def balanced_weights(labels: Labels, encoded: Sequence[Any]) -> tuple[float, ...
 def describe_balance(labels: Labels, encoded: Sequence[Any]) -> str:
     """Return how often each class occurs in the training examples, whose labels `encode` has made, for the log."""
     if labels.problem_type == REGRESSION:
-        mean, deviation = np.mean(encoded), np.std(encoded)
         return (
-            f"{labels.names[0]}: scores from {min(encoded):g} to {max(encoded):g}, mean {mean:.4g}, standard "
-            f"deviation {deviation:.4g}, by which they are standardized for the training"
+            f"{labels.names[0]}: scores from {min(encoded):g} to {max(encoded):g}, mean {np.mean(encoded):.4g}, "
+            f"standard deviation {np.std(encoded):.4g}, by which they are standardized for the training"
         )
     several = labels.problem_type == MULTI
-    numbers = [number for row in encoded for number in (np.flatnonzero(row) if several else (row,))]
-    counts = Counter(labels.names[number] for number in numbers)
-    listed = [f"{name} {count:,} ({count / len(encoded):.1%})" for name, count in counts.most_common()]
-    rest = f", and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    rare = [name for name, count in counts.items() if count < RARE]
-    absent = len(labels.names) - len(counts)
-    notes = [f"; {len(rare)} with fewer than {RARE} examples" if rare else "", f"; {absent} never seen" * bool(absent)]
-    if not several and len(labels.columns) == 1 and all(np.isfinite(_number(name)) for name in labels.names):
-        notes.append(" (numbers as classes; for a score, give --problem_type regression)")
-    if not several and sum("|" in name for name in labels.names) > 1:
-        notes.append(" (several labels in one text? give --label_separator '|')")
-    return f"{len(labels.names)} classes: {', '.join(listed[:SHOWN])}{rest}{''.join(notes)}"
+    counts = Counter(number for row in encoded for number in (np.flatnonzero(row) if several else (row,)))
+    listed = [f"{labels.names[key]} {count:,} ({count / len(encoded):.1%})" for key, count in counts.most_common()]
+    rare, absent = sum(count < RARE for count in counts.values()), len(labels.names) - len(counts)
+    are_numbers = len(labels.columns) == 1 and all(np.isfinite(_number(name)) for name in labels.names)
+    notes = {
+        f", and {len(listed) - SHOWN} more": len(listed) > SHOWN,
+        f"; {rare} with fewer than {RARE} examples": rare,
+        f"; {absent} never seen": absent,
+        " (numbers as classes; for a score, give --problem_type regression)": not several and are_numbers,
+        " (several labels in one text? give --label_separator '|')": (
+            not several and sum("|" in name for name in labels.names) > 1
+        ),
+    }
+    shown = "".join(note for note, applies in notes.items() if applies)
+    return f"{len(labels.names)} classes: {', '.join(listed[:SHOWN])}{shown}"
 
 
 def _declared(data: Dataset, column: str) -> list[str]:

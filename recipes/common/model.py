@@ -1,13 +1,12 @@
 """Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
 
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
@@ -16,6 +15,7 @@ from huggingface_hub import constants
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
+from torch.utils.benchmark import Timer
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -27,9 +27,18 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
-from common.arguments import AUTO, IN_MEMORY, MINILM, OFF, POOLER, AdapterArguments, MethodArguments
+from common.arguments import (
+    AUTO,
+    IN_MEMORY,
+    MINILM,
+    OFF,
+    POOLER,
+    AdapterArguments,
+    MethodArguments,
+    RecipeTrainingArguments,
+)
 from common.edge import RecipeError, log
-from common.same_run import ARGUMENTS_FILE, RESULTS_FILE, read_object
+from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
 
 
@@ -39,7 +48,8 @@ PACKAGED = {
     "mpnet": "sentence-transformers/all-mpnet-base-v2",  # fetched by fetch_mpnet.py
 }
 MPNET_FOLDER = Path(constants.HF_ASSETS_CACHE, "houlsby_peft", "models", "all-mpnet-base-v2")
-_TIMED_ROWS, _TIMES = 1024, 5  # of the products that compare the data types
+_TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
+Result = TypeVar("Result")
 
 
 def find_model(name: str) -> str:
@@ -64,17 +74,7 @@ def hub_name(name: str) -> str:
 def load_model(
     auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
-    """Load the encoder with the head of one of transformers' Auto classes, such as AutoModelForMaskedLM.
-
-    Args:
-        auto_class: The class.
-        name: The model, as in find_model.
-        dtype: The data type of the weights.
-        config_fields: Fields of the model's configuration that the head needs.
-
-    Returns:
-        The model, its tokenizer, and the names of the weights that the checkpoint lacks, which are new.
-    """
+    """Load an encoder with a head; return it, its tokenizer, and the names of weights that the checkpoint lacks."""
     found = find_model(name)
     with quiet():  # the checkpoint's labels are those of a head that is not used
         config = AutoConfig.from_pretrained(found, **config_fields)
@@ -120,7 +120,23 @@ def find_pooler(model: PreTrainedModel) -> str:
     return f"{model.base_model_prefix}.{POOLER}"
 
 
-def settle(method: MethodArguments, adapter: AdapterArguments, training: Any, model_name: str) -> MethodArguments:
+def on_main(training: RecipeTrainingArguments, work: Callable[[], Result]) -> Result:
+    """Let the main process do some work; return its result in every process, or raise its error there."""
+    outcome: list[Any] = [None]
+    if training.process_index == 0:
+        try:
+            outcome = [work()]
+        except (RecipeError, OSError) as error:
+            outcome = [error]
+    [found] = broadcast_object_list(outcome)
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def settle(
+    method: MethodArguments, adapter: AdapterArguments, training: RecipeTrainingArguments, model_name: str
+) -> MethodArguments:
     """Check a method's options, and return a copy in which those that are 'auto' are chosen.
 
     A run that resumes keeps the data type that it began with.
@@ -132,24 +148,18 @@ def settle(method: MethodArguments, adapter: AdapterArguments, training: Any, mo
     if method.keep_prefix == AUTO and (shards or not has_prefix):
         method.keep_prefix = OFF
     if method.base_dtype == AUTO:
-        fits = method.adds_weights and not training.fp16 and not shards
-        before = (read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}).get("base_dtype")
-        keeps = before is not None and not training.overwrite_output_dir
-        method.base_dtype = "float32"
-        if fits and keeps:
-            method.base_dtype = before
-        elif fits:  # one process measures for all
-            chosen = [_choose_dtype(training, model_name) if training.process_index == 0 else None]
-            [method.base_dtype] = broadcast_object_list(chosen)
+        before = None
+        if not training.overwrite_output_dir:
+            before = (read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}).get("base_dtype")
+        if not method.adds_weights or training.fp16 or shards:
+            method.base_dtype = "float32"
+        else:
+            method.base_dtype = on_main(training, lambda: before or _choose_dtype(training, model_name))
     return method
 
 
-def _choose_dtype(training: Any, model_name: str) -> str:
-    """Return the faster data type for the products of this model's layers on this device, float32 if in doubt.
-
-    The flags of a processor do not tell: with the same flag, bfloat16 takes 0.5 of float32's time on one and 1.4 on
-    another.
-    """
+def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
+    """Return the faster data type for products of this model's shape here; a processor's flags do not tell."""
     config = AutoConfig.from_pretrained(find_model(model_name))
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -157,21 +167,10 @@ def _choose_dtype(training: Any, model_name: str) -> str:
     for dtype in (torch.float32, torch.bfloat16):
         rows = torch.ones(_TIMED_ROWS, width, dtype=dtype, device=training.device)
         weight = torch.ones(width, inner, dtype=dtype, device=training.device)
-        times = []
-        for _ in range(1 + _TIMES):  # the first one warms up
-            _synchronize(training.device)
-            start = time.perf_counter()
-            (rows @ weight) @ weight.T
-            _synchronize(training.device)
-            times.append(time.perf_counter() - start)
-        seconds[dtype] = min(times[1:])
-    faster = seconds[torch.bfloat16] < 0.9 * seconds[torch.float32]
-    return "bfloat16" if faster else "float32"
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        operands = {"rows": rows, "weight": weight}
+        timer = Timer("rows @ weight @ weight.T", globals=operands, num_threads=torch.get_num_threads())
+        seconds[dtype] = timer.blocked_autorange(min_run_time=_TIMED_SECONDS).median
+    return "bfloat16" if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else "float32"
 
 
 def adapt(
@@ -184,16 +183,7 @@ def adapt(
     text_columns: Sequence[str] | None = None,
     **fields: Any,
 ) -> PreTrainedModel | PeftModel:
-    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked.
-
-    Args:
-        model: The model with its new head; changed in place.
-        method: What to train. Its `keep_prefix`, if it is 'auto', becomes what is done.
-        adapter: The adapter's options.
-        training: The training arguments.
-        max_length, null_threshold, text_columns: What the adapter's record says of its texts.
-        fields: Further fields of the adapter's configuration, such as task_type.
-    """
+    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked."""
     config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
     adapted = apply_method(model, method, config, adapter.init_adapter)
     record_preprocessing(adapted, max_length, null_threshold, text_columns)
@@ -211,18 +201,12 @@ def adapt(
 def apply_method(
     model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, init_adapter: str | None = None
 ) -> PreTrainedModel | PeftModel:
-    """Make trainable what the method trains, and freeze the rest.
+    """Make trainable what the method trains, and freeze the rest. Of `config`, other methods than adapters read the
+    kind of task, the pooler and the excluded modules.
 
     Adapters and LoRA give a PeftModel, which saves only the trained weights. The other methods leave a transformers
     model, which is saved whole: from_pretrained would load a file of the trained weights alone without complaint, with
     random weights for the rest.
-
-    Args:
-        model: The model with its new head; changed in place.
-        method: What to train.
-        config: The configuration of the adapter, for `houlsby`; for all methods, the kind of task, whether its
-            modules_to_save name the pooler, and, except for `full`, which modules are excluded.
-        init_adapter: As for add_adapter.
     """
     if method.head == "two_layer":
         put_two_layer_head(model)
@@ -329,10 +313,7 @@ def keep_in_float32(module: nn.Module) -> None:
 
 
 def _launched_with(training: Any, *plugins: str) -> bool:
-    """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp".
-
-    transformers' own is_fsdp_enabled is about loading only.
-    """
+    """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp"."""
     return any(
         getattr(training, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
         for name in plugins
@@ -341,16 +322,7 @@ def _launched_with(training: Any, *plugins: str) -> bool:
 
 @dataclass
 class Saved:
-    """What a run has saved, loaded again.
-
-    Attributes:
-        name: What the user named: a folder, or an adapter on the Hub.
-        model, tokenizer: The model and its tokenizer.
-        results: The run's results.json, if it is beside or in the folder; else empty.
-        labels: The names of the classes by number, or of a score; none if the model has no labels.
-        problem_type: The kind of the problem, if it is recorded.
-        max_length, null_threshold, text_columns: How the texts were read, as far as it is recorded.
-    """
+    """What a run has saved, loaded again, with its results.json, as far as that is there."""
 
     name: str
     model: PreTrainedModel | PeftModel
@@ -358,22 +330,20 @@ class Saved:
     results: dict[str, Any]
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
-    max_length: int | None = field(init=False)
-    null_threshold: float | None = field(init=False)
-    text_columns: Sequence[str] | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        arguments, config = self.results.get("arguments", {}), active_config(self.model)
-        record = config.record if config else None
-        for name in ("max_length", "null_threshold", "text_columns"):
-            of_record = getattr(record, name, None)
-            setattr(self, name, arguments.get(name) if of_record is None else of_record)
+    def recorded(self, name: str) -> Any:
+        """Return how texts were read: max_length, null_threshold or text_columns, or None if it is not recorded."""
+        config = active_config(self.model)
+        value = None if config is None else getattr(config.record, name)
+        known = self.results if name == "text_columns" else self.results.get("arguments", {})
+        return known.get(name) if value is None else value
 
     def check_length(self, given: int | None) -> int:
         """Return the number of tokens to which texts are cut: that of the command line, else the recorded one."""
-        if given is None and self.max_length is None:
+        length = given or self.recorded("max_length")
+        if length is None:
             raise RecipeError(f"{self.name} does not record to how many tokens its texts were cut. Give --max_length.")
-        return given or self.max_length or 0
+        return int(length)
 
 
 def load_saved(
@@ -383,30 +353,30 @@ def load_saved(
     dtype: str = "float32",
     auto_class: Any = AutoModelForSequenceClassification,
 ) -> Saved:
-    """Load what a recipe has saved.
+    """Load an adapter of any method or a whole model from a folder, or a Houlsby adapter from the Hub.
 
     Args:
-        name: Folder of an adapter of any method or of a whole model, or a Houlsby adapter on the Hub.
+        name: The folder or the name.
         labels: The task's labels, in their order; default: any.
         base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
-        dtype: The data type of the base model's weights. "auto": that of the training, if its results.json is there,
-            and otherwise float32.
+        dtype: The data type of the base model's weights; "auto": that of the training, if it is known, else float32.
         auto_class: The class of the base model with its head.
     """
     folder = Path(name).expanduser()
     results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
     if dtype == AUTO:
         dtype = results.get("arguments", {}).get("base_dtype") or "float32"
-    weights = getattr(torch, dtype)
-    base = None if base_model is None else find_model(base_model)
-    kind = (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY")
-    problem = results.get("problem_type")
+    weights, base = getattr(torch, dtype), None if base_model is None else find_model(base_model)
+    problem, of_head = results.get("problem_type"), tuple(labels or results.get("labels") or ())
     if (folder / "config.json").is_file():
         model = auto_class.from_pretrained(folder, dtype=weights)
         names, problem = tuple(model.config.id2label.values()), model.config.problem_type or problem
         saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, names, problem)
-    elif kind != "HOULSBY":
-        of_head = tuple(labels or results.get("labels") or ())
+    elif (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY") == "HOULSBY":
+        adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
+        problem = active_config(adapter.model).kind_of_problem
+        saved = Saved(name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), problem)
+    else:  # LoRA
         config = PeftConfig.from_pretrained(folder)
         sizes = {"num_labels": len(of_head)} if of_head else {}
         found = base or find_model(config.base_model_name_or_path)
@@ -417,12 +387,6 @@ def load_saved(
                 keep_in_float32(head)
         model = PeftModel.from_pretrained(encoder, folder)
         saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, of_head, problem)
-    else:
-        adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
-        config = active_config(adapter.model)
-        saved = Saved(
-            name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), config.kind_of_problem
-        )
     if labels is not None and saved.labels != tuple(labels):
         raise RecipeError(f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}.")
     return saved

@@ -18,7 +18,6 @@ from common.scores import check_finite
 
 
 COLUMNS = ("id", "question", "context", "answers")
-MAX_CHARACTERS = 1_000_000  # of a context; a longer one would give thousands of windows per question
 SCORES = ("f1", "exact_match")  # the first chooses the best epoch
 ANSWERED = ("has_answer", "no_answer")  # in version 2.0 there are scores of each kind of questions, too
 QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's own code
@@ -26,20 +25,10 @@ QUESTION_TOKENS = 64  # longer questions are truncated, as in BERT's own code
 
 @dataclass(frozen=True)
 class Windows:
-    """How a context is split into overlapping windows, and how an answer is found in them.
+    """How a context is split into overlapping windows of tokens, and how an answer is found in them.
 
-    Args:
-        tokenizer: A fast tokenizer.
-        max_length: Number of tokens of a window, including its question.
-        stride: Number of tokens that consecutive windows share.
-        n_best: Number of starts and of ends that are tried in each window, by their logits.
-        max_answer_length: Maximum number of tokens of an answer.
-        null_threshold: Give no answer if "no answer" scores higher than the best answer by more than this; None:
-            always give an answer.
-
-    Raises:
-        RecipeError: If the tokenizer is not fast, or a window has no room besides the longest question and the tokens
-            shared with the next window.
+    Windows share `stride` tokens. In each, `n_best` starts and ends are tried. There is no answer if that scores
+    higher than the best one by more than `null_threshold`; None: always give an answer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -110,15 +99,10 @@ class Windows:
     def answers(
         self, data: Dataset, windows: Dataset, start_logits: NDArray[np.float32], end_logits: NDArray[np.float32]
     ) -> dict[str, str]:
-        """Return the best answer to each question, by its id.
+        """Return the best answer to each question, by its id, from logits of (windows, tokens).
 
         It is the span with the highest sum of start and end logit in any window. "No answer" has the score of [CLS] in
         the window where that is lowest.
-
-        Args:
-            data: The questions.
-            windows: Their windows, made by `evaluation`.
-            start_logits, end_logits: (windows, tokens).
         """
         spans: dict[str, list[tuple[float, int, int]]] = defaultdict(list)
         null = dict.fromkeys(data["id"], np.inf)
@@ -159,8 +143,6 @@ def check_questions(data: Dataset, name: str) -> None:
         wrong = None
         if question in seen:
             wrong = f"the id {question!r} again"
-        elif len(context) > MAX_CHARACTERS:
-            wrong = f"a context of {len(context):,} characters, of at most {MAX_CHARACTERS:,}"
         elif len(texts) != len(starts):
             wrong = f"{len(texts)} answers and {len(starts)} starts"
         else:
@@ -222,12 +204,9 @@ def f1(prediction: str, answer: str, empty_counts: bool = False) -> float:
 def squad_scores(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Return exact match and F1 as SQuAD's official scripts compute them, in percent over all questions.
 
-    Each question is scored by its best-fitting answer. If any question has no answer, the rules are those of version
-    2.0: the empty text means no answer, and questions with and without an answer are also scored separately.
-
-    Args:
-        predictions: The predicted text of each question, by its id; a missing one counts as wrong.
-        answers: The right texts of each question.
+    Each question is scored by its best-fitting answer; a missing prediction counts as wrong. If any question has no
+    answer, the rules are those of version 2.0: the empty text means no answer, and questions with and without an
+    answer are also scored separately.
     """
     version_2 = not all(answers.values())
     golds = {question: _gold(texts, version_2) for question, texts in answers.items()}

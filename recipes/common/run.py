@@ -1,198 +1,223 @@
-"""A run in its output folder: started, resumed after a crash, found finished, evaluated, pushed to the Hub."""
+"""A run: its output folder, what is in it, and when a command continues it.
+
+This file imports no PyTorch, so that sweep.py and study_table.py start in a moment.
+"""
 
 import csv
 import fcntl
+import json
 import os
 import platform
 import shlex
 import shutil
-import sys
-import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from accelerate import Accelerator, DistributedType
-from accelerate.utils import broadcast_object_list
-from peft.utils import SAFETENSORS_WEIGHTS_NAME
-
-import houlsby_peft
-from common.arguments import LAST, AdapterArguments, EncoderArguments, RecipeTrainingArguments, defaults_of, merge
 from common.edge import RecipeError, log
-from common.model import hub_name
-from common.report import is_houlsby, print_by_class, print_files, push_command, report_end, write_figures
-from common.same_run import (
-    ARGUMENTS_FILE,
-    CONTENT,
-    MOMENT,
-    RESULTS_FILE,
-    describe_content,
-    differences,
-    read_object,
-    write_json,
-)
-from common.scores import without_times
-from common.trainer import COMPLETE, SAVED, TRAIN_SECONDS, Described, RecipeTrainer, last_checkpoint
-from houlsby_peft.hub.card import write_card_of_saved
 
 
-Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
-# How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain.
-EVALUATED = "evaluation_"
+ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
+SAVED = ("adapter", "model")  # the subfolders for the kept weights
+COMPLETE = "complete"  # a file that each checkpoint gets last
+CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
+LAST = "last"  # of --resume_from_checkpoint
+MOMENT = ("epoch", "step", "seconds")  # of the training, at which the scores of an evaluation were computed
+CONTENT = "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
-LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
+# Arguments that do not change what is learned.
+FREE = {
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "report_to"),
+    *("run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "use_cpu", "keep_prefix_gb"),
+    *("do_train", "do_eval", "do_predict", "example", "evaluate", "encoding", "fsdp", "accelerator_config"),
+}
+FREE_BEGINNINGS = (
+    *("hub_", "log_", "logging_", "trackio_", "per_device_eval", "torch_compile", "deepspeed", "fsdp_", "save_"),
+    *("dataloader_num", "dataloader_p", "dataloader_m"),  # but not drop_last and in_order
+)
+# Arguments that name data, whose content is compared instead where it is known; then those that may name a folder.
+OF_DATA, OF_FOLDERS = ("data", "data_dir", "validation_file", "test_file"), ("model_name", "init_adapter")
 # What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
 _RESTORED = ("learning_rate", "weight_decay", "adam_", "optim", "lr_scheduler", "metric_for_best_model", "data of ")
-_LISTED = 3
+_SAMPLED = 1 << 26  # bytes of a file that are read for its fingerprint; of a larger one half of it at either end
+_LISTED = 3  # differences in a message
+_LOCKS: dict[tuple[int, int], int] = {}  # the open lock files of this process, by device and number
 
 
 class Run:
-    """A run and its output folder.
+    """A command's run in its output folder.
 
     The run is finished when there is a results.json, and resumes from the newest complete checkpoint. The same command
     resumes it, or does nothing. Other arguments or data in a folder that holds trained weights are an error, so that
-    no results are lost by accident: see common.same_run for what counts. `--resume_from_checkpoint last` resumes with
+    no results are lost by accident: see `differences` for what counts. `--resume_from_checkpoint last` resumes with
     other arguments, such as more epochs; `--overwrite_output_dir` starts over. One process at a time has a folder.
 
     Args:
-        training: The training arguments, with the final `output_dir`.
-        groups: The other arguments, as dataclasses.
+        arguments: All arguments of the command.
+        defaults: What they are on a command line without flags.
         files: The files of the data, by their splits; none for data from elsewhere.
+        world_size: The number of processes.
 
     Attributes:
         results: The results of a run that is already finished, or None.
-        checkpoint: The folder to resume from, or None.
-        new_test: Whether the finished run is asked for predictions of a test split that it has not predicted.
+        content: The fingerprints of the data and of the folders that the arguments name.
     """
 
     def __init__(
-        self, training: RecipeTrainingArguments, *groups: Any, files: Mapping[str, Path] | None = None
+        self, arguments: dict[str, Any], defaults: Mapping[str, Any], files: Mapping[str, Path], world_size: int
     ) -> None:
-        self.groups, self.folder, self._training = (*groups, training), Path(training.output_dir), training
-        arguments = merge(self.groups)
-        self.content = describe_content(files or {}, arguments)
+        self.folder, self.defaults = Path(arguments["output_dir"]), defaults
+        self.asked, self.starts_over = arguments["resume_from_checkpoint"], arguments["overwrite_output_dir"]
+        self.content = describe_content(files, arguments)
         # The rows per step count, not on how many devices and in how many parts they are computed.
-        parts = arguments.pop("per_device_train_batch_size"), arguments.pop("gradient_accumulation_steps")
-        batch = parts[0] * parts[1] * training.world_size
-        self._arguments = {**arguments, "rows_per_step": batch, CONTENT: self.content}
+        parts = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
+        left_out = ("per_device_train_batch_size", "gradient_accumulation_steps")
+        self.arguments = {name: value for name, value in arguments.items() if name not in left_out}
+        self.arguments |= {"rows_per_step": parts * world_size, CONTENT: self.content}
         self.results: dict[str, Any] | None = None
-        self.checkpoint: str | None = None
-        # Only the main process looks at the folder and tells the others, because it changes from then on.
-        found: list[Any] = [None]
-        if training.process_index == 0:
-            try:
-                found = [self._open_folder()]
-            except (RecipeError, OSError) as error:
-                found = [error]
-        [outcome] = broadcast_object_list(found)
-        if isinstance(outcome, Exception):
-            raise outcome
-        self.results, self.checkpoint = outcome
-        file, recorded = (
-            content.get("test", {}).get("sum") for content in (self.content, (self.results or {}).get(CONTENT, {}))
-        )
-        is_new = file != recorded or (file is None and (self.results or {}).get("test") is None)
-        self.new_test = bool(self.results and training.do_predict and is_new)
+        before, found = read_object(self.folder / ARGUMENTS_FILE), read_object(self.folder / RESULTS_FILE)
+        self.changed = differences(before, self.arguments, defaults) if before else {}
+        self.is_begun = bool(found or checkpoints(self.folder))
+        if self.starts_over or self.asked is not None:
+            return
+        if found and before and not self.changed:
+            log(f"{self.folder} holds this run, finished: nothing is trained.")
+            self.results = found
+        elif self.is_begun and (self.changed or not before):
+            changed = self.changed or {ARGUMENTS_FILE: "is missing"}
+            can_resume = not any(name.startswith(_RESTORED) for name in changed)
+            remedy = ", or --resume_from_checkpoint last to resume with the new arguments" if can_resume else ""
+            raise RecipeError(
+                f"{self.folder} holds a run with other arguments or data: {_list(changed)}. Give another "
+                f"--output_dir, or --overwrite_output_dir to start over{remedy}."
+            )
 
-    def _open_folder(self) -> tuple[dict[str, Any] | None, str | None]:
-        training, folder = self._training, self.folder
-        asked, before = training.resume_from_checkpoint, read_object(folder / ARGUMENTS_FILE)
-        changed = differences(before or {}, self._arguments, defaults_of(self.groups))
-        results = read_object(folder / RESULTS_FILE)
-        if results and before and not changed and not training.overwrite_output_dir and asked is None:
-            log(f"{folder} holds this run, finished: nothing is trained.")
-            return results, None
-        lock(folder)
+    def start(self) -> str | None:
+        """Take the folder for a run that is not finished, and return the checkpoint to resume from, if there is one.
+
+        What a run before it has made is deleted, except for its weights.
+        """
+        lock(self.folder)
         checkpoint: str | None = None
-        if training.overwrite_output_dir:
-            self._delete("checkpoint-*", *MADE)
-        elif asked not in (None, LAST):
-            checkpoint = str(asked)
+        if self.starts_over:
+            for path in checkpoints(self.folder):
+                shutil.rmtree(path)
+        elif self.asked not in (None, LAST):
+            checkpoint = str(self.asked)
             if not Path(checkpoint, COMPLETE).exists():
                 raise RecipeError(
-                    f"--resume_from_checkpoint must be the folder of a complete checkpoint or {LAST!r}, got {asked}."
+                    f"--resume_from_checkpoint must be the folder of a complete checkpoint or {LAST!r}, got "
+                    f"{checkpoint}."
                 )
             source = read_object(Path(checkpoint).parent / ARGUMENTS_FILE)
-            changed = differences(source, self._arguments, defaults_of(self.groups)) if source else {}
-        elif results or any(folder.glob("checkpoint-*/trainer_state.json")):
-            if changed and asked is None:
-                self._refuse(changed if before else {"arguments.json": "is missing"})
-            checkpoint = last_checkpoint(folder)
+            self.changed = differences(source, self.arguments, self.defaults) if source else {}
+        elif self.is_begun:
+            checkpoint = last_checkpoint(self.folder)
             if checkpoint is None:
-                log(f"{folder} has no checkpoint to resume from: the run starts over.")
-        restored = {name: change for name, change in changed.items() if name.startswith(_RESTORED)}
-        if checkpoint and before and restored:
+                log(f"{self.folder} has no checkpoint to resume from: the run starts over.")
+        restored = {name: change for name, change in self.changed.items() if name.startswith(_RESTORED)}
+        if checkpoint and restored:
             raise RecipeError(
                 f"{checkpoint} restores the optimizer, its learning rate and the best score on its data, which must "
                 f"stay the same: {_list(restored)}. Give the old ones, or --overwrite_output_dir to start over."
             )
-        if results:
-            self._delete(*MADE)
-        write_json(folder / ARGUMENTS_FILE, self._arguments)
+        for path in (self.folder / name for name in MADE):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        write_json(self.folder / ARGUMENTS_FILE, self.arguments)
         if checkpoint:
             log(f"Resuming from {checkpoint}.")
-        return None, checkpoint
-
-    def _delete(self, *patterns: str) -> None:
-        for path in [path for pattern in patterns for path in self.folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def _refuse(self, changed: Mapping[str, str]) -> None:
-        can_resume = not any(name.startswith(_RESTORED) for name in changed)
-        remedy = ", or --resume_from_checkpoint last to resume with the new arguments" if can_resume else ""
-        raise RecipeError(
-            f"{self.folder} holds a run with other arguments or data: {_list(changed)}. Give another --output_dir, or "
-            f"--overwrite_output_dir to start over{remedy}."
-        )
+        return checkpoint
 
     @property
-    def saved(self) -> str:
-        """The folder of the adapter or the model that the run has saved."""
-        return str(find_saved(self.folder) or self.folder)
-
-    def add(self, **entries: Any) -> dict[str, Any]:
-        """Add entries to the results.json of a finished run, and return its content."""
-        content = {**(self.results or {}), CONTENT: self.content, **entries}
-        if self._training.process_index == 0:
-            write_json(self.folder / RESULTS_FILE, content)
-        return content
-
-    def finish(
-        self, trainer: RecipeTrainer, example: str | Sequence[str] | None = None, **results: Any
-    ) -> dict[str, Any]:
-        """Write results.json, with which the run is finished, and the adapter's card; report its end.
-
-        Args:
-            trainer: The trainer of the run, which has saved the trained weights.
-            example: A text, or a pair of texts, for which the adapter can predict.
-            results: Further entries of results.json.
-
-        Returns:
-            The content of results.json.
-        """
-        kept = trainer.describe_kept()
-        per_class = None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
-        files = {name: entry for name, entry in self.content.items() if name != "test" or self._training.do_predict}
-        content = describe_run(trainer, self.groups) | results | {"per_class": per_class, CONTENT: files}
-        if self._training.process_index == 0:
-            write_json(self.folder / RESULTS_FILE, content)
-            texts = 1 if example is None or isinstance(example, str) else len(example)
-            write_adapter_card(self.folder / trainer.saved_as, card_example(self._training, texts))
-            report_end(trainer, content, kept, example)
-        return content
+    def has_new_test(self) -> bool:
+        """Whether the test file of the command is not the one that the finished run has predicted."""
+        recorded = (self.results or {}).get(CONTENT, {})
+        return self.content.get("test", {}).get("sum") != recorded.get("test", {}).get("sum")
 
 
-def _list(changed: Mapping[str, str]) -> str:
-    listed = [f"{name} {change}" for name, change in changed.items()]
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    return f"{', '.join(listed[:_LISTED])}{more}"
+def is_free(name: str) -> bool:
+    """Return whether an argument may change between two parts of a run."""
+    return name in FREE or name.startswith(FREE_BEGINNINGS)
 
 
-_LOCKS: dict[tuple[int, int], int] = {}  # the open lock files of this process, by device and number
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """Return what differs between the arguments of two runs and changes what is learned, as "was A, is B" by name.
+
+    A missing argument has its default: another version of a library may know more or fewer of them.
+    """
+    were, are = before.get(CONTENT, {}), now.get(CONTENT, {})
+    known = were.keys() & are.keys()
+    compared = {*known, *(OF_DATA if "train" in known else ())}  # by their content
+    found = {}
+    for name in sorted(now.keys() - {CONTENT} - compared):
+        old = before.get(name, (defaults or {}).get(name))
+        if old != now[name] and not is_free(name):
+            found[name] = f"was {old!r}, is {now[name]!r}"
+    if "train" in known:
+        known |= (were.keys() | are.keys()) - {*OF_FOLDERS}
+    for name in sorted(known - {"test"}):
+        if were.get(name, {}).get("sum") != are.get(name, {}).get("sum"):
+            found[f"{name}'s content" if name in OF_FOLDERS else f"data of {name}"] = "has changed"
+    return found
+
+
+def describe_content(files: Mapping[str, Path], folders: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the paths and the fingerprints of files, and of those of the named folders that exist."""
+    paths = {name: Path(str(value)).expanduser() for name, value in folders.items() if name in OF_FOLDERS and value}
+    existing = {name: path for name, path in {**files, **paths}.items() if path.exists()}
+    return {name: {"path": str(path), "sum": fingerprint(path)} for name, path in existing.items()}
+
+
+def fingerprint(path: Path) -> str:
+    """Return a checksum of a file, or of the names and the content of the files directly in a folder.
+
+    Cards and logs, which change without changing the model, are left out. Of a file of more than 64 MB, both ends are
+    read.
+    """
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    total = 0
+    for file in files:
+        if path.is_file() or file.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
+            total = zlib.crc32(f"{'' if path.is_file() else file.name} {file.stat().st_size}".encode(), total)
+            with file.open("rb") as opened:
+                total = zlib.crc32(opened.read(_SAMPLED // 2), total)
+                opened.seek(max(opened.tell(), file.stat().st_size - _SAMPLED // 2))
+                total = zlib.crc32(opened.read(), total)
+    return f"{total:08x}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder, or -1 if it has another name."""
+    number = checkpoint.name.removeprefix(f"{CHECKPOINT}-")
+    return int(number) if number.isdigit() else -1
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
+    return sorted(folder.glob(f"{CHECKPOINT}-*"), key=step_of, reverse=True)
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """Return the newest complete checkpoint in a folder, or None; report those that are newer."""
+    for path in checkpoints(folder):
+        if (path / COMPLETE).exists():
+            return str(path)
+        log(f"Skipping {path}: it is incomplete.")
+    return None
+
+
+def find_saved(folder: Path) -> Path | None:
+    """Return the adapter or the model that a run has saved in its folder, or None if there is neither."""
+    return next((folder / name for name in SAVED if (folder / name).is_dir()), None)
+
+
+def is_houlsby(folder: Path) -> bool:
+    """Return whether a folder holds a saved Houlsby adapter."""
+    return (read_object(folder / "adapter_config.json") or {}).get("peft_type") == "HOULSBY"
 
 
 def lock(folder: Path) -> None:
@@ -212,71 +237,10 @@ def lock(folder: Path) -> None:
     return None
 
 
-def describe_run(trainer: RecipeTrainer, groups: Iterable[Any]) -> dict[str, Any]:
-    """Return what results.json says of every run.
-
-    That is the seed, the strategy, the scores and the time of training per epoch, the best epoch if its weights were
-    kept, the scores of the weights that were kept, the numbers of parameters, the seconds since the trainer was made,
-    the arguments and their defaults, the command, the hardware, the emissions that CodeCarbon measured, and the
-    versions of Python and the libraries.
-    """
-    training, groups = trainer.args, tuple(groups)
-    epochs = scores_per_epoch(trainer.state.log_history)
-    kept = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
-    scores = {name: score for name, score in kept.items() if name not in MOMENT}
-    weights = Path(training.output_dir, trainer.saved_as, SAFETENSORS_WEIGHTS_NAME)
-    # By which its card and a later push find these results.
-    found = (
-        {"adapter_crc32": zlib.crc32(weights.read_bytes())}
-        if training.should_save and is_houlsby(weights.parent)
-        else {}
-    )
-    return {
-        **found,
-        "seed": training.seed,
-        "strategy": strategy(trainer.accelerator),
-        "epochs": epochs,
-        "chosen_by": training.metric_for_best_model,
-        "best_epoch": None if trainer.best_step is None else kept["epoch"],
-        "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
-        "best_scores": scores,
-        "trainable_parameters": trainer.trainable,
-        "total_parameters": trainer.total,
-        "seconds": round(time.perf_counter() - trainer.start, 1),
-        "versions": {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
-        "arguments": merge(groups),
-        "defaults": defaults_of(groups),
-        "hardware": hardware(),
-        "emissions": emissions(Path(training.output_dir)),
-        "command": command(sys.argv, training.hub_token),
-    }
-
-
-def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
-    """Return an entry per evaluation: epoch, step, seconds of training, and the scores of all validation splits,
-    without "eval_"."""
-    evaluations: dict[float, dict[str, float]] = {}
-    for entry in log_history:
-        scores = without_times({key: value for key, value in entry.items() if key.startswith("eval_")})
-        if scores:
-            moment = {"epoch": entry["epoch"], "step": entry["step"], "seconds": entry[TRAIN_SECONDS]}
-            evaluations.setdefault(entry["step"], moment).update(scores)
-    return list(evaluations.values())
-
-
-def strategy(accelerator: Accelerator) -> dict[str, str | int]:
-    """Return how the run was really distributed; some launches silently do something else than requested."""
-    if accelerator.distributed_type is DistributedType.DEEPSPEED:
-        kind = f"ZeRO-{accelerator.deepspeed_plugin.zero_stage}"
-    elif accelerator.distributed_type is DistributedType.FSDP:
-        kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
-    else:
-        kind = "none" if accelerator.distributed_type is DistributedType.NO else "DDP"
-    return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-
-
 def hardware() -> str:
     """Return the names of this machine's accelerators, or of its processor."""
+    import torch
+
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         return f"{count} x {torch.cuda.get_device_name()}" if count > 1 else torch.cuda.get_device_name()
@@ -288,16 +252,16 @@ def hardware() -> str:
     return f"{next(names, platform.machine())}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def emissions(output_dir: Path) -> float | None:
+def emissions(folder: Path) -> float | None:
     """Return the kilograms of CO2 that CodeCarbon recorded for a run with --report_to codecarbon, or None."""
     try:
-        with (output_dir / "emissions.csv").open(newline="") as file:
+        with (folder / "emissions.csv").open(newline="") as file:
             return float(list(csv.DictReader(file))[-1]["emissions"])
     except (OSError, LookupError, ValueError):  # there is none, or it is damaged
         return None
 
 
-def command(argv: Sequence[str], token: str | None = None) -> str:
+def command_line(argv: Sequence[str], token: str | None = None) -> str:
     """Return the command line of a recipe as others may see it: without the token, and without the folders in absolute
     paths, which often contain a name."""
     script, *words = (word.replace(token, "TOKEN") if token else word for word in argv)
@@ -306,125 +270,29 @@ def command(argv: Sequence[str], token: str | None = None) -> str:
     return shlex.join([*launcher, f"recipes/{Path(script).name}", *words])
 
 
-def find_saved(folder: Path) -> Path | None:
-    """Return the adapter or the model that a run has saved in its folder, or None if there is neither."""
-    method = (read_object(folder / RESULTS_FILE) or {}).get("method", "houlsby")
-    names = SAVED if method in ("houlsby", "lora") else SAVED[::-1]
-    return next((path for name in names if (path := folder / name).is_dir()), None)
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that other processes, also after a kill, see all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished.write_text(text)
+    unfinished.replace(path)
 
 
-def find_evaluated(
-    arguments: EncoderArguments, adapter: AdapterArguments, training: RecipeTrainingArguments
-) -> str | None:
-    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub; None to train.
-
-    The folder of a run stands for what it has saved.
-    """
-    name = arguments.evaluate
-    if name is None and training.do_train:
-        return None
-    of_training = {
-        "--max_train_samples": arguments.max_train_samples,
-        "--init_adapter": adapter.init_adapter,
-        "--push_to_hub": training.push_to_hub,
-        "--resume_from_checkpoint": training.resume_from_checkpoint,
-        "--overwrite_output_dir": training.overwrite_output_dir,
-    }
-    if given := [flag for flag, value in of_training.items() if value]:
-        raise RecipeError(f"An evaluation trains nothing, got {given[0]} as well. Leave out one of them.")
-    folder = Path(name or training.output_dir).expanduser()
-    saved = find_saved(folder)
-    if saved is None and name is None:
-        raise RecipeError(
-            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
-            f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
-        )
-    return str(saved or name)
-
-
-def write_evaluation(
-    training: RecipeTrainingArguments,
-    task: str,
-    saved: str,
-    scores: Mapping[str, Any],
-    kept: Described | None = None,
-    prefix: str = "",
-    **entries: Any,
-) -> dict[str, Any]:
-    """Print the scores of a saved adapter or model in the main process, and write them to evaluation.json.
-
-    Args:
-        training: The training arguments, with the final `output_dir`.
-        task: The task's name.
-        saved: What was scored.
-        scores: The scores of the validation split.
-        kept: What it predicts for one of the splits.
-        prefix: What the names of further files begin with.
-        entries: Further entries of the file, such as the scores of the test split, "test".
-    """
-    per_class = None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
-    content = {"task": task, "evaluated": saved, "scores": dict(scores), "per_class": per_class, **entries}
-    path = Path(training.output_dir, "evaluation.json")
-    if training.process_index == 0:
-        write_json(path, content)
-        for split, of_split in (("validation", scores), ("test", entries.get("test"))):
-            if isinstance(of_split, Mapping):
-                shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
-                print(f"{task}, {saved}, {split}: {shown}")
-        files = {"Scores": str(path)}
-        if kept is not None:
-            print_by_class(kept)
-            files |= write_figures(path.parent, kept, task, prefix)
-        print_files(files)
-    return content
-
-
-def card_example(training: RecipeTrainingArguments, texts: int) -> Example:
-    """Return what --example gives for the card: a text or, for a task of two texts, a pair; or a list of these."""
-    given = training.example or []
-    if len(given) % texts:
-        raise RecipeError(f"--example must give two texts for each pair, got {len(given)}. Add the missing one.")
-    inputs = given if texts == 1 else list(zip(given[::2], given[1::2], strict=True))
-    return inputs[0] if len(inputs) == 1 else inputs or None
-
-
-def write_adapter_card(folder: Path, example: Example) -> None:
-    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
-    if not is_houlsby(folder):
-        return
-    answer = None
+def read_object(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
     try:
-        answer = None if example is None else houlsby_peft.load(folder).predict(example)
-    except (ValueError, OSError) as error:  # the run is finished, whatever its card lacks
-        log(f"The card shows no predictions for --example: {error}")
-    write_card_of_saved(folder, example=example if answer else None, answer=answer)
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
-def plan_push(training: RecipeTrainingArguments, model_name: str, texts: int = 1) -> Callable[..., None]:
-    """Check before the training whether a push to the Hub can succeed. Call it in every process.
+def write_json(path: Path, content: Mapping[str, Any] | Iterable[Any]) -> None:
+    """Write an object as write_atomically does."""
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
 
-    Args:
-        training: The training arguments, with the final `output_dir`.
-        model_name: The value of --model_name.
-        texts: The number of texts of an example, 1 or 2.
 
-    Returns:
-        A function that pushes the adapter and the results in a run's output folder from the main process and prints
-        the address; without --push_to_hub it prints the command that does. Its second argument is the adapter's
-        subfolder.
-    """
-    base_model, example = hub_name(model_name), card_example(training, texts)
-    push = houlsby_peft.plan_push(training, base_model)
-
-    def finish(output_dir: str, adapter: str = "adapter") -> None:
-        if training.process_index:
-            return
-        folder, results = Path(output_dir, adapter), Path(output_dir, RESULTS_FILE)
-        if push is not None:
-            print(f"Pushed: {push(str(folder), results=str(results), example=example)}")
-        elif is_houlsby(folder):
-            name = training.hub_model_id or Path(output_dir).resolve().name
-            shown = push_command(folder, name, results, base_model, training.hub_private_repo, example)
-            print(f"{'Share:':<18}{shown or 'its base model must be on the Hub, see docs/hub.md'}")
-
-    return finish
+def _list(changed: Mapping[str, str]) -> str:
+    listed = [f"{name} {change}" for name, change in changed.items()]
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    return f"{', '.join(listed[:_LISTED])}{more}"

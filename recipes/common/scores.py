@@ -1,7 +1,8 @@
-"""Scores as they are shown: rounded, without the Trainer's times, and class by class."""
+"""Scores: how they are computed, class by class, and GLUE's columns and averages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from sklearn.metrics import (
     confusion_matrix,
     f1_score,
     matthews_corrcoef,
-    precision_recall_curve,
     precision_recall_fscore_support,
 )
 
@@ -23,9 +23,7 @@ from common.edge import RecipeError
 
 
 MAX_LISTED = 40  # classes in a printed table
-_FEWEST = 5  # examples with and without a class, from which its threshold is chosen
 _MAX_NAME = 30  # characters of a class in a printed table
-_TIMES = ("runtime", "_per_second", "model_preparation_time")
 Score = Callable[[NDArray[np.float64], NDArray[np.float64]], float]
 
 
@@ -49,19 +47,63 @@ SCORES: dict[str, Score] = {
 }
 
 
-def check_finite(outputs: NDArray[np.float32]) -> None:
-    """Raise RecipeError if a model's outputs are not all finite."""
-    if not np.isfinite(outputs).all():
-        raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
+# The scores that GLUE's server averages for each task, by the recipe's names; the papers' score first.
+GLUE_TASKS = {
+    "cola": ("matthews_correlation",),
+    "sst2": ("accuracy",),
+    "mrpc": ("f1", "accuracy"),
+    "stsb": ("spearmanr", "pearson"),
+    "qqp": ("f1", "accuracy"),
+    "mnli": ("matched_accuracy", "mismatched_accuracy"),
+    "qnli": ("accuracy",),
+    "rte": ("accuracy",),
+    "wnli": ("accuracy",),
+}
+# The papers' nine columns.
+COLUMNS = {
+    "CoLA": ("cola", "matthews_correlation"),
+    "SST-2": ("sst2", "accuracy"),
+    "MRPC": ("mrpc", "f1"),
+    "STS-B": ("stsb", "spearmanr"),
+    "QQP": ("qqp", "f1"),
+    "MNLI-m": ("mnli", "matched_accuracy"),
+    "MNLI-mm": ("mnli", "mismatched_accuracy"),
+    "QNLI": ("qnli", "accuracy"),
+    "RTE": ("rte", "accuracy"),
+}
+WNLI = {"WNLI": ("wnli", "accuracy")}
+# Houlsby et al. 2019 (arXiv 1902.00751), table 1: test scores of BERT-large, in percent, in the order of COLUMNS.
+HOULSBY = {
+    "Houlsby et al. 2019, BERT-large: full": (60.5, 94.9, 89.3, 87.6, 72.1, 86.7, 85.9, 91.1, 70.1),
+    "Houlsby et al. 2019, BERT-large: r 8-256": (59.5, 94.0, 89.5, 86.9, 71.8, 84.9, 85.1, 90.7, 71.5),
+    "Houlsby et al. 2019, BERT-large: r 64": (56.9, 94.2, 89.6, 87.3, 71.8, 85.3, 84.6, 91.4, 68.8),
+}
+_NAMES = {
+    **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},
+    "mnli": "MNLI", "squad": "SQuAD", "minimal_pairs": "generated sentences",
+    "matthews_correlation": "Matthews correlation", "f1": "F1", "exact_match": "exact match", "spearmanr":
+    "Spearman correlation", "pearson": "Pearson correlation", "matched_accuracy": "accuracy (matched)",
+    "mismatched_accuracy": "accuracy (mismatched)", "loss": "loss",
+}  # fmt: skip
+
+ByTask = Mapping[str, Mapping[str, float]]  # such as {"mrpc": {"f1": 89.5, "accuracy": 85.3}}
 
 
-def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the times."""
-    return {
-        key.removeprefix("eval_"): value
-        for key, value in metrics.items()
-        if key != "epoch" and not key.endswith(_TIMES)
-    }
+def proper_name(name: str) -> str:
+    """Return the name of a task or a score as it is printed: "CoLA" for "cola", "F1" for "f1"."""
+    return _NAMES.get(name, name.replace("crowdflower", "CF").replace("_", " "))
+
+
+def mean_of_nine(scores: ByTask) -> float | None:
+    """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one is missing."""
+    values = [scores.get(task, {}).get(name) for task, name in COLUMNS.values()]
+    return None if None in values else mean(values)
+
+
+def server_average(scores: ByTask) -> float | None:
+    """Return the average of GLUE's server: the mean over nine tasks, with WNLI, of the mean of each task's scores."""
+    values = [[scores.get(task, {}).get(name) for name in names] for task, names in GLUE_TASKS.items()]
+    return None if any(None in task for task in values) else mean(mean(task) for task in values)
 
 
 def format_scores(scores: Mapping[str, float]) -> str:
@@ -69,17 +111,23 @@ def format_scores(scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
 
 
+def defused(value: Any) -> Any:
+    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an apostrophe before it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def check_finite(outputs: NDArray[np.float32]) -> None:
+    """Raise RecipeError if a model's outputs are not all finite."""
+    if not np.isfinite(outputs).all():
+        raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
+
+
 @dataclass(frozen=True)
 class ClassScores:
-    """What a model has predicted for examples of known classes.
+    """What a model has predicted for examples of known classes, as class numbers, or a 0 or 1 for each class.
 
-    Attributes:
-        expected, predicted: Class numbers: (examples,), or for several labels per example a 0 or 1 for each class,
-            (examples, classes).
-        names: The names of the classes by number.
-        scored: The number of classes, counted from the first, that have scores. Others are in the confusion matrix
-            only.
-        confidence: The probability of each predicted class, (examples,), if each example has one class.
+    The first `scored` classes have scores; others are in the confusion matrix only. `confidence` is the probability of
+    each predicted class, if each example has one class.
     """
 
     expected: NDArray[np.int64]
@@ -159,11 +207,7 @@ class ClassScores:
 
 @dataclass(frozen=True)
 class ValueScores:
-    """What a model has predicted for examples with a score.
-
-    Attributes:
-        expected, predicted: The scores, (examples,).
-    """
+    """What a model has predicted for examples with a score."""
 
     expected: NDArray[np.float64]
     predicted: NDArray[np.float64]
@@ -172,32 +216,8 @@ class ValueScores:
         """A score has no classes."""
 
 
-def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:
-    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays are (examples,
-    classes)."""
-    chosen = []
-    for scores, expected in zip(probabilities.T, labels.T, strict=True):
-        if not _FEWEST <= expected.sum() <= len(expected) - _FEWEST:
-            chosen.append(0.5)
-            continue
-        precision, recall, thresholds = precision_recall_curve(expected, scores)
-        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-        best = int(f1[:-1].argmax())
-        # In the middle of the gap below the least score that is still given.
-        below = thresholds[best - 1] if best else 0.0
-        chosen.append(round(float(thresholds[best] + below) / 2, 4))
-    return chosen
-
-
 def score_classes(outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]) -> ClassScores:
-    """Return what a classifier has predicted.
-
-    Args:
-        outputs: The logits, (examples, classes).
-        labels: Class numbers, (examples,), or for several labels per example a 0 or 1 for each class,
-            (examples, classes).
-        names: The names of the classes by number.
-    """
+    """Return what a classifier has predicted, from its logits, (examples, classes)."""
     several = np.ndim(labels) == 2
     predicted = outputs > 0 if several else outputs.argmax(-1)
     confidence = None if several else softmax(outputs.astype(np.float64), axis=-1).max(-1)

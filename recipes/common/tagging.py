@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import CHARACTERS_PER_TOKEN, columns_of, find_column, locate
+from common.data import columns_of, find_column, locate
 from common.edge import RecipeError
 from common.labels import MULTI, find_labels, label_texts
 from common.scores import ClassScores, check_finite
@@ -44,18 +44,11 @@ class TaggingTask(Task):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """The scores of an evaluation; the first chooses the best epoch."""
         return ("f1", "precision", "recall", "accuracy", "loss") if self.are_entities else ("accuracy", "loss")
 
     @property
     def head(self) -> dict[str, Any]:
-        """The fields that describe the head."""
         return {"id2label": dict(enumerate(self.labels))}
-
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """What the adapter records."""
-        return {"task_type": self.task_type, **self.head}
 
     @property
     def example(self) -> str:
@@ -63,11 +56,9 @@ class TaggingTask(Task):
         return " ".join(self.splits["validation"][0]["words"])
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return the sentences as word pieces."""
         return tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, max_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """Return what makes a batch of sentences."""
         return DataCollatorForTokenClassification(tokenizer)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
@@ -157,8 +148,7 @@ def tokenize_words(
     for words, tags in sentences:
         if not words:
             continue
-        cut = [word[: max_length * CHARACTERS_PER_TOKEN] for word in words]
-        text = " ".join(cut)
+        text = " ".join(words)
         tokens = tokenizer(
             text,
             truncation=True,
@@ -166,7 +156,7 @@ def tokenize_words(
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        ends = [*accumulate(len(word) + 1 for word in cut)]  # each with the blank after the word
+        ends = [*accumulate(len(word) + 1 for word in words)]  # each with the blank after the word
         previous = None
         for row in range(len(tokens["input_ids"])):
             labels = []

@@ -1,14 +1,20 @@
-"""What every task is: its texts, labels and scores; and the loop that trains or scores any of them."""
+"""What every task is: texts, labels and scores; and the one way in which any of them is trained or scored."""
 
+import sys
+import time
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
 from numpy.typing import NDArray
+from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -18,14 +24,37 @@ from transformers import (
     set_seed,
 )
 
-from common.arguments import AdapterArguments, DataArguments, MethodArguments, RecipeTrainingArguments
-from common.data import describe_data, find_files, load_splits, tokenize, with_validation, without_known
-from common.edge import log
-from common.model import Saved, adapt, load_model
-from common.run import Run, write_evaluation
-from common.same_run import CONTENT, describe_content
-from common.scores import ClassScores, ValueScores, score_classes, without_times
-from common.trainer import RecipeTrainer
+import houlsby_peft
+from common.arguments import (
+    Command,
+    RecipeTrainingArguments,
+    defaults_of,
+    merge,
+)
+from common.data import describe_data, tokenize
+from common.edge import RecipeError, log
+from common.model import Saved, adapt, hub_name, load_model, load_saved, on_main, settle
+from common.run import (
+    CONTENT,
+    MOMENT,
+    RESULTS_FILE,
+    Run,
+    command_line,
+    emissions,
+    find_saved,
+    hardware,
+    is_houlsby,
+    write_json,
+)
+from common.scores import ClassScores, ValueScores, score_classes
+from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
+from houlsby_peft.hub.card import write_card_of_saved
+
+
+Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
+# How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain.
+EVALUATED = "evaluation_"
+LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 
 
 @dataclass(kw_only=True)
@@ -41,6 +70,7 @@ class Task(ABC):
         auto_class: The model with the task's head.
         task_type: PEFT's name for the kind of task.
         trainer_class: The trainer.
+        predictions: The file or folder in the output folder into which `predict_test` writes, if there is one.
     """
 
     name: str
@@ -52,6 +82,7 @@ class Task(ABC):
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification
     task_type: ClassVar[str] = "SEQ_CLS"
     trainer_class: ClassVar[type[RecipeTrainer]] = RecipeTrainer
+    predictions: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -71,13 +102,31 @@ class Task(ABC):
     @property
     def recorded(self) -> dict[str, Any]:
         """What the adapter's configuration and record say of the task."""
-        return {"task_type": self.task_type, "text_columns": self.text_columns, **self.head}
+        return {"task_type": self.task_type, "text_columns": self.text_columns or None, **self.head}
 
     @property
-    def example(self) -> str | list[str]:
+    def example(self) -> str | list[str] | None:
         """A text or a pair of texts, for which the end of a run shows how to predict."""
-        split = self.splits.get("validation", self.splits["train"])
-        return [split[0][column] for column in self.text_columns]
+        split = self.splits.get("validation", self.splits.get("train"))
+        return None if split is None else [split[0][column] for column in self.text_columns]
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is something to predict after the training."""
+        return "test" in self.splits
+
+    @classmethod
+    def has_predicted(cls, run: Run) -> bool:
+        """Return whether a finished run has predicted the test split, as far as can be told without the data."""
+        if cls.predictions is None:
+            return (run.results or {}).get("test") is not None
+        return (run.folder / cls.predictions).exists()
+
+    def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the encoder with a new head for this task, and make trainable what the method trains."""
+        arguments, method, adapter, training = command
+        model, tokenizer = self.load_model(arguments.model_name, method.base_dtype)
+        return adapt(model, method, adapter, training, arguments.max_length, **self.recorded), tokenizer
 
     def load_model(self, name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with a head for this task, which is new unless the checkpoint has one of this size."""
@@ -118,125 +167,253 @@ class Task(ABC):
             eval_dataset=self.validation(self.data),
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
-            compute_metrics=self.score,
             describe=self.describe if self.labels else None,
-            **options,
+            **{"compute_metrics": self.score, **options},
         )
 
     def validation(self, data: Mapping[str, Dataset]) -> Dataset | dict[str, Dataset] | None:
         """Return the validation split, or several by their names."""
         return data.get("validation")
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, float] | None:
-        """Predict the test split, if there is one and --do_predict asks for it; return its scores if it has labels."""
+    def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
+        """Return the scores of the validation split."""
+        return without_times(trainer.evaluate())
+
+    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, Any] | None:
+        """Predict the test split, if there is one and --do_predict asks for it; return its scores if it has labels.
+
+        The names of files with predictions begin with `prefix`.
+        """
         if "test" not in self.data or not trainer.args.do_predict:
             return None
         return self.score(trainer.predict(self.data["test"]))
 
+    def describe_data(self, arguments: Any) -> dict[str, Any]:
+        """Return what results.json says of the data."""
+        return describe_data(self.name, arguments.data, arguments.data_config, self.splits)
 
-def train(
-    task: Task,
-    run: Run,
-    arguments: DataArguments,
-    method: MethodArguments,
-    adapter: AdapterArguments,
-    training: RecipeTrainingArguments,
-    **entries: Any,
+    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
+        """Return further entries of results.json."""
+        return {}
+
+
+def run_task(
+    kind: type[Task],
+    load: Callable[[Saved | None], Task],
+    command: Command,
+    files: Mapping[str, Path],
+    labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Train a task as glue.py does: load the encoder, adapt it, train, save the best epoch, predict, finish the run.
+    """Train a task, or resume it, or score what is saved, as the command line says; push the adapter if asked to.
 
     Args:
-        task: The task, with its data.
-        run: The run, which is not finished.
-        arguments, method, adapter, training: The groups of the command line.
-        entries: Further entries of results.json.
+        kind: The class of the task.
+        load: Load the task with its data: those to train on, or those on which something saved is scored.
+        command: The command line.
+        files: The files of the data, by their splits; none for data from elsewhere.
+        labels: The labels that a saved adapter must have; default: any.
 
     Returns:
-        The content of results.json.
+        The content of results.json, or of evaluation.json.
     """
-    set_seed(training.seed)  # before the first weights of head and adapter are drawn
+    arguments, method, adapter, training = command
+
+    def load_again(name: str) -> Saved:
+        return load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
+
+    name = find_evaluated(command)
+    if name is not None:
+        saved = load_again(name)
+        return evaluate(load(saved), saved, command)
+    push = houlsby_peft.plan_push(training, hub_name(arguments.model_name))  # before anything is trained
+    command = command._replace(method=settle(method, adapter, training, arguments.model_name))
+    run = on_main(training, lambda: Run(merge(command), defaults_of(command), files, training.world_size))
+    results = run.results
+    asks = getattr(arguments, "predict", training.do_predict)  # glue.py has a flag of its own
+    if results is None:
+        results = train(load(None), run, command)
+    elif asks and (run.has_new_test or not kind.has_predicted(run)):
+        task = load(None)
+        task.splits.pop("train", None)
+        if task.has_test:
+            saved = load_again(str(find_saved(run.folder)))
+            trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
+            results = {**results, CONTENT: run.content, "test": task.predict_test(trainer)}
+            if training.process_index == 0:
+                write_json(run.folder / RESULTS_FILE, results)
+    share(push, training, arguments.model_name, card_example(training, len(results.get("text_columns") or "1")))
+    return results
+
+
+def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
+    """Load the encoder, adapt it, train, save the best epoch, predict and report; return results.json's content."""
+    arguments, method, _, training = command
+    card_example(training, max(1, len(task.text_columns)))  # checked before the training
     training.choose_by(task.scores)
-    model, tokenizer = task.load_model(arguments.model_name, method.base_dtype)
-    model = adapt(model, method, adapter, training, arguments.max_length, **task.recorded)
+    if training.label_smoothing_factor and (len(task.labels) < 2 or task.problem_type == "multi_label_classification"):
+        raise RecipeError("--label_smoothing_factor is for one class per text or word. Leave it out.")
+    checkpoint = on_main(training, run.start)
+    set_seed(training.seed)  # before the first weights of head and adapter are drawn
+    model, tokenizer = task.prepare(command)
     trainer = task.make_trainer(model, tokenizer, arguments.max_length, training)
-    trainer.train(run.checkpoint)
+    trainer.train(checkpoint)
     trainer.save_trained()  # the best epoch's weights: load_best_model_at_end has restored them
-    return run.finish(
-        trainer,
-        example=task.example,
-        method=method.method,
-        task=task.name,
-        model=arguments.model_name,
-        dataset=describe_data(task.name, arguments.data, arguments.data_config, task.splits),
-        **({"labels": task.labels, "problem_type": task.problem_type} if task.labels else {}),
-        test=task.predict_test(trainer),
-        **entries,
-    )
 
-
-def evaluate(
-    task: Task, saved: Saved, arguments: DataArguments, training: RecipeTrainingArguments, prefix: str
-) -> dict[str, Any]:
-    """Score what a run has saved on the task's validation split, predict the test split, and return the content of
-    evaluation.json. The names of files with predictions begin with `prefix`."""
-    trainer = task.make_trainer(saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training)
-    scores = without_times(trainer.evaluate())
-    dataset = describe_data(task.name, arguments.data, arguments.data_config, task.splits)
-    test = task.predict_test(trainer, prefix)
+    test = task.predict_test(trainer)
     kept = trainer.describe_kept()
-    return write_evaluation(
-        training, task.name, saved.name, scores, kept, prefix, dataset=dataset, labels=task.labels, test=test
-    )
+    content = describe_run(trainer, command) | {
+        "method": method.method,
+        "task": task.name,
+        "model": arguments.model_name,
+        "dataset": task.describe_data(arguments),
+        "text_columns": task.text_columns,
+        **({"labels": task.labels, "problem_type": task.problem_type} if task.labels else {}),
+        "test": test,
+        "per_class": describe_classes(kept),
+        CONTENT: {name: file for name, file in run.content.items() if name != "test" or training.do_predict},
+        **task.entries(trainer),
+    }
+    if training.process_index == 0:
+        from common.figures import report_end  # only now, as the import takes a second
+
+        write_json(run.folder / RESULTS_FILE, content)
+        write_adapter_card(run.folder / trainer.saved_as, card_example(training, max(1, len(task.text_columns))))
+        report_end(trainer, content, kept, task.example)
+    return content
 
 
-def files_of(arguments: DataArguments) -> dict[str, Path]:
-    """Return the files of a data set, by their splits; none for data on the Hub."""
-    return find_files(arguments.data, validation=arguments.validation_file, test=arguments.test_file)
+def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
+    """Score what a run has saved on the validation split, predict the test split, and write evaluation.json."""
+    arguments, _, _, training = command
+    training.choose_by(task.scores)
+    trainer = task.make_trainer(saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training)
+    scores = task.evaluate(trainer)
+    test = task.predict_test(trainer, EVALUATED)
+    kept = trainer.describe_kept()
+    path = Path(training.output_dir, "evaluation.json")
+    content = {
+        "task": task.name,
+        "evaluated": saved.name,
+        "scores": scores,
+        "per_class": describe_classes(kept),
+        "dataset": task.describe_data(arguments),
+        "labels": task.labels,
+        "test": test,
+    }
+    if training.process_index == 0:
+        from common.figures import print_by_class, print_files, write_figures
+
+        write_json(path, content)
+        for split, of_split in (("validation", scores), ("test", test)):
+            if of_split:
+                shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
+                print(f"{task.name}, {saved.name}, {split}: {shown}")
+        files = {"Scores": str(path)}
+        if kept is not None:
+            print_by_class(kept)
+            files |= write_figures(path.parent, kept, task.name, EVALUATED)
+        print_files(files)
+    return content
 
 
-def load_data(arguments: DataArguments, training: RecipeTrainingArguments) -> dict[str, Dataset]:
-    """Load the splits of a data set."""
-    with training.main_process_first():
-        return load_splits(
-            arguments.data, arguments.data_config, arguments.encoding, validation=arguments.validation_file,
-            test=arguments.test_file,
-        )  # fmt: skip
+def describe_classes(kept: Described | None) -> dict[str, Any] | None:
+    """Return the scores of each class, and the split that they are of."""
+    return None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
 
 
-def split_to_score(
-    splits: dict[str, Dataset],
-    arguments: DataArguments,
-    saved: Saved,
-    labels: Sequence[Any] | None = None,
-    text_columns: Sequence[str] = (),
-) -> dict[str, Dataset]:
-    """Return the splits with the validation split on which a saved adapter or model is scored, without "train".
+def describe_run(trainer: RecipeTrainer, groups: Sequence[Any]) -> dict[str, Any]:
+    """Return what results.json says of every run, whatever its task."""
+    training = trainer.args
+    epochs = scores_per_epoch(trainer.state.log_history)
+    kept = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
+    scores = {name: score for name, score in kept.items() if name not in MOMENT}
+    weights = Path(training.output_dir, trainer.saved_as, SAFETENSORS_WEIGHTS_NAME)
+    is_adapter = training.should_save and is_houlsby(weights.parent)
+    return {
+        # By which its card and a later push find these results.
+        **({"adapter_crc32": zlib.crc32(weights.read_bytes())} if is_adapter else {}),
+        "seed": training.seed,
+        "strategy": trainer.strategy,
+        "epochs": epochs,
+        "chosen_by": training.metric_for_best_model,
+        "best_epoch": None if trainer.best_step is None else kept["epoch"],
+        "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
+        "best_scores": scores,
+        "trainable_parameters": trainer.trainable,
+        "total_parameters": trainer.total,
+        "seconds": round(time.perf_counter() - trainer.start, 1),
+        "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
+        "arguments": merge(groups),
+        "defaults": defaults_of(groups),
+        "hardware": hardware(),
+        "emissions": emissions(Path(training.output_dir)),
+        "command": command_line(sys.argv, training.hub_token),
+    }
 
-    Data without a validation split are scored whole, unless the run was trained on them: then it is scored on the
-    examples that it has left out of the training.
 
-    Args:
-        splits: The splits.
-        arguments: Where they come from.
-        saved: What is scored.
-        labels: As for with_validation.
-        text_columns: As for without_known, for a run that has left such examples out.
+def find_evaluated(command: Command) -> str | None:
+    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub; None to train.
+
+    The folder of a run stands for what it has saved.
     """
-    splits = dict(splits)
-    if "validation" not in splits:
-        before = saved.results.get("arguments", {})
-        now, then = (content.get("train", {}).get("sum") for content in (
-            describe_content(files_of(arguments), {}), saved.results.get(CONTENT, {})
-        ))  # fmt: skip
-        was_trained_on = now == then if now and then else before.get("data") == arguments.data
-        was_split = "validation" in saved.results.get("dataset", {}).get("rows", {})
-        if was_trained_on and was_split and not before.get("validation_file"):
-            splits = with_validation(splits, labels)
-            if before.get("keep_repeated") is False:
-                splits = without_known(splits, text_columns)
-        else:
-            if was_trained_on:
-                log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
-            splits["validation"] = splits["train"]
-    splits.pop("train")
-    return splits
+    arguments, _, adapter, training = command
+    name = arguments.evaluate
+    if name is None and training.do_train:
+        return None
+    of_training = {
+        "--max_train_samples": arguments.max_train_samples,
+        "--init_adapter": adapter.init_adapter,
+        "--push_to_hub": training.push_to_hub,
+        "--resume_from_checkpoint": training.resume_from_checkpoint,
+        "--overwrite_output_dir": training.overwrite_output_dir,
+    }
+    if given := [flag for flag, value in of_training.items() if value]:
+        raise RecipeError(f"An evaluation trains nothing, got {given[0]} as well. Leave out one of them.")
+    folder = Path(name or training.output_dir).expanduser()
+    saved = find_saved(folder)
+    if saved is None and name is None:
+        raise RecipeError(
+            "Without --do_train, --do_eval and --do_predict score what the run in --output_dir has saved, and "
+            f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
+        )
+    return str(saved or name)
+
+
+def card_example(training: RecipeTrainingArguments, texts: int) -> Example:
+    """Return what --example gives for the card: a text or, for a task of two texts, a pair; or a list of these."""
+    given = training.example or []
+    if len(given) % texts:
+        raise RecipeError(f"--example must give two texts for each pair, got {len(given)}. Add the missing one.")
+    inputs = given if texts == 1 else list(zip(given[::2], given[1::2], strict=True))
+    return inputs[0] if len(inputs) == 1 else inputs or None
+
+
+def write_adapter_card(folder: Path, example: Example) -> None:
+    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
+    if not is_houlsby(folder):
+        return
+    answer = None
+    try:
+        answer = None if example is None else houlsby_peft.load(folder).predict(example)
+    except (ValueError, OSError) as error:  # the run is finished, whatever its card lacks
+        log(f"The card shows no predictions for --example: {error}")
+    write_card_of_saved(folder, example=example if answer else None, answer=answer)
+
+
+def share(
+    push: Callable[..., str] | None,
+    training: RecipeTrainingArguments,
+    model_name: str,
+    example: Example,
+    adapter: str = "adapter",
+) -> None:
+    """Push the adapter and the results of a run, and print the address; without --push_to_hub, print the command."""
+    folder, results = Path(training.output_dir, adapter), Path(training.output_dir, RESULTS_FILE)
+    if training.process_index == 0 and push is not None:
+        print(f"Pushed: {push(str(folder), results=str(results), example=example)}")
+    elif training.process_index == 0 and is_houlsby(folder):
+        from common.figures import push_command
+
+        name, base = training.hub_model_id or Path(training.output_dir).resolve().name, hub_name(model_name)
+        shown = push_command(folder, name, results, base, training.hub_private_repo, example)
+        print(f"{'Share:':<18}{shown or 'its base model must be on the Hub, see docs/hub.md'}")

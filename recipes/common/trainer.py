@@ -3,13 +3,14 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import DistributedType
 from numpy.typing import NDArray
 from peft import PeftModel
 from torch import nn
@@ -30,29 +31,35 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
 
 from common.edge import RecipeError, log
-from common.scores import ClassScores, ValueScores, format_scores, without_times
+from common.run import COMPLETE, SAVED, step_of
+from common.scores import format_scores
 from houlsby_peft import AdapterDrop
 
 
 TRAIN_SECONDS = "train_seconds"
-SAVED = ("adapter", "model")  # the subfolders for the kept weights
-COMPLETE = "complete"  # a file that each checkpoint gets last
 _SECONDS = 60  # from one line about the loss to the next, where there is no bar
+_TIMES = ("runtime", "_per_second", "model_preparation_time")
 
 
-def step_of(checkpoint: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, or -1 if it has another name."""
-    number = checkpoint.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
-    return int(number) if number.isdigit() else -1
+def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the times."""
+    return {
+        key.removeprefix("eval_"): value
+        for key, value in metrics.items()
+        if key != "epoch" and not key.endswith(_TIMES)
+    }
 
 
-def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest complete checkpoint in a folder, or None; report those that are newer."""
-    for path in sorted(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), key=step_of, reverse=True):
-        if (path / COMPLETE).exists():
-            return str(path)
-        log(f"Skipping {path}: it is incomplete.")
-    return None
+def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
+    """Return an entry per evaluation: epoch, step, seconds of training, and the scores of all validation splits,
+    without "eval_"."""
+    evaluations: dict[float, dict[str, float]] = {}
+    for entry in log_history:
+        scores = without_times({key: value for key, value in entry.items() if key.startswith("eval_")})
+        if scores:
+            moment = {"epoch": entry["epoch"], "step": entry["step"], "seconds": entry[TRAIN_SECONDS]}
+            evaluations.setdefault(entry["step"], moment).update(scores)
+    return list(evaluations.values())
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Described:
 
     split: str
     data: Any
-    scores: ClassScores | ValueScores
+    scores: Any
 
 
 class RecipeTrainer(Trainer):
@@ -90,7 +97,7 @@ class RecipeTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        describe: Callable[[NDArray[np.float32], NDArray[Any]], ClassScores | ValueScores] | None = None,
+        describe: Callable[[NDArray[np.float32], NDArray[Any]], Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -136,6 +143,17 @@ class RecipeTrainer(Trainer):
     def kept_step(self) -> int:
         """The step whose weights the model has after training."""
         return self.state.global_step if self.best_step is None else self.best_step
+
+    @property
+    def strategy(self) -> dict[str, str | int]:
+        """How the run is really distributed; some launches silently do something else than requested."""
+        accelerator = self.accelerator
+        kind = "none" if accelerator.distributed_type is DistributedType.NO else "DDP"
+        if accelerator.distributed_type is DistributedType.DEEPSPEED:
+            kind = f"ZeRO-{accelerator.deepspeed_plugin.zero_stage}"
+        elif accelerator.distributed_type is DistributedType.FSDP:
+            kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
+        return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Take a step as Trainer.training_step does."""
@@ -293,6 +311,8 @@ class Progress(ProgressCallback):
     def __init__(self) -> None:
         super().__init__()
         self._shown: dict[str, float] = {}
+        self._losses: list[tuple[int, float]] = []  # since the last evaluation: the step of a log, and the mean loss
+        self._evaluated = 0
         self._last_line = time.monotonic()
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -302,7 +322,7 @@ class Progress(ProgressCallback):
             self.training_bar = tqdm(
                 total=state.max_steps, initial=state.global_step, dynamic_ncols=True, disable=is_off
             )
-        self.current_step = state.global_step
+        self.current_step = self._evaluated = state.global_step
 
     def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the Trainer log the loss of an epoch that has fewer steps than --logging_steps."""
@@ -314,6 +334,7 @@ class Progress(ProgressCallback):
         if "loss" not in logs or self.training_bar is None:
             return
         self._shown["loss"] = logs["loss"]
+        self._losses.append((state.global_step, logs["loss"]))
         self.training_bar.set_postfix_str(format_scores(self._shown))
         if self.training_bar.disable and time.monotonic() - self._last_line > _SECONDS:
             self._last_line = time.monotonic()
@@ -332,7 +353,11 @@ class Progress(ProgressCallback):
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
         if state.epoch is not None and float(state.epoch).is_integer():
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
-        loss = {"loss": self._shown["loss"]} if "loss" in self._shown else {}
+        loss = {}
+        if self._losses:  # each is a mean over the steps since the one before
+            steps = np.diff([self._evaluated, *(step for step, _ in self._losses)])
+            loss["loss"] = float(np.average([mean for _, mean in self._losses], weights=steps))
+            self._evaluated, self._losses = self._losses[-1][0], []
         scores = without_times(kwargs["metrics"])
         named = {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
         tqdm.write(f"{moment}: {format_scores({**loss, **named})}", file=sys.stdout)

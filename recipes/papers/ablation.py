@@ -19,7 +19,7 @@ from transformers import EvalPrediction
 
 from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from houlsby_peft import ablate, prune
 from papers.drawing import write_lines
 from papers.runs import FinishedRun, load_run

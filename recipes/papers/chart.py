@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from common.figures import PAGE, plt
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.drawing import legend, seeds_of, styles
 from papers.results import Row, columns
 

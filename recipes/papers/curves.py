@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import MOMENT, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.drawing import draw_line, legend, panels, seeds_of, styles
 from papers.results import MeanAndError, Results, Row, arrange, finished, in_percent, mean_and_error
 from sweeping.runs import CHOICES, CHOSEN

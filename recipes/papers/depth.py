@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from common.figures import COLUMN, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from houlsby_peft import ablate
 from papers.ablation import score
 from papers.drawing import draw_line, legend, panels, styles, write_lines

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.drawing import draw_line, legend, panels, seeds_of, styles, write_lines
 from papers.numbers import SIZES
 from papers.results import Row, arrange, columns, finished

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.glue_report import COLUMNS, HOULSBY
+from common.scores import COLUMNS, HOULSBY
 
 
 @dataclass(frozen=True)

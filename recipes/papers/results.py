@@ -10,8 +10,8 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from common.edge import RecipeError
-from common.glue_report import COLUMNS, GLUE_TASKS, WNLI, proper_name
-from common.same_run import is_free, write_atomically
+from common.run import is_free, write_atomically
+from common.scores import COLUMNS, GLUE_TASKS, WNLI, proper_name
 from papers.additional import counted_once
 from sweeping.runs import MEANT_FOR, choose
 

@@ -28,7 +28,7 @@ from common.arguments import looks_like_a_path
 from common.data import sample
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, PAGE, plt, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.drawing import draw_line, styles, write_lines
 from papers.pwws import Probabilities, pwws
 from papers.runs import FinishedRun, load_run

@@ -15,10 +15,10 @@ from transformers import DataCollatorWithPadding, PreTrainedModel, PreTrainedTok
 
 from common.data import sample
 from common.edge import RecipeError
-from common.glue_report import proper_name
 from common.glue_tasks import TASKS, GlueTask
 from common.model import load_saved
 from common.run import find_saved
+from common.scores import proper_name
 
 
 @dataclass(frozen=True)

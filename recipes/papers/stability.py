@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from common.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.drawing import draw_boxes, legend, panels, seeds_of, write_lines
 from papers.gradients import FILE
 from papers.results import Results, best_cell, finished, in_percent, score_percent

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from common.glue_report import COLUMNS, GLUE_TASKS, mean_of_nine, proper_name, server_average
+from common.scores import COLUMNS, GLUE_TASKS, mean_of_nine, proper_name, server_average
 from papers.additional import PAPER, PAPER_COLUMNS, PRINTED, TOTAL_SIZES, TRAINED, counted_once
 from papers.numbers import PAPER_ROWS, SECOND_COLUMNS, SECOND_ROWS, SQUAD
 from papers.results import (

@@ -19,7 +19,7 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
-from common.glue_report import proper_name
+from common.scores import proper_name
 from papers.additional import counted_once
 from papers.drawing import draw_band, legend, panels, seeds_of, styles, write_lines
 from papers.results import Row, arrange, columns, finished, mean_and_error

@@ -15,7 +15,6 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from filelock import FileLock
-from transformers import AutoModelForSequenceClassification
 
 from distributed_checks import CHECKS
 from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
@@ -102,33 +101,15 @@ def test_two_launchers_make_one_run(inputs, one, tmp_path):
     check_all(Run(tmp_path), one, "several_nodes", inputs)
 
 
-CONFIGURATIONS = {  # file: (type, processes, machines, ZeRO's stage)
-    "cpu": ("NO", 1, 1, None),
-    "one_gpu": ("NO", 1, 1, None),
-    "ddp": ("MULTI_GPU", 4, 1, None),
-    "several_nodes": ("MULTI_GPU", 8, 2, None),
-    "zero1": ("DEEPSPEED", 4, 1, 1),
-    "zero2": ("DEEPSPEED", 4, 1, 2),
-    "zero3": ("DEEPSPEED", 4, 1, 3),
-    "zero3_offload": ("DEEPSPEED", 4, 1, 3),
-    "fsdp2": ("FSDP", 4, 1, None),
-}
-
-
-def test_every_configuration_is_known():
-    assert {path.stem for path in CONFIGS.glob("*")} == set(CONFIGURATIONS)
-
-
-@pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_configurations(name):
-    config = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
-    kind, processes, machines, stage = CONFIGURATIONS[name]
-    assert (config.distributed_type.value, config.num_processes, config.num_machines) == (kind, processes, machines)
-    assert config.use_cpu is (name == "cpu")
-    if stage is not None:
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*")), ids=lambda path: path.stem)
+def test_configurations(path):
+    config = load_config_from_file(str(path))
+    assert config.use_cpu is (path.stem == "cpu")
+    assert (config.num_processes > 1) is (path.stem not in ("cpu", "one_gpu"))
+    if path.stem.startswith("zero"):
         settings = json.loads((ROOT / config.deepspeed_config["deepspeed_config_file"]).read_text())
-        assert settings["zero_optimization"]["stage"] == stage
-        assert ("offload_param" in settings["zero_optimization"]) is ("offload" in name)
+        assert settings["zero_optimization"]["stage"] == int(path.stem[4])
+        assert ("offload_param" in settings["zero_optimization"]) is ("offload" in path.stem)
 
 
 @pytest.mark.slow
@@ -144,15 +125,6 @@ def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tm
         assert record["find_unused_parameters"] is False
         assert sum(record["exchanged"]) == STEPS * 4 * two.results["trainable_parameters"]
     assert {key.split("layer.")[1][0] for key in two.adapter if "houlsby" in key} == {"1", "2"}
-
-
-@pytest.mark.slow
-def test_full_fine_tuning_exchanges_everything(inputs, tmp_path):
-    """The measure beside the adapters': on this tiny model seven times as much, on BERT-large fifty times."""
-    flags = ("--load_best_model_at_end", "false", "--save_strategy", "no")
-    two = run(inputs, tmp_path, "ddp", *flags, train_all=True)
-    bert = AutoModelForSequenceClassification.from_pretrained(inputs / "model", num_labels=3)
-    assert sum(two.records[0]["exchanged"]) == STEPS * 4 * sum(weight.numel() for weight in bert.parameters())
 
 
 def assert_same_end(resumed: Run, whole: Run) -> None:

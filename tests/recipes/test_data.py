@@ -37,7 +37,6 @@ from common.labels import (
     describe_balance,
     find_label_columns,
     find_labels,
-    rarest_labels,
 )
 from houlsby_peft import AdapterError
 from recipe_runs import write
@@ -51,10 +50,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "encoding", "separator", "end"),
         [
-            ("a.csv", "utf-8", ",", "\n"),
-            ("a.csv", "cp1252", ";", "\r\n"),
-            ("a.CSV", "utf-8-sig", "|", "\n"),
-            ("a.csv", "utf-16", "\t", "\r\n"),
+            ("a.CSV", "cp1252", ";", "\r\n"),
             ("a.tsv", "utf-8", "\t", "\n"),
         ],
     )
@@ -69,9 +65,7 @@ class TestFiles:
         assert found[WHERE][:] == ["line 2", "line 3", "line 4", "line 6"]
         assert f"4 rows, separator {separator!r}, encoding" in capsys.readouterr().out
 
-    @pytest.mark.parametrize(
-        ("encoding", "text"), [("shift_jis", "請求書"), ("gb18030", "账单"), ("cp1251", "счёт"), ("koi8-r", "вход")]
-    )
+    @pytest.mark.parametrize(("encoding", "text"), [("shift_jis", "請求書"), ("cp1251", "счёт")])
     @pytest.mark.parametrize("name", ["a.csv", "a.txt"])
     def test_an_encoding_that_is_named(self, tmp_path, encoding, text, name):
         (tmp_path / name).write_bytes(f"text\n{text}\n".encode(encoding))
@@ -82,13 +76,6 @@ class TestFiles:
         for encoding in ("ascii", "nonsense"):
             with pytest.raises(RecipeError, match="--encoding"):
                 read_file(tmp_path / "a.txt", encoding)
-
-    def test_every_format_gives_the_same_rows(self, tmp_path):
-        texts, labels = ["one, two", 'a "b"', "NA"], [0, 1, 1]
-        for ending in ("parquet", "csv", "tsv", "jsonl"):
-            data = read_file(write(tmp_path / f"a.{ending}", text=texts, label=labels))
-            assert data["text"][:] == texts
-            assert list(map(int, data["label"])) == labels
 
     def test_a_conll_file(self, tmp_path):
         content = "# id = 3 domain=en\nAda _ B-PER\n# a=b O\n\n# _ O\n1 _ O\n"
@@ -101,12 +88,9 @@ class TestFiles:
         ("name", "content", "message"),
         [
             ("a.csv", 'text,label\na,1\n"b,2\nc,1\n', "line 3"),
-            ("a.csv", "text\nsome words\nmore, words\n", "line 3"),
             ("a.csv", "text,label\n", "no rows"),
-            ("a.jsonl", '{"text": "a"}\n{"text": 1', "line 2"),
             ("a.jsonl", '{"text": "a"}\n{"text": 1}\n', "all values of a column alike"),
             ("a.conll", "Ada B-PER\nvisits\n", "line 2 must have a word and a tag, got 'visits'"),
-            ("a.conll", "\n-DOCSTART- -X- O\n", "has no rows"),
             ("a.xlsx", "PK", r"must end in one of \.parquet"),
         ],
     )
@@ -156,7 +140,6 @@ class TestColumns:
     @pytest.mark.parametrize(
         ("columns", "text", "label"),
         [
-            (("ticket_id", "created", "message", "category"), ("message",), ("category",)),
             (("ID", "Title", "Body", "Class"), ("Body",), ("Class",)),
             (("Premise", "HYPOTHESIS", "Target"), ("Premise", "HYPOTHESIS"), ("Target",)),
             (("Nummer", "Nachricht", "Abteilung"), ("Nachricht",), ("Abteilung",)),
@@ -196,10 +179,8 @@ class TestLabels:
     @pytest.mark.parametrize(
         ("values", "problem_type", "names"),
         [
-            (["b", "a", "b"], SINGLE, ("a", "b")),
             ([10, 9, 2], SINGLE, ("2", "9", "10")),
             ([1.0, 0.0], SINGLE, ("0", "1")),
-            (["1", "?", "inf"], SINGLE, ("1", "?", "inf")),
             (["0.5", "1"], REGRESSION, ("label",)),
             ([[3], [1, 3], []], MULTI, ("1", "3")),
         ],
@@ -276,7 +257,6 @@ class TestLabels:
         ("labels", "note"),
         [
             (["Yes", "yes"], "the classes 'Yes' and 'yes' differ only in case"),
-            (["é", "e\u0301"], "differ only in case or in how accents are encoded"),
             (["1", "2"], "numbers as classes; for a score, give --problem_type regression"),
             (["a|b", "b|c"], "several labels in one text?"),
         ],
@@ -323,10 +303,6 @@ class TestSplit:
         assert 15 <= sum(label != "common" for label in splits["validation"]["label"]) <= 45
         assert set(splits["train"]["label"]) == set(labels)
 
-    def test_several_labels_by_the_rarest(self):
-        labels = Labels(("tags",), MULTI, ("a", "b"))
-        assert rarest_labels(labels, [("a", "b"), ("a",), ("a",), ()]) == ["b", "a", "a", ""]
-
     def test_the_same_rows_every_time(self):
         data = Dataset.from_dict({"text": [str(number) for number in range(50)]})
         splits = [with_validation({"train": data}) for _ in range(2)]
@@ -355,8 +331,3 @@ class TestTexts:
         assert tokens["length"][:] == [8, 6]
         whole = tokenizer("the king is", "the queen was the king", truncation=True, max_length=8).input_ids
         assert tokens[0]["input_ids"] == whole
-
-    def test_ten_megabytes(self, encoder):
-        tokenizer = AutoTokenizer.from_pretrained(encoder)
-        tokens = tokenize(Dataset.from_dict({"text": ["the king is " * 900_000]}), tokenizer, ("text",), 16)
-        assert tokens[0]["input_ids"] == tokenizer("the king is " * 5, truncation=True, max_length=16).input_ids

@@ -26,7 +26,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipe
 import figure
 import glue
 from common.edge import RecipeError
-from common.glue_report import GLUE_TASKS, proper_name
+from common.scores import GLUE_TASKS, proper_name
 from papers import chart, compare, curves, init_scale, robustness, stability, tradeoff
 from papers.additional import PAPER
 from papers.gradients import FILE, GradientNorms, layer_of

@@ -23,7 +23,7 @@ import figure
 from common.arguments import TextArguments
 from common.classification import ClassificationArguments
 from common.edge import RecipeError
-from common.glue_arguments import GlueArguments, parse_arguments
+from common.glue_tasks import GlueArguments, parse_arguments
 from common.presets import preset
 from paper_tasks import PaperArguments
 from squad import SquadArguments

@@ -13,12 +13,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.metrics import f1_score
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    EvalPrediction,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import text_classification
-from common import report, trainer
+from common import figures, trainer
 from common.model import load_model
-from common.scores import MAX_LISTED, ClassScores, score_classes
+from common.scores import MAX_LISTED, score_classes
 from common.tagging import IGNORED, TaggingTask
 from recipe_runs import results_of, run, save_tiny_encoder, write
 
@@ -81,6 +88,17 @@ class TestLog:
         assert results_of(tmp_path)["per_class"] == before
         assert (tmp_path / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
+    def test_the_loss_of_an_epoch_is_that_of_all_its_steps(self, capsys):
+        progress, state = trainer.Progress(), TrainerState(max_steps=9, num_train_epochs=3)
+        arguments = TrainingArguments(use_cpu=True)
+        progress.on_train_begin(arguments, state, TrainerControl())
+        for step, loss in ((2, 1.0), (3, 4.0)):
+            state.global_step = step
+            progress.on_log(arguments, state, TrainerControl(), logs={"loss": loss})
+        state.epoch = 1.0
+        progress.on_evaluate(arguments, state, TrainerControl(), metrics={"eval_f1": 0.5})
+        assert "epoch 1 of 3: loss 2.000, f1 0.500" in capsys.readouterr().out
+
     def test_one_bar_on_a_terminal_and_a_line_a_minute_elsewhere(self, flags, tmp_path, monkeypatch, capsys):
         short = [*flags, "--eval_strategy", "no", "--save_strategy", "no", "--load_best_model_at_end", False,
                  "--max_steps", 2, "--logging_steps", 1]  # fmt: skip
@@ -135,12 +153,12 @@ class TestScoresOfClasses:
         assert scores.confusion() is None
 
     def test_a_table_of_many_classes_has_those_with_the_lowest_scores(self):
-        numbers = np.repeat(np.arange(MAX_LISTED + 2), 2)
-        predicted = numbers.copy()
-        predicted[[0, -1]] = 7
-        table = ClassScores(numbers, predicted, tuple(f"class{n:02}" for n in range(MAX_LISTED + 2)), 99).table()
-        assert len(re.findall(r"class\d\d", table)) == MAX_LISTED
-        assert all(f"class{number:02} " in table for number in (0, 7, MAX_LISTED + 1))
+        names = [f"class{number:02}" for number in range(MAX_LISTED + 2)]
+        labels = np.repeat(np.arange(len(names)), 2)
+        outputs = np.eye(len(names))[np.where(labels == 0, 7, labels)]
+        found = re.findall(r"class\d\d", score_classes(outputs, labels, names).table())
+        assert len(found) == MAX_LISTED
+        assert {"class00", "class07"} <= set(found)
 
     def test_entities(self):
         """Micro averages are those of all entities, which `score` computes in another way."""
@@ -170,9 +188,8 @@ class TestFigures:
         labels = [label.get_window_extent(renderer) for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
         for group in (labels[:classes], labels[classes:]):
             assert not any(a.overlaps(b) for a, b in pairwise(group))
-        cells = {text.get_position(): text.get_text() for text in axes.texts}
         share = 100 / (99 + classes)
-        assert cells[1, 1] == (f"{share:.0%}\n100" if classes == 2 else f"{100 * share:.0f}")
+        assert axes.texts[0].get_text() == (f"{share:.0%}" if classes == 2 else f"{100 * share:.0f}")
 
     def test_learning_curves(self):
         log = [{"epoch": 0.5, "loss": 0.7}, {"epoch": 1.0, "eval_loss": 0.6}, {"epoch": 1.5, "loss": 0.5}]
@@ -190,26 +207,25 @@ class TestCommands:
         ("example", "texts"),
         [
             ('it\'s $HOME; "yes" `ls`', ['it\'s $HOME; "yes" `ls`']),
-            ("--flag\n- and\ta\x07 tab", ["flag - and a tab"]),
-            (("a?", "é" * 200), ["a?", "é" * 80]),
+            (("--flag\n- and\ta\x07 tab", "é" * 200), ["flag - and a tab", "é" * 80]),
         ],
     )
     def test_predict(self, example, texts, monkeypatch):
-        monkeypatch.setattr(report, "_tool", lambda: ["houlsby-peft"])
-        words = shlex.split(report.predict_command(Path("my runs/adapter"), example))
+        monkeypatch.setattr(figures, "_tool", lambda: ["houlsby-peft"])
+        words = shlex.split(figures.predict_command(Path("my runs/adapter"), example))
         pairs = ["--pairs"] if len(texts) == 2 else []
         assert words == ["houlsby-peft", "predict", "my runs/adapter", *texts, *pairs]
 
     @pytest.mark.parametrize(
         ("name", "repo"),
-        [("mrpc", "mrpc"), ("user/mrpc", "user/mrpc"), ("r 8, $1--x.git", "r-8-1-x-git"), ("…", "adapter")],
+        [("user/mrpc", "user/mrpc"), ("r 8, $1--x.git", "r-8-1-x-git"), ("…", "adapter")],
     )
     def test_push(self, name, repo, tmp_path, monkeypatch):
-        monkeypatch.setattr(report, "_tool", lambda: ["houlsby-peft"])
+        monkeypatch.setattr(figures, "_tool", lambda: ["houlsby-peft"])
         (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-        words = shlex.split(report.push_command(tmp_path, name, tmp_path / "none.json", "org/base", private=False))
+        words = shlex.split(figures.push_command(tmp_path, name, tmp_path / "none.json", "org/base", private=False))
         assert words == ["houlsby-peft", "push", str(tmp_path), repo]
         (tmp_path / "results.json").write_text("{}")
-        words = shlex.split(report.push_command(tmp_path, name, tmp_path / "results.json", "org/other", private=True))
+        words = shlex.split(figures.push_command(tmp_path, name, tmp_path / "results.json", "org/other", private=True))
         assert words[4:] == ["--base-model", "org/other", "--results", str(tmp_path / "results.json"), "--private"]
-        assert report.push_command(tmp_path, name, tmp_path / "none.json", str(tmp_path), private=False) is None
+        assert figures.push_command(tmp_path, name, tmp_path / "none.json", str(tmp_path), private=False) is None

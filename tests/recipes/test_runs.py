@@ -23,9 +23,8 @@ import glue
 import killed_runs
 import text_classification
 from common.arguments import RecipeTrainingArguments, defaults_of
-from common.edge import RecipeError, end_with_one_line, is_full_disk
-from common.run import command, lock
-from common.same_run import CONTENT, describe_content, differences
+from common.edge import RecipeError, end_with_one_line
+from common.run import CONTENT, command_line, describe_content, differences, lock
 from recipe_runs import results_of, run, write
 
 
@@ -317,10 +316,6 @@ class TestEnds:
         with pytest.raises(ZeroDivisionError):
             end_with_one_line(lambda: 1 / 0)
 
-    def test_other_errors_are_not_taken_for_a_full_disk(self):
-        assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
-        assert is_full_disk(OSError(errno.ENOSPC, "No space left on device"))
-
     def test_sigterm(self, flags, tmp_path):
         command = [*flags, "--output_dir", tmp_path, "--num_train_epochs", 500]
 
@@ -346,9 +341,9 @@ class TestWhatIsSaved:
 
     def test_the_command_tells_no_secrets(self, monkeypatch):
         words = ["/home/ann/recipes/glue.py", "--data_dir", "/home/ann/data", "--hub_token", "hf_x"]
-        assert command(words, "hf_x") == "python recipes/glue.py --data_dir data --hub_token TOKEN"
+        assert command_line(words, "hf_x") == "python recipes/glue.py --data_dir data --hub_token TOKEN"
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-        assert command(words, "hf_x").startswith("accelerate launch recipes/glue.py")
+        assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")
 
     def test_a_base_model_in_a_pickle(self, encoder, tmp_path):
         """It is the user's own choice, and a card that cannot be complete does not fail the run."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 
 import numpy as np
 import pandas as pd
@@ -105,15 +104,6 @@ def test_a_saved_adapter_alone_gives_the_score(encoder, output):
     assert json.loads((output / "three" / "results.json").read_text())["scores"]["three"]["accuracy"] == right
 
 
-def test_each_adapter_knows_its_own_labels_and_the_same_encoder(output):
-    first, second = [
-        json.loads((output / name / "adapter_config.json").read_text()) for name in ("two_classes", "three")
-    ]
-    assert first["id2label"] == {"0": "a", "1": "b"}
-    assert second["id2label"] == {"0": "a", "1": "b", "2": "c"}
-    assert first["recorded"]["base"] == second["recorded"]["base"], "the encoder has changed"
-
-
 def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
     """A task whose training touches the encoder itself."""
     add_task = stream.add_task
@@ -185,9 +175,3 @@ def test_a_score_that_a_later_task_lacks_is_refused_before_any_training(encoder,
             tmp_path, "--use_cpu", "--max_steps", 1, "--metric_for_best_model", "accuracy",
             "--overwrite_output_dir")  # fmt: skip
     assert list(tmp_path.iterdir()) == [tmp_path / "stream.json"]
-
-
-def test_a_name_that_pytorch_takes(encoder, data, tmp_path):
-    shutil.copy(data / "three.jsonl", tmp_path / "train.jsonl")
-    with pytest.raises(RecipeError, match=r"No task can be called train\. Rename the file or folder .*train.jsonl"):
-        run(stream, "--data", tmp_path / "train.jsonl", "--model_name", encoder, "--output_dir", tmp_path)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from common.glue_report import COLUMNS, GLUE_TASKS, mean_of_nine, server_average, write_all
+from common.glue_tasks import write_all
+from common.scores import COLUMNS, GLUE_TASKS, mean_of_nine, server_average
 
 
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")

@@ -17,7 +17,6 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPre
 import token_classification
 from common.edge import RecipeError
 from common.tagging import IGNORED, TaggingTask, entity_scores, find_columns, find_tags, read_tags, tokenize_words
-from houlsby_peft.serving.tagging import find_entities
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
@@ -72,7 +71,7 @@ class TestRuns:
     def test_entities(self, encoder, data, tmp_path):
         assert tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2, "--do_train", "--do_eval")["test"] is None
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
-        assert results["labels"] == results["tags"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
+        assert results["labels"] == ["B-LOC", "B-PER", "I-LOC", "I-PER", "O"]
         assert results["chosen_by"] == "f1"
         assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.max_length == 128
         model = AutoModelForTokenClassification.from_pretrained(encoder, num_labels=5)
@@ -84,7 +83,7 @@ class TestRuns:
             with torch.no_grad():
                 predicted = model(**tokens).logits[0].argmax(-1)
             first = [tokens.word_ids().index(word) for word in range(len(words))]
-            right += [results["tags"][predicted[token]] == tag for token, tag in zip(first, tags, strict=True)]
+            right += [results["labels"][predicted[token]] == tag for token, tag in zip(first, tags, strict=True)]
         assert results["test"]["accuracy"] == pytest.approx(np.mean(right))
         for files, name in ((data, "best_scores"), (data / "test.conll", "test")):
             flags = ["--data", files, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "again", "--use_cpu"]
@@ -122,7 +121,7 @@ class TestRuns:
         ]
         pd.DataFrame(rows).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
         results = tag(encoder, tmp_path / name, tmp_path / "run")
-        assert results["tags"] == ["NOUN", "X"]
+        assert results["labels"] == ["NOUN", "X"]
         assert results["chosen_by"] == "accuracy"
         assert "f1" not in results["epochs"][0]
         # Its own data are scored on the four sentences that it was not trained on, other data as a whole.
@@ -185,28 +184,8 @@ class TestAlignment:
         with pytest.raises(RecipeError, match="all sentences of a split are empty"):
             tokenize_words([([], [])], tokenizer, 16)
 
-    def test_ten_megabytes_of_words(self, tokenizer):
-        """One word of that size, and a sentence that is long only for its words."""
-        rows = tokenize_words([(["a" * 10_000_000, "Ada"], [1, 2]), (["Ada"] * 20_000, [3] * 20_000)], tokenizer, 512)
-        assert sum(tag == 3 for row in rows["labels"] for tag in row) == 20_000
-
 
 class TestScores:
-    @pytest.mark.parametrize(
-        ("tags", "expected"),
-        [
-            ("B-X I-X O B-Y", {("X", 0, 1), ("Y", 3, 3)}),
-            ("I-X I-X B-X", {("X", 0, 1), ("X", 2, 2)}),  # IOB1: B only between neighbours
-            ("B-X I-Y", {("X", 0, 0), ("Y", 1, 1)}),
-            ("S-X B-X I-X E-X O E-Y", {("X", 0, 0), ("X", 1, 3), ("Y", 5, 5)}),
-            ("O O", set()),
-            ("B-X I-X", {("X", 0, 1)}),
-            ("B-part-of I-part-of", {("part-of", 0, 1)}),
-        ],
-    )
-    def test_entities(self, tags, expected):
-        assert set(find_entities(tags.split())) == expected
-
     def test_scores_by_hand(self):
         expected = [["B-X", "I-X", "O"], ["B-Y", "O", "B-X"]]
         predicted = [["B-X", "O", "O"], ["B-Y", "O", "B-X"]]
@@ -228,12 +207,3 @@ class TestScores:
             EvalPrediction(outputs, np.array([[IGNORED, 0, 0, IGNORED]]))
         )
         assert scores == pytest.approx({"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2})
-
-    def test_as_seqeval(self):
-        seqeval = pytest.importorskip("seqeval.metrics", reason="needs the package seqeval, which is not installed")
-        rng = random.Random(0)
-        kinds = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y"))]
-        rows = [[[rng.choice(kinds) for _ in range(9)] for _ in range(300)] for _ in range(2)]
-        found = entity_scores(*rows)
-        for name in ("f1", "precision", "recall"):
-            assert found[name] == pytest.approx(getattr(seqeval, f"{name}_score")(*rows).item(), abs=1e-12)

@@ -27,12 +27,13 @@ from transformers import TrainerCallback, training_args
 sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
 
 import glue
+from common.glue_tasks import GlueTask
 from common.trainer import RecipeTrainer
 
 
 RANK = int(os.environ.get("RANK", "0"))
-# Where to write: {"record": folder}; what to change: {"train_all": bool}; what happens to process 1 in
-# the first life of the run: {"hang": step, "kill_in_save": step}.
+# Where to write: {"record": folder}; what happens to process 1 in the first life of the run: {"hang": step,
+# "kill_in_save": step}.
 ORDERS = json.loads(os.environ["WORKER_ORDERS"])
 
 
@@ -70,8 +71,6 @@ class WatchedTrainer(RecipeTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if ORDERS.get("train_all"):
-            self.model = self.model_wrapped = self.model.unload().requires_grad_(True)
         self.add_callback(Hang())
         self.add_callback(CountBytes(self))
 
@@ -157,7 +156,7 @@ def main() -> None:
     os.umask(0o002 if RANK == 1 else 0o022)
     if "LOCAL_RANK" in os.environ:
         imitate_gpus()
-    glue.RecipeTrainer = WatchedTrainer
+    GlueTask.trainer_class = WatchedTrainer
     glue.main()
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
