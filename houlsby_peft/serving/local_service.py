@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_enable_metrics_collection": "0",  # which would listen on further ports
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # on a busy machine, its processes need more than 5 to start
 }
 # Seconds that running requests may take after the signal to end.
 _LAST_REQUESTS = 30
