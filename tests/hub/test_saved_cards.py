@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,8 +24,6 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.checkpoints.saved import SavedAdapter
-from houlsby_peft.hub.card import make_card
 from hub_models import LABELS, TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -181,17 +178,3 @@ def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, m
     assert ModelCard.load(tmp_path / "adapter" / "README.md").data.base_model == name
     monkeypatch.setitem(sys.modules, folder.parent.name, SimpleNamespace(get_model_path=lambda: folder))
     assert houlsby_peft.load(tmp_path / "adapter").predict("a")
-
-
-def test_the_results_beside_an_adapter_count_only_for_its_weights(base, tmp_path):
-    folder = make_adapter(tmp_path / "run" / "adapter", base)
-    weights = (folder / "adapter_model.safetensors").read_bytes()
-    run = {"seed": 1, "epochs": [{"epoch": 1.0, "step": 3, "accuracy": 0.75}], "adapter_crc32": zlib.crc32(weights)}
-    (tmp_path / "run" / "results.json").write_text(json.dumps(run))
-    card = make_card(SavedAdapter.open(folder))
-    assert "\n# run\n" in card.text
-    assert "| accuracy | 0.750 |" in card.text
-    make_adapter(folder, base, seed=5)
-    card = make_card(SavedAdapter.open(folder))
-    assert "\n# adapter\n" in card.text
-    assert "accuracy" not in card.text

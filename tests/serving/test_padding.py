@@ -14,8 +14,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    BertConfig,
-    BertModel,
     CanineConfig,
     CanineModel,
     CanineTokenizer,
@@ -114,21 +112,6 @@ def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
         houlsby_peft.load(folder).predict(texts)
     with pytest.raises(ValueError, match=f"Each text must have at least one token; .*{task!r} found none"):
         bank.predict([(task, text) for text in texts])
-
-
-def test_an_encoder_pads_with_the_tokenizers_token_whatever_its_configuration_names(base, tmp_path):
-    """Its head reads the first token, so texts need not go alone."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(WORDS), **sizes, pad_token_id=0)).save_pretrained(tmp_path / "base")
-    folder = save(tmp_path / "topic", tmp_path / "base", "topic")
-    AutoTokenizer.from_pretrained(base, pad_token="<pad>").save_pretrained(folder)
-    bank, adapter = TaskBank({"topic": folder}), houlsby_peft.load(folder)
-    assert adapter.reader().can_pad
-    texts = ["a fine film", "he said so . who ?"]
-    alone = [adapter.predict(text)[0] for text in texts]
-    assert flat(adapter.predict(texts)) == approximately(alone)
-    assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
 
 
 def test_a_base_model_that_reads_characters(tmp_path):
