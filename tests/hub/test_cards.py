@@ -339,17 +339,6 @@ def test_a_card_from_elsewhere_follows_the_generated_part_unless_it_is_a_templat
     assert keep_written(new, [template]).content == keep_written(new, []).content
 
 
-def test_the_examples_are_cards_as_they_are_generated(adapter):
-    known = {*headings(make_card(adapter, results=RUN)), "Figures"}
-    paths = sorted((ROOT / "hub_cards" / "examples").glob("*.md"))
-    assert len(paths) >= 2
-    for path in paths:
-        card = ModelCard.load(path)
-        assert set(headings(card)) <= known, path.name
-        new = make_card(adapter)
-        assert keep_written(new, [card.content]).text == keep_written(new, []).text, f"{path.name}: text outside"
-
-
 def elements(markdown_it, text):
     """Return the elements of a page in order, without its text."""
     tokens = [inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]]
