@@ -114,8 +114,8 @@ class HeldAdapter:
 class HeldAdapters:
     """Adapters in memory, the least recently used one first. One thread at a time may use it.
 
-    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped; `is_full` says whether the last
-    call of `get` dropped some for lack of room.
+    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped; `is_full` says whether the
+    last call of `get` dropped some for lack of room.
     """
 
     def __init__(
