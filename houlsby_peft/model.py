@@ -87,7 +87,7 @@ class HoulsbyModel(BaseTuner):
         config.leave_out_heads_of_peft()
         plan = self._plan = Plan(model, config)
         plan.check(adapter_name)
-        record = plan.new_record()
+        record = plan.new_record(adapter_name)
         self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
         self._row_finder = RowFinder(model, self._batches)
         self._trained_before = {name for name, weight in model.named_parameters() if weight.requires_grad}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -153,7 +152,7 @@ class Plan:
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check(self, adapter_name: str) -> None:
-        """Refuse what the model cannot take, before it is changed: a name, weights without a head, another base model.
+        """Refuse what the model cannot take, before it is changed: a name, or weights without a head.
 
         Raises:
             ValueError: The adapter does not fit.
@@ -174,8 +173,6 @@ class Plan:
                     raise AdapterError(
                         f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
                     )
-        if config.record and (differences := compare_fingerprints(config.record.base, self.base)):
-            report_other_base(config.base_model_name_or_path, model, differences, adapter_name)
 
     def _check_name(self, adapter_name: str) -> None:
         """Refuse an adapter's name that PEFT could not tell from other names in the model.
@@ -183,7 +180,8 @@ class Plan:
         Log which modules of other methods the adapter wraps, whose names PEFT then saves with `base_layer`.
         """
         with torch.device("meta"):
-            owned = [self.new_bottleneck(place) for place in self.places.values() if not place.is_norm][:2]
+            first = [next(iter(places.values())) for places in (self.bottlenecks, self.ends) if places]
+            owned = [self.new_bottleneck(place) for place in first]
         weights = [name for module in owned for name in module.state_dict()]
         weights += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
         added = f"{FILE_PREFIX}.base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm"
@@ -211,18 +209,24 @@ class Plan:
                 "PEFT saves them under names that no other model has. Save them before, or add this adapter first."
             )
 
-    def new_record(self) -> AdapterRecord:
-        """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it."""
+    def new_record(self, adapter_name: str = "default") -> AdapterRecord:
+        """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it.
+
+        A saved adapter of another base model is reported.
+        """
         facts: dict[str, Any] = {
             "places": fold_places(self.places.values(), self.view.encoder),
             "heads": list(self.heads),
             "two_layer_head": bool(self.heads) and needs_two_layer_head(self.view.model, self.config),
             "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
         }
-        if self.is_recorded and self.config.record:
-            facts["two_layer_head"] = self.config.two_layer_head or self.config.record.two_layer_head
-            return replace(self.config.record, **facts)
-        return AdapterRecord(base=self.base, **facts, **label_facts(self.config, self.view.model))
+        record = self.config.record if self.is_recorded else None
+        if record is None:
+            return AdapterRecord(base=self.base, **facts, **label_facts(self.config, self.view.model))
+        if differences := compare_fingerprints(record.base, self.base):
+            report_other_base(self.config.base_model_name_or_path, self.view.model, differences, adapter_name)
+        facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
+        return replace(record, **facts)
 
     def _log_unmatched(self) -> None:
         """Log what a new adapter's configuration asks for in vain, a typing error; PEFT warns about `rank_pattern`."""
@@ -319,7 +323,25 @@ def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[st
         for name, child in parent._modules.items():
             holders.setdefault(child, []).append(f"{outer}.{name}".strip("."))
     for key, place in places.items():
-        module = model.get_submodule(key)
+        outer, module = "", model
+        for part in key.split("."):
+            if isinstance(module, nn.MultiheadAttention):
+                yield (
+                    f"{key!r}: nn.MultiheadAttention never calls its parts. Name the attention itself in "
+                    f"target_modules: {outer!r}."
+                )
+            if isinstance(module, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+                yield (
+                    f"{key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. Switch it "
+                    "off in every process that uses the adapter: torch.backends.mha.set_fastpath_enabled(False)."
+                )
+            is_wrapped = isinstance(module, BaseTunerLayer) or (outer in places and places[outer].is_bottleneck)
+            if place.is_bottleneck and is_wrapped:
+                yield (
+                    f"{key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
+                    "target_modules, or name it in exclude_modules."
+                )
+            outer, module = f"{outer}.{part}".strip("."), module.get_submodule(part)
         if isinstance(module, HoulsbyTunerLayer) and type(module) is not _class_of(place):
             yield (
                 f"{key!r}: it already is a {type(module).__name__} for another adapter, and a module holds either a "
@@ -330,21 +352,3 @@ def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[st
                 f"{names[0]!r}: it is also {names[1]!r}, which would stay without the adapter. Leave it out with "
                 f"exclude_modules={names[:1]}, or name modules inside it in target_modules."
             )
-        for outer in ("", *(key[: dot.start()] for dot in re.finditer(r"\.", key))):
-            parent = model.get_submodule(outer)
-            if isinstance(parent, nn.MultiheadAttention):
-                yield (
-                    f"{key!r}: nn.MultiheadAttention never calls its parts. Name the attention itself in "
-                    f"target_modules: {outer!r}."
-                )
-            if isinstance(parent, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
-                yield (
-                    f"{key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. Switch it "
-                    "off in every process that uses the adapter: torch.backends.mha.set_fastpath_enabled(False)."
-                )
-            is_wrapped = isinstance(parent, BaseTunerLayer) or (outer in places and places[outer].is_bottleneck)
-            if place.is_bottleneck and is_wrapped:
-                yield (
-                    f"{key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
-                    "target_modules, or name it in exclude_modules."
-                )

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from architecture_rows import ROWS
-from houlsby_peft import HoulsbyConfig, TwoLayerHead, ablate
+from houlsby_peft import HoulsbyConfig, ablate
 from tiny_models import TINY_BERT, perturb, tiny_bert
 
 
@@ -250,17 +250,6 @@ def test_the_classes_have_the_names_of_the_active_adapters_labels(tmp_path):
     assert base.config.id2label == labels(3)
     base.delete_adapter(["second", "first"])
     assert base.config.id2label == plain
-
-
-def test_a_hidden_layer_for_one_adapter_alone(token_ids):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, two_layer_head=True), adapter_name="deep")
-    model.add_adapter("plain", HoulsbyConfig(r=4))
-    copies = model.base_model.model.classifier.modules_to_save
-    assert isinstance(copies["deep"], TwoLayerHead)
-    assert isinstance(copies["plain"], torch.nn.Linear)
-    assert model.peft_config["deep"].record.two_layer_head
-    assert not model.peft_config["plain"].record.two_layer_head
-    assert isinstance(model.unload().classifier, torch.nn.Linear)
 
 
 def test_a_model_without_a_head_cannot_give_one():

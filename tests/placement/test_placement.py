@@ -64,14 +64,6 @@ def test_the_map_counts_what_trains(options):
     assert f"{trainable / parameters:.2%} of the base model's {parameters:,}" in printed
 
 
-@pytest.mark.parametrize("name", ["clip"])
-def test_the_map_of_an_architecture_from_its_configuration_alone(name, tmp_path, capsys):
-    base = ROWS[name].model()
-    base.config.save_pretrained(tmp_path)
-    main([str(tmp_path), "--model_class", type(base).__name__, "--r", "4"])
-    assert capsys.readouterr().out == placement_map(base, HoulsbyConfig(r=4)) + "\n"
-
-
 def test_places_outside_of_layers_are_named_in_full(capsys):
     base = ROWS["bert"].model()
     printed = placement_map(base, HoulsbyConfig(train_layer_norm="all")).splitlines()
