@@ -82,14 +82,15 @@ def test_pickled_weights_are_written_and_never_read(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute in the model")
-def test_a_cell_that_runs_again_makes_the_adapter_again(tmp_path, token_ids):
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (3, 0)])
+def test_a_cell_that_runs_again_makes_the_adapter_again(before, after, tmp_path, token_ids):
     """PEFT warns. The file is that of an adapter on the base model."""
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4))
+    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=before))
     perturb(model)
     with pytest.warns(UserWarning, match="modify a model with PEFT for a second time"):
-        again = get_peft_model(model, HoulsbyConfig(r=4, share_layers=1)).eval()
+        again = get_peft_model(model, HoulsbyConfig(r=4, share_layers=after)).eval()
     assert list(again.peft_config) == ["default"]
-    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=1)).eval()
+    fresh = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=after)).eval()
     assert again.get_nb_trainable_parameters() == fresh.get_nb_trainable_parameters()
     perturb(again)
     set_peft_model_state_dict(fresh, get_peft_model_state_dict(again))
