@@ -251,8 +251,14 @@ def report_repeated(splits: Mapping[str, Dataset], text_columns: Sequence[str], 
     """Log how many texts of train repeat, or have different labels, and how many of test are in it."""
     train = _texts_of(splits["train"], text_columns)
     if twice := int(train.duplicated().sum()):
-        conflicts = int((pd.Series(labels, dtype=object).groupby(train).nunique() > 1).sum())
-        both = f", {conflicts:,} of these texts with different labels" if conflicts else ""
+        counts = pd.Series(labels, dtype=object).groupby(train).nunique()
+        conflicts = counts[counts > 1].index
+        both = ""
+        if len(conflicts):
+            rows = np.flatnonzero(train.isin(conflicts))
+            first = ", ".join(locate(splits["train"], int(row)) for row in rows[:_LISTED])
+            more = ", ..." if len(rows) > _LISTED else ""
+            both = f", {len(conflicts):,} of these texts with different labels ({first}{more})"
         log(f"note: {twice:,} training examples repeat the text of another one{both}")
     known = int(_texts_of(splits["test"], text_columns).isin(train).sum()) if "test" in splits else 0
     if known:

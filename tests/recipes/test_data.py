@@ -274,6 +274,7 @@ class TestLabels:
         report_repeated(splits, ["text"], ["x", "y", "x", "x"])
         printed = capsys.readouterr().out
         assert "1 training examples repeat the text of another one, 1 of these texts with different labels" in printed
+        assert "different labels (row 0, row 1)" in printed
         assert "1 of the 2 texts of test are training examples as well" in printed
         assert without_known(splits, ["text"])["validation"]["text"] == ["d"]
 
