@@ -59,7 +59,7 @@ def run(args: dict[str, Any], host: str, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which handles them as well
         signal.signal(number, lambda *_: stopped.set())
     tasks = len(read_adapters(args["adapters"]))
-    print(f"{tasks} tasks on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
+    print(f"{tasks} task{'s' if tasks != 1 else ''} on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
     stopped.wait()
     stop()
 
