@@ -24,7 +24,7 @@ AUTO, IN_MEMORY, OFF = "auto", "memory", "off"
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
-    **{method: {"train_pooler": True} for method in ("lora", "layer_norm", "linear")},
+    **{method: {"train_pooler": True} for method in ("lora", "ia3", "layer_norm", "linear")},
 }
 
 
@@ -171,10 +171,10 @@ class MethodArguments:
     _argument_group_name = "method"
     head: ClassVar[str] = "linear"
 
-    method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "linear"] = HfArg(
+    method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "ia3", "linear"] = HfArg(
         default="houlsby",
-        help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA, or only the head. Every "
-        "method trains the head.",
+        help="Train adapters, all weights, the top layers, the layer norms, PEFT's LoRA or IA3, or only the head. "
+        "Every method trains the head.",
     )
     base_dtype: Literal["auto", "float32", "bfloat16"] = HfArg(
         default=AUTO,
@@ -207,7 +207,7 @@ class MethodArguments:
     @property
     def adds_weights(self) -> bool:
         """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
-        return self.method in ("houlsby", "lora")
+        return self.method in ("houlsby", "lora", "ia3")
 
     def check(self, adapter: AdapterArguments, training: "RecipeTrainingArguments") -> None:
         """Raise RecipeError if an option would silently have no effect with this method, or its result is unusable."""
@@ -223,7 +223,7 @@ class MethodArguments:
             raise RecipeError(f"{given[0]} needs --method houlsby, got {self.method}.")
         if self.base_dtype == "bfloat16" and not self.adds_weights:
             raise RecipeError(
-                f"--base_dtype bfloat16 is for --method houlsby or lora, whose encoder is frozen, got {self.method}. "
+                f"--base_dtype bfloat16 is for methods that add weights to a frozen encoder, got {self.method}. "
                 "Leave it out; for speed, give --bf16."
             )
         if (self.method == "top_k") != (self.top_k is not None):

@@ -12,7 +12,7 @@ import psutil
 import torch
 from accelerate.utils import broadcast_object_list
 from huggingface_hub import constants
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
 from torch.utils.benchmark import Timer
@@ -215,10 +215,10 @@ def apply_method(
     heads = find_new_modules(model)
     if POOLER in (config.modules_to_save or ()):
         heads = list(dict.fromkeys([*heads, find_pooler(model)]))
+    if method.base_dtype == "bfloat16":
+        for name in heads:
+            keep_in_float32(model.get_submodule(name))
     if method.method == "lora":
-        if method.base_dtype == "bfloat16":
-            for name in heads:
-                keep_in_float32(model.get_submodule(name))
         lora = LoraConfig(
             task_type=config.task_type,
             r=method.lora_r,
@@ -228,6 +228,9 @@ def apply_method(
             modules_to_save=heads,
         )
         return get_peft_model(model, lora)
+    if method.method == "ia3":
+        ia3 = IA3Config(task_type=config.task_type, exclude_modules=config.exclude_modules, modules_to_save=heads)
+        return get_peft_model(model, ia3)
     trained = [model.get_submodule(name) for name in heads]
     if method.method == "full":
         trained = [model]

@@ -55,6 +55,7 @@ def main(arguments: argparse.Namespace) -> None:
         f"Time to {arguments.share:.0%} of the best score of {base.label}":
             table_of({row.label: times(row, base, arguments.share) for row in rows}),
     }  # fmt: skip
+    tables = {name: table for name, table in tables.items() if len(table.columns)}
     print("\n\n".join(f"{name}\n\n{wrapped(table)}" for name, table in tables.items()))
     parts = [f"## {name}\n\n{markdown(table)}" for name, table in tables.items()]
     (folder / "compare.md").write_text("\n\n".join(parts) + "\n")

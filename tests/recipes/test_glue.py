@@ -271,6 +271,12 @@ def parsed(*flags):
     return {name: value for group in parse_arguments(list(map(str, flags))) for name, value in vars(group).items()}
 
 
+def test_a_missing_test_set_is_found_before_the_training(tmp_path):
+    (tmp_path / "cola").mkdir()
+    with pytest.raises(RecipeError, match=r"--predict needs .*cola/test.parquet"):
+        parsed("--task", "cola", "--data_dir", tmp_path, "--predict")
+
+
 class TestPresets:
     def test_flags_overrule(self):
         found = parsed("--task", "cola", "--preset", "houlsby2019", "--learning_rate=3e-3", "--r", 8)

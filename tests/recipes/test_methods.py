@@ -51,6 +51,7 @@ EMBEDDINGS = (VOCABULARY + POSITIONS + 2) * D + NORM
         ({"method": "top_k", "top_k": 12}, LAYERS * LAYER + POOLER + HEAD),
         ({"method": "layer_norm"}, 25 * NORM + HEAD),
         ({"method": "lora", "lora_r": 4, "lora_targets": ["query"]}, LAYERS * 2 * 4 * D + HEAD),
+        ({"method": "ia3"}, LAYERS * (3 * D + INNER) + HEAD),
         ({"method": "linear"}, HEAD),
     ],
     ids=lambda value: value["method"] if isinstance(value, dict) else "",
@@ -149,7 +150,8 @@ def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
 @pytest.mark.parametrize(
     ("recipe", "method"),
     [
-        ("tagging", "top_k"), ("tagging", "lora"), ("squad", "layer_norm"), ("squad", "lora"), ("texts", "full"),
+        ("tagging", "top_k"), ("tagging", "lora"), ("squad", "layer_norm"), ("squad", "ia3"), ("squad", "lora"),
+        ("texts", "full"),
         ("texts", "linear"), ("masked words", "full"), ("masked words", "lora"),
     ],
 )  # fmt: skip
@@ -161,7 +163,7 @@ def test_a_run(recipe, method, encoder, data, tmp_path, ends):
         "--max_steps", 1, *flags)  # fmt: skip
     assert results_of(tmp_path)["method"] == method
     tokens = AutoTokenizer.from_pretrained(encoder)(SENTENCES[:4], padding=True, return_tensors="pt")
-    if method == "lora":
+    if method in ("lora", "ia3"):
         saved = tmp_path / "adapter"
         model = auto_class.from_pretrained(encoder, num_labels=2)
         if (saved / mlm.HEAD_FILE).exists():

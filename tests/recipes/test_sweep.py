@@ -151,9 +151,6 @@ class TestRuns:
         assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9]}, lower_is_better=True) == "a"
         assert choose({"first": [0.5], "second": [0.5]}) == "first"
 
-    def test_the_best_point_of_no_runs(self, tmp_path):
-        assert best_point(make_runs(tmp_path, Path("glue.py"), AXES, [])) is None
-
     @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
     def test_the_best_point(self, tmp_path, chosen_by, best):
         runs = make_runs(tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, [])
@@ -183,9 +180,9 @@ class TestCommandLine:
             self.parse(monkeypatch, recipe, *flags.split())
         assert re.search(message, capsys.readouterr().err)
 
-    def test_the_recipes_flags(self, monkeypatch):
-        arguments, rest = self.parse(monkeypatch, "text_classification", "--data", "a.csv", "--r", "2", "4")
-        assert (arguments.r, rest) == (["2", "4"], ["--data", "a.csv"])
+    def test_a_missing_folder_of_a_paper_task_is_found_before_any_run(self, monkeypatch, tmp_path):
+        with pytest.raises(RecipeError, match="has no folder 20_newsgroups"):
+            self.parse(monkeypatch, "paper_tasks", "--data", str(tmp_path), "--task", "all")
 
 
 class TestExecution:
@@ -433,13 +430,8 @@ class TestAccidents:
         assert "Traceback" not in errors
         assert not any(process.is_running() and process.status() != "zombie" for process in processes)
 
-    def test_a_failed_run_is_shown(self, recipe):
-        output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--fail", 1, "--jobs", 2), code=1)
-        assert "FAILED: toy/learning_rate=0.001,seed=1" in errors
-        assert "a run that fails" in errors
-        assert "0 2" in output, "the seeds in the table"
-
     def test_the_commands_of_a_sweep(self, recipe):
-        output, _ = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
+        output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
+        assert errors.startswith("3 runs")
         assert output.count("accelerate.commands.launch --quiet") == 3
         assert starts(recipe) == {}
