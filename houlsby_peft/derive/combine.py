@@ -14,13 +14,17 @@ from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from ..config import HoulsbyConfig
+from ..config import SHAPE_OPTIONS, HoulsbyConfig
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from ..placement.places import View, find_places
 from ..record import AdapterRecord, Place, fold_places
 from ..registration import PREFIX
 
 
+# Options that say where and how large bottlenecks are. Combined adapters may differ in these alone.
+_OF_PLACES = {"r", "rank_pattern", "positions", "layers_to_transform", "layers_pattern", "share_layers"} | {
+    "target_modules", "exclude_modules", "train_layer_norm", "invertible_reduction_factor"
+}  # fmt: skip
 # What the weights of a plain bottleneck are called in a file, after the name of its module.
 _BOTTLENECK = re.compile(rf"(?P<place>.+)\.{PREFIX}adapter\.(?P<part>.+)")
 _PARTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias", "scaling")
@@ -195,7 +199,7 @@ def _check_alike(
     names: Sequence[str], configs: Sequence[HoulsbyConfig], records: Sequence[AdapterRecord], is_cat: bool
 ) -> None:
     """Check that adapters compute the same function of their weights, and number the same classes alike."""
-    fields = ["activation", "kind", "scaling", "invertible", "trainable_token_indices"]
+    fields = [*(option for option in SHAPE_OPTIONS if option not in _OF_PLACES), "trainable_token_indices"]
     if is_cat and not any(isinstance(config.scaling, str) for config in configs):
         fields.remove("scaling")  # a number is folded into the weights
     labels = [config.labels or {} if record.heads else {} for config, record in zip(configs, records, strict=True)]
