@@ -170,8 +170,8 @@ def test_results_are_not_lost_unasked(encoder, data, tmp_path):
 
 def test_a_score_that_a_later_task_lacks_is_refused_before_any_training(encoder, data, tmp_path):
     (tmp_path / "stream.json").write_text("[]")
-    with pytest.raises(RecipeError, match=r"must be one of main, spearmanr, .*, got 'accuracy'"):
+    with pytest.raises(RecipeError, match=r"must be one of main, spearmanr, .*, got 'macro_f1'"):
         run(stream, "--data", data / "three.jsonl", data / "grade.jsonl", "--model_name", encoder, "--output_dir",
-            tmp_path, "--use_cpu", "--max_steps", 1, "--metric_for_best_model", "accuracy",
+            tmp_path, "--use_cpu", "--max_steps", 1, "--metric_for_best_model", "macro_f1",
             "--overwrite_output_dir")  # fmt: skip
     assert list(tmp_path.iterdir()) == [tmp_path / "stream.json"]

@@ -340,7 +340,14 @@ def test_the_papers_tasks(flags, encoder, tmp_path):
     run(paper_tasks, *command, "--task", "sms_spam")
     results = results_of(tmp_path / "run")
     table = (tmp_path / "run" / "table.md").read_text()
-    assert f"| {100 * results['test']['accuracy']:.1f} | 180 rows, 2 classes; paper: 5,573, 2 |" in table
+    rows = {
+        cells[0]: cells[1:]
+        for line in table.splitlines()
+        if (cells := [each.strip() for each in line.split("|")[1:-1]])
+    }
+    own = rows[""].index("this run")
+    assert rows["sms spam"][own] == rows["mean of 1"][own] == f"{100 * results['test']['accuracy']:.2f}"
+    assert "sms spam: 180 rows, 2 classes; paper: 5,573, 2" in table
     if "two_layer" in flags:
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
         assert sum(value.numel() for key, value in weights.items() if "classifier" in key) == 32 * 32 + 32 + 2 * 32 + 2
