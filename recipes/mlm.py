@@ -37,7 +37,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.trainer_utils import TrainOutput
 
 from common.arguments import (
     AUTO,
@@ -82,13 +81,6 @@ class MlmTrainer(RecipeTrainer):
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.head = head if isinstance(self.model, PeftModel) else {}
-        self.loss_before: float | None = None
-
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Train as RecipeTrainer.train does, and compute the validation loss before it."""
-        if self.args.do_eval:
-            self.loss_before = self.evaluate()["eval_loss"]
-        return super().train(*args, **kwargs)
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
         """Return batches in which the same words are masked every time, so that losses can be compared."""
@@ -195,15 +187,6 @@ class MlmTask(Task):
     def describe_data(self, arguments: TextArguments) -> dict[str, Any]:
         return describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, self.splits)
 
-    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
-        """Return the loss before the training, and the names of the head's trained weights."""
-        log_of_kept = (entry for entry in trainer.state.log_history if entry["step"] == trainer.kept_step)
-        loss = next((entry["eval_loss"] for entry in log_of_kept if "eval_loss" in entry), None)
-        if trainer.loss_before is not None and loss is not None:
-            before, after = math.exp(trainer.loss_before), math.exp(loss)
-            log(f"validation perplexity of masked tokens: {before:,.1f} before, {after:,.1f} after")
-        return {"loss_before": trainer.loss_before, "trained_head": sorted(self.trained)}
-
 
 def main() -> None:
     """Read the command line and train, or compute the loss of what a run has saved."""
@@ -211,12 +194,8 @@ def main() -> None:
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
     command = Command(*parser.parse())
     arguments, method, _, training = command
-    without_effect = {
-        "--keep_prefix": method.keep_prefix not in (AUTO, OFF),  # each epoch masks other words
-        "--example": training.example,  # an adapter for masked words predicts nothing
-    }
-    if given := [flag for flag, value in without_effect.items() if value]:
-        raise RecipeError(f"{given[0]} has no effect on masked words. Leave it out.")
+    if method.keep_prefix not in (AUTO, OFF):
+        raise RecipeError("--keep_prefix has no effect, as each epoch masks other words. Leave it out.")
     method.keep_prefix, training.do_predict = OFF, False
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep

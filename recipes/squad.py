@@ -105,8 +105,6 @@ class SquadTask(Task):
     auto_class = AutoModelForQuestionAnswering
     task_type = "QUESTION_ANS"
     trainer_class = SquadTrainer
-    predictions = "predictions.json"
-    has_test = True  # the answers to the questions of validation
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -145,7 +143,7 @@ class SquadTask(Task):
         """Write the answers to `prefix`predictions.json in the output folder, if --do_predict asks for them."""
         answers = trainer.answers() if trainer.args.do_predict else None
         if answers is not None and trainer.args.should_save:
-            write_json(Path(trainer.args.output_dir, f"{prefix}{self.predictions}"), answers)
+            write_json(Path(trainer.args.output_dir, f"{prefix}predictions.json"), answers)
 
 
 def main() -> None:

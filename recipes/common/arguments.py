@@ -213,7 +213,6 @@ class MethodArguments:
         """Raise RecipeError if an option would silently have no effect with this method, or its result is unusable."""
         for_adapters = {
             "--push_to_hub": training.push_to_hub,
-            "--example": training.example,
             "--init_adapter": adapter.init_adapter,
             "--head two_layer": self.head != "linear",
             "--keep_prefix": self.keep_prefix not in (AUTO, OFF),
@@ -303,12 +302,6 @@ class RecipeTrainingArguments(TrainingArguments):
     )
     hub_private_repo: bool = HfArg(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
-    )
-    example: list[str] | None = HfArg(  # noqa: RUF009
-        default=None,
-        metadata={"action": "extend"},
-        help="Texts for which the adapter's card shows predictions, two for each pair; default: none, as the data may "
-        "be private.",
     )
     do_train: bool = HfArg(default=False, help="Train. Without all three of these flags, a recipe does all of it.")
     do_eval: bool = HfArg(

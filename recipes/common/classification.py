@@ -1,6 +1,6 @@
 """Classification of texts or pairs of texts with any labels.
 
-text_classification.py and paper_tasks.py train single tasks with `run_task`; stream.py trains several on one model.
+text_classification.py, paper_tasks.py and stream.py train with `run`.
 """
 
 import textwrap
@@ -83,9 +83,6 @@ class ClassificationArguments(TextArguments):
     )
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = HfArg(
         default=None, help="Kind of the labels; default: detected."
-    )
-    labels_as_text: bool = HfArg(
-        default=False, help="Numbers among the labels are only names: 7 and 007 are two classes, and 1.5 is one."
     )
     label_separator: str | None = HfArg(
         default=None, help="What separates several labels of one text in the column, such as '|'."
@@ -184,7 +181,6 @@ class ClassificationTask(Task):
     weights: tuple[float, ...] | None = None
     scale: tuple[float, float] | None = None
     trainer_class = ClassificationTrainer
-    predictions = "predictions.csv"
 
     def __post_init__(self) -> None:
         self.labels, self.problem_type = self.kind.names, self.kind.problem_type
@@ -220,7 +216,7 @@ class ClassificationTask(Task):
         prediction = trainer.predict(test)
         is_labeled = "label" in test.column_names
         if trainer.is_world_process_zero():
-            path = Path(trainer.args.output_dir, prefix + self.predictions)
+            path = Path(trainer.args.output_dir, f"{prefix}predictions.csv")
             path.parent.mkdir(parents=True, exist_ok=True)
             table = pd.DataFrame({name: test[name] for name in self.text_columns})
             if is_labeled:
@@ -235,7 +231,7 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
     """Load a data set and detect its texts and labels; leave out examples without a label, and training examples
     without text."""
     splits, text_columns, columns = _read_splits(arguments, training)
-    labels = find_labels(splits["train"], columns, arguments.problem_type, arguments.labels_as_text)
+    labels = find_labels(splits["train"], columns, arguments.problem_type)
     if labels.problem_type == REGRESSION and arguments.class_weights:
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
     texts = label_texts(splits["train"], columns)
@@ -280,7 +276,8 @@ def _read_splits(
 ) -> tuple[dict[str, Dataset], tuple[str, ...], tuple[str, ...]]:
     """Return the splits without what is left out, and the columns of the texts and of the labels."""
     splits = load_data(arguments, training)
-    text_columns, columns = _find_columns(splits["train"], arguments, recorded)
+    text_columns = find_text_columns(splits["train"], arguments.text_columns, recorded)
+    columns = find_label_columns(splits["train"], arguments.label_columns)
     if clash := [column for column in columns if column in text_columns]:
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     if arguments.label_separator and len(columns) == 1:
@@ -299,21 +296,6 @@ def _read_splits(
         shown = ", ".join(label) if isinstance(label, tuple) else label
         log(f"  {locate(few, row)}: {textwrap.shorten(text, _SHOWN_TEXT, placeholder='...')!r} -> {shown}")
     return splits, text_columns, columns
-
-
-def _find_columns(
-    data: Dataset, arguments: ClassificationArguments, recorded: Sequence[str] | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of the texts and of the labels; say at once what is missing of both."""
-    try:
-        texts = find_text_columns(data, arguments.text_columns, recorded)
-    except RecipeError as error:
-        try:
-            find_label_columns(data, arguments.label_columns)
-        except RecipeError as other:
-            raise RecipeError(f"{error} {other}") from error
-        raise
-    return texts, find_label_columns(data, arguments.label_columns)
 
 
 def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]) -> dict[str, Dataset]:

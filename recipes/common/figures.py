@@ -3,7 +3,6 @@
 The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a second: do it late.
 """
 
-import re
 import shlex
 import shutil
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from huggingface_hub.utils import HFValidationError, validate_repo_id
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -161,8 +159,10 @@ def draw_learning_curves(
     return figure
 
 
-def report_end(trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None) -> None:
-    """Draw the figures of a finished run; print its scores, its files and how to predict, in the main process."""
+def report_end(
+    trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None, base_model: str
+) -> None:
+    """Draw the figures of a finished run; print its scores, its files and what to do next, in the main process."""
     output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
     print(f"\n{_describe_scores(trainer, results)}")
     size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
@@ -184,6 +184,8 @@ def report_end(trainer: Any, results: Mapping[str, Any], kept: Any, example: str
     if example is not None and is_houlsby(saved):
         rows["Predict"] = predict_command(saved, example)
         rows["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
+    if is_houlsby(saved) and not trainer.args.push_to_hub:
+        rows["Share"] = push_command(saved, base_model)
     print_files(rows)
 
 
@@ -252,34 +254,17 @@ def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
 
 
-def push_command(
-    adapter: Path,
-    name: str,
-    results: Path,
-    base_model: str,
-    private: bool,
-    example: str | tuple[str, str] | Sequence[str | tuple[str, str]] | None = None,
-) -> str | None:
-    """Return the command that pushes a saved adapter to the Hub; None if its base model is not known to be there."""
+def push_command(adapter: Path, base_model: str) -> str:
+    """Return the command that pushes a saved adapter, with the results of its run, to a repository of the run's name.
+
+    `base_model` is the base model's name on the Hub.
+    """
     if looks_like_a_path(base_model):
-        return None
-    words = [*_tool(), "push", str(adapter), _repo_name(name)]
+        return "its base model must be on the Hub, see docs/hub.md"
+    words = [*_tool(), "push", str(adapter), adapter.resolve().parent.name]
     if (read_object(adapter / "adapter_config.json") or {}).get("base_model_name_or_path") != base_model:
         words += ["--base-model", base_model]
-    words += ["--results", str(results)] if results.exists() else []
-    inputs = [example] if isinstance(example, (str, tuple)) else example or []
-    texts = [text for item in inputs for text in (item if isinstance(item, tuple) else [item])]
-    words += [f"--example={text}" for text in texts]  # a text may begin with a dash
-    return shlex.join([*words, *["--pairs"] * (len(texts) > len(inputs)), *["--private"] * private])
-
-
-def _repo_name(name: str) -> str:
-    """Return a name that the Hub accepts."""
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:90] or "adapter"
-    return name
+    return shlex.join(words)
 
 
 def _tool() -> list[str]:

@@ -68,7 +68,6 @@ class GlueTask(Task):
     validation_splits: tuple[str, ...] = ("validation",)
     test_splits: tuple[str, ...] = ()  # without GLUE's own, whose labels are not public
     predicts: bool = False  # the test sets of the server
-    predictions = "submission"
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -82,11 +81,6 @@ class GlueTask(Task):
     def example(self) -> list[str]:
         """The first text, or pair of texts, of the validation split."""
         return [self.splits[self.validation_splits[0]][0][column] for column in self.text_columns]
-
-    @property
-    def has_test(self) -> bool:
-        """Whether the predictions for the server are asked for."""
-        return self.predicts
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the task's scores of logits or, for a regression, of scores."""

@@ -1,6 +1,5 @@
 """The labels of a data set: their kind, their names, and their numbers."""
 
-import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, List, Value
 
 from common.data import LABEL_NAMES, columns_of, keep_rows, locate
-from common.edge import RecipeError, log
+from common.edge import RecipeError
 from houlsby_peft.tables import match_column
 
 
@@ -22,7 +21,6 @@ LABEL_COLUMNS = (
 )
 REGRESSION, SINGLE, MULTI = "regression", "single_label_classification", "multi_label_classification"
 SHOWN = 20
-RARE = 10  # examples, below which the scores of a class say little
 
 
 @dataclass(frozen=True)
@@ -89,13 +87,11 @@ def find_label_columns(train: Dataset, named: Sequence[str] | None) -> tuple[str
     )
 
 
-def find_labels(
-    train: Dataset, named: Sequence[str] | None, problem_type: str | None = None, as_text: bool = False
-) -> Labels:
+def find_labels(train: Dataset, named: Sequence[str] | None, problem_type: str | None = None) -> Labels:
     """Find the labels of the training examples."""
     columns = find_label_columns(train, named)
     texts = label_texts(train, columns)
-    problem_type = problem_type or _guess(texts, as_text)
+    problem_type = problem_type or _guess(texts)
     if problem_type == REGRESSION:
         if len(columns) > 1:
             raise RecipeError(f"A regression needs one column, got --label_columns {' '.join(columns)}. Name one.")
@@ -107,25 +103,7 @@ def find_labels(
             f"A classification needs training examples of two classes; the column {columns[0]!r} has only "
             f"{', '.join(sorted(found))}. Add examples of another class."
         )
-    if len(columns) == 1:
-        _compare_names(names, columns[0], as_text)
     return Labels(columns, problem_type, tuple(names))
-
-
-def _compare_names(names: Sequence[str], column: str, as_text: bool) -> None:
-    """Refuse two ways to write one number, unless numbers are names; note names that differ only in case or form."""
-    seen: dict[float | str, str] = {}
-    for name in names:
-        number = _number(name)
-        key = number if np.isfinite(number) and not as_text else unicodedata.normalize("NFC", name).casefold()
-        other = seen.setdefault(key, name)
-        if other != name and not isinstance(key, str):
-            raise RecipeError(
-                f"The labels {other!r} and {name!r} of the column {column!r} are one number. Write them alike or, if "
-                "they are names, give --labels_as_text."
-            )
-        if other != name:
-            log(f"note: the classes {other!r} and {name!r} differ only in case or in how accents are encoded")
 
 
 def check_repeated(labels: Labels, texts: Sequence[Hashable]) -> None:
@@ -235,12 +213,9 @@ def describe_balance(labels: Labels, encoded: Sequence[Any]) -> str:
     several = labels.problem_type == MULTI
     counts = Counter(number for row in encoded for number in (np.flatnonzero(row) if several else (row,)))
     listed = [f"{labels.names[key]} {count:,} ({count / len(encoded):.1%})" for key, count in counts.most_common()]
-    rare, absent = sum(count < RARE for count in counts.values()), len(labels.names) - len(counts)
     are_numbers = len(labels.columns) == 1 and all(np.isfinite(_number(name)) for name in labels.names)
     notes = {
         f", and {len(listed) - SHOWN} more": len(listed) > SHOWN,
-        f"; {rare} with fewer than {RARE} examples": rare,
-        f"; {absent} never seen": absent,
         " (numbers as classes; for a score, give --problem_type regression)": not several and are_numbers,
         " (several labels in one text? give --label_separator '|')": (
             not several and sum("|" in name for name in labels.names) > 1
@@ -257,11 +232,11 @@ def _declared(data: Dataset, column: str) -> list[str]:
     return list(feature.names) if isinstance(feature, ClassLabel) else []
 
 
-def _guess(texts: Sequence[Hashable], as_text: bool) -> str:
+def _guess(texts: Sequence[Hashable]) -> str:
     if any(isinstance(text, tuple) for text in texts):
         return MULTI
     numbers = np.array([_number(text) for text in texts])
-    is_score = not as_text and np.isfinite(numbers).all() and (numbers != np.round(numbers)).any()
+    is_score = np.isfinite(numbers).all() and (numbers != np.round(numbers)).any()
     return REGRESSION if is_score else SINGLE
 
 

@@ -3,7 +3,6 @@
 This file imports no PyTorch, so that sweep.py and study_table.py start in a moment.
 """
 
-import csv
 import fcntl
 import json
 import os
@@ -31,7 +30,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "report_to"),
     *("run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "use_cpu", "keep_prefix_gb"),
-    *("do_train", "do_eval", "do_predict", "example", "evaluate", "encoding", "fsdp", "accelerator_config"),
+    *("do_train", "do_eval", "do_predict", "evaluate", "encoding", "fsdp", "accelerator_config"),
 }
 FREE_BEGINNINGS = (
     *("hub_", "log_", "logging_", "trackio_", "per_device_eval", "torch_compile", "deepspeed", "fsdp_", "save_"),
@@ -43,7 +42,6 @@ OF_DATA, OF_FOLDERS = ("data", "data_dir", "validation_file", "test_file"), ("mo
 _RESTORED = ("learning_rate", "weight_decay", "adam_", "optim", "lr_scheduler", "metric_for_best_model", "data of ")
 _SAMPLED = 1 << 26  # bytes of a file that are read for its fingerprint; of a larger one half of it at either end
 _LISTED = 3  # differences in a message
-_LOCKS: dict[tuple[int, int], int] = {}  # the open lock files of this process, by device and number
 
 
 class Run:
@@ -83,7 +81,7 @@ class Run:
         if self.starts_over or self.asked is not None:
             return
         if found and before and not self.changed:
-            log(f"{self.folder} holds this run, finished: nothing is trained.")
+            log(f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on other data.")
             self.results = found
         elif self.is_begun and (self.changed or not before):
             changed = self.changed or {ARGUMENTS_FILE: "is missing"}
@@ -129,12 +127,6 @@ class Run:
         if checkpoint:
             log(f"Resuming from {checkpoint}.")
         return checkpoint
-
-    @property
-    def has_new_test(self) -> bool:
-        """Whether the test file of the command is not the one that the finished run has predicted."""
-        recorded = (self.results or {}).get(CONTENT, {})
-        return self.content.get("test", {}).get("sum") != recorded.get("test", {}).get("sum")
 
 
 def is_free(name: str) -> bool:
@@ -223,18 +215,13 @@ def is_houlsby(folder: Path) -> bool:
 def lock(folder: Path) -> None:
     """Create a run's folder and reserve it until this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    # The kernel gives up a process's locks with the process, so that one that was killed leaves none behind. The file
+    # stays open: closing it would give up the lock.
     file = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
-    known = os.fstat(file).st_dev, os.fstat(file).st_ino
-    if known in _LOCKS:
-        return os.close(file)
     try:
-        # The kernel holds it on the open file, so that no lock is left behind by a process that was killed.
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         raise RecipeError(f"{folder} is in use by another run. Wait, or give another --output_dir.") from None
-    _LOCKS[known] = file
-    return None
 
 
 def hardware() -> str:
@@ -250,15 +237,6 @@ def hardware() -> str:
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     threads = torch.get_num_threads()
     return f"{next(names, platform.machine())}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def emissions(folder: Path) -> float | None:
-    """Return the kilograms of CO2 that CodeCarbon recorded for a run with --report_to codecarbon, or None."""
-    try:
-        with (folder / "emissions.csv").open(newline="") as file:
-            return float(list(csv.DictReader(file))[-1]["emissions"])
-    except (OSError, LookupError, ValueError):  # there is none, or it is damaged
-        return None
 
 
 def command_line(argv: Sequence[str], token: str | None = None) -> str:

@@ -109,7 +109,7 @@ def find_columns(train: Dataset, word_column: str | None, tag_column: str | None
 
 def find_tags(train: Dataset, tag_column: str) -> tuple[str, ...]:
     """Return the tags that the data set declares or contains."""
-    return find_labels(train, [tag_column], MULTI, as_text=True).names
+    return find_labels(train, [tag_column], MULTI).names
 
 
 def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:

@@ -32,7 +32,7 @@ from common.arguments import (
     merge,
 )
 from common.data import describe_data, tokenize
-from common.edge import RecipeError, log
+from common.edge import RecipeError
 from common.model import Saved, adapt, hub_name, load_model, load_saved, on_main, settle
 from common.run import (
     CONTENT,
@@ -40,7 +40,6 @@ from common.run import (
     RESULTS_FILE,
     Run,
     command_line,
-    emissions,
     find_saved,
     hardware,
     is_houlsby,
@@ -51,7 +50,6 @@ from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_t
 from houlsby_peft.hub.card import write_card_of_saved
 
 
-Example = str | tuple[str, str] | list[str] | list[tuple[str, str]] | None
 # How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain.
 EVALUATED = "evaluation_"
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
@@ -70,7 +68,6 @@ class Task(ABC):
         auto_class: The model with the task's head.
         task_type: PEFT's name for the kind of task.
         trainer_class: The trainer.
-        predictions: The file or folder in the output folder into which `predict_test` writes, if there is one.
     """
 
     name: str
@@ -82,7 +79,6 @@ class Task(ABC):
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification
     task_type: ClassVar[str] = "SEQ_CLS"
     trainer_class: ClassVar[type[RecipeTrainer]] = RecipeTrainer
-    predictions: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -109,18 +105,6 @@ class Task(ABC):
         """A text or a pair of texts, for which the end of a run shows how to predict."""
         split = self.splits.get("validation", self.splits.get("train"))
         return None if split is None else [split[0][column] for column in self.text_columns]
-
-    @property
-    def has_test(self) -> bool:
-        """Whether there is something to predict after the training."""
-        return "test" in self.splits
-
-    @classmethod
-    def has_predicted(cls, run: Run) -> bool:
-        """Return whether a finished run has predicted the test split, as far as can be told without the data."""
-        if cls.predictions is None:
-            return (run.results or {}).get("test") is not None
-        return (run.folder / cls.predictions).exists()
 
     def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with a new head for this task, and make trainable what the method trains."""
@@ -218,37 +202,24 @@ def run_task(
     """
     arguments, method, adapter, training = command
 
-    def load_again(name: str) -> Saved:
-        return load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
-
     name = find_evaluated(command)
     if name is not None:
-        saved = load_again(name)
+        saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
         return evaluate(load(saved), saved, command)
     push = houlsby_peft.plan_push(training, hub_name(arguments.model_name))  # before anything is trained
     command = command._replace(method=settle(method, adapter, training, arguments.model_name))
     run = on_main(training, lambda: Run(merge(command), defaults_of(command), files, training.world_size))
     results = run.results
-    asks = getattr(arguments, "predict", training.do_predict)  # glue.py has a flag of its own
     if results is None:
         results = train(load(None), run, command)
-    elif asks and (run.has_new_test or not kind.has_predicted(run)):
-        task = load(None)
-        task.splits.pop("train", None)
-        if task.has_test:
-            saved = load_again(str(find_saved(run.folder)))
-            trainer = task.make_trainer(saved.model, saved.tokenizer, arguments.max_length, training)
-            results = {**results, CONTENT: run.content, "test": task.predict_test(trainer)}
-            if training.process_index == 0:
-                write_json(run.folder / RESULTS_FILE, results)
-    share(push, training, arguments.model_name, card_example(training, len(results.get("text_columns") or "1")))
+    if push is not None and training.process_index == 0:
+        print(f"Pushed: {push(str(run.folder / 'adapter'), results=str(run.folder / RESULTS_FILE))}")
     return results
 
 
 def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
     """Load the encoder, adapt it, train, save the best epoch, predict and report; return results.json's content."""
     arguments, method, _, training = command
-    card_example(training, max(1, len(task.text_columns)))  # checked before the training
     training.choose_by(task.scores)
     if training.label_smoothing_factor and (len(task.labels) < 2 or task.problem_type == "multi_label_classification"):
         raise RecipeError("--label_smoothing_factor is for one class per text or word. Leave it out.")
@@ -270,15 +241,16 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         **({"labels": task.labels, "problem_type": task.problem_type} if task.labels else {}),
         "test": test,
         "per_class": describe_classes(kept),
-        CONTENT: {name: file for name, file in run.content.items() if name != "test" or training.do_predict},
+        CONTENT: run.content,
         **task.entries(trainer),
     }
     if training.process_index == 0:
         from common.figures import report_end  # only now, as the import takes a second
 
         write_json(run.folder / RESULTS_FILE, content)
-        write_adapter_card(run.folder / trainer.saved_as, card_example(training, max(1, len(task.text_columns))))
-        report_end(trainer, content, kept, task.example)
+        if is_houlsby(run.folder / trainer.saved_as):
+            write_card_of_saved(run.folder / trainer.saved_as)
+        report_end(trainer, content, kept, task.example, hub_name(arguments.model_name))
     return content
 
 
@@ -346,7 +318,6 @@ def describe_run(trainer: RecipeTrainer, groups: Sequence[Any]) -> dict[str, Any
         "arguments": merge(groups),
         "defaults": defaults_of(groups),
         "hardware": hardware(),
-        "emissions": emissions(Path(training.output_dir)),
         "command": command_line(sys.argv, training.hub_token),
     }
 
@@ -377,43 +348,3 @@ def find_evaluated(command: Command) -> str | None:
             f"{folder} has neither adapter nor model. Give --do_train as well, or --evaluate with a folder."
         )
     return str(saved or name)
-
-
-def card_example(training: RecipeTrainingArguments, texts: int) -> Example:
-    """Return what --example gives for the card: a text or, for a task of two texts, a pair; or a list of these."""
-    given = training.example or []
-    if len(given) % texts:
-        raise RecipeError(f"--example must give two texts for each pair, got {len(given)}. Add the missing one.")
-    inputs = given if texts == 1 else list(zip(given[::2], given[1::2], strict=True))
-    return inputs[0] if len(inputs) == 1 else inputs or None
-
-
-def write_adapter_card(folder: Path, example: Example) -> None:
-    """Write the card of a Houlsby adapter that a run has saved, with the results of the run; call it after these."""
-    if not is_houlsby(folder):
-        return
-    answer = None
-    try:
-        answer = None if example is None else houlsby_peft.load(folder).predict(example)
-    except (ValueError, OSError) as error:  # the run is finished, whatever its card lacks
-        log(f"The card shows no predictions for --example: {error}")
-    write_card_of_saved(folder, example=example if answer else None, answer=answer)
-
-
-def share(
-    push: Callable[..., str] | None,
-    training: RecipeTrainingArguments,
-    model_name: str,
-    example: Example,
-    adapter: str = "adapter",
-) -> None:
-    """Push the adapter and the results of a run, and print the address; without --push_to_hub, print the command."""
-    folder, results = Path(training.output_dir, adapter), Path(training.output_dir, RESULTS_FILE)
-    if training.process_index == 0 and push is not None:
-        print(f"Pushed: {push(str(folder), results=str(results), example=example)}")
-    elif training.process_index == 0 and is_houlsby(folder):
-        from common.figures import push_command
-
-        name, base = training.hub_model_id or Path(training.output_dir).resolve().name, hub_name(model_name)
-        shown = push_command(folder, name, results, base, training.hub_private_repo, example)
-        print(f"{'Share:':<18}{shown or 'its base model must be on the Hub, see docs/hub.md'}")

@@ -216,16 +216,12 @@ class TestCommands:
         pairs = ["--pairs"] if len(texts) == 2 else []
         assert words == ["houlsby-peft", "predict", "my runs/adapter", *texts, *pairs]
 
-    @pytest.mark.parametrize(
-        ("name", "repo"),
-        [("user/mrpc", "user/mrpc"), ("r 8, $1--x.git", "r-8-1-x-git"), ("…", "adapter")],
-    )
-    def test_push(self, name, repo, tmp_path, monkeypatch):
+    def test_push(self, tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "_tool", lambda: ["houlsby-peft"])
-        (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-        words = shlex.split(figures.push_command(tmp_path, name, tmp_path / "none.json", "org/base", private=False))
-        assert words == ["houlsby-peft", "push", str(tmp_path), repo]
-        (tmp_path / "results.json").write_text("{}")
-        words = shlex.split(figures.push_command(tmp_path, name, tmp_path / "results.json", "org/other", private=True))
-        assert words[4:] == ["--base-model", "org/other", "--results", str(tmp_path / "results.json"), "--private"]
-        assert figures.push_command(tmp_path, name, tmp_path / "none.json", str(tmp_path), private=False) is None
+        adapter = tmp_path / "mrpc" / "adapter"
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+        words = ["houlsby-peft", "push", str(adapter), "mrpc"]
+        assert shlex.split(figures.push_command(adapter, "org/base")) == words
+        assert shlex.split(figures.push_command(adapter, "org/other")) == [*words, "--base-model", "org/other"]
+        assert "must be on the Hub" in figures.push_command(adapter, str(tmp_path))

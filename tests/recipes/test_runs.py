@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import random
@@ -14,14 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import glue
 import killed_runs
-import text_classification
 from common.arguments import RecipeTrainingArguments, defaults_of
 from common.edge import RecipeError, end_with_one_line
 from common.run import CONTENT, command_line, describe_content, differences, lock
@@ -280,12 +277,16 @@ class TestEnds:
         assert not (tmp_path / "results.json").exists()
 
     def test_two_runs_in_one_folder(self, tmp_path):
-        with (tmp_path / "run.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(RecipeError, match="is in use by another run"):
-                lock(tmp_path)
         lock(tmp_path)
         lock(tmp_path)  # this process has it
+
+        def other_process():
+            with pytest.raises(RecipeError, match="is in use by another run") as refused:
+                lock(tmp_path)
+            print(refused.value)
+
+        os.waitpid(forked(other_process, tmp_path / "log"), 0)
+        assert "is in use by another run" in (tmp_path / "log").read_text()
 
     @pytest.mark.parametrize(
         ("error", "status", "said"),
@@ -344,31 +345,3 @@ class TestWhatIsSaved:
         assert command_line(words, "hf_x") == "python recipes/glue.py --data_dir data --hub_token TOKEN"
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
         assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")
-
-    def test_a_base_model_in_a_pickle(self, encoder, tmp_path):
-        """It is the user's own choice, and a card that cannot be complete does not fail the run."""
-        base = shutil.copytree(encoder, tmp_path / "base")
-        torch.save(load_file(base / "model.safetensors"), base / "pytorch_model.bin")
-        (base / "model.safetensors").unlink()
-        data = write(tmp_path / "a.csv", text=["the king is", "a queen"] * 12, label=["a", "b"] * 12)
-        run(text_classification, "--data", data, "--model_name", base, "--use_cpu", "--max_steps", 1, "--output_dir",
-            tmp_path / "run", "--example", "the king")  # fmt: skip
-        assert results_of(tmp_path / "run")["task"] == "a"
-
-    def test_a_new_test_file_is_predicted_with_the_finished_run(self, encoder, tmp_path, capsys):
-        texts = ["the king is", "a queen"] * 12
-        for split in ("train", "validation", "test"):
-            write(tmp_path / f"{split}.csv", text=texts, label=["a", "b"] * 12)
-        command = ["--data", tmp_path, "--model_name", encoder, "--use_cpu", "--max_steps", 1, "--output_dir",
-                   tmp_path / "run"]  # fmt: skip
-        run(text_classification, *command, "--do_train", "--do_eval")
-        assert not (tmp_path / "run" / "predictions.csv").exists()
-        run(text_classification, *command)
-        first = results_of(tmp_path / "run")
-        write(tmp_path / "test.csv", text=texts[:4], label=["b"] * 4)
-        run(text_classification, *command)
-        last = results_of(tmp_path / "run")
-        assert len(pd.read_csv(tmp_path / "run" / "predictions.csv")) == 4
-        assert {**last, "test": first["test"], CONTENT: first[CONTENT]} == first
-        assert last["test"] != first["test"]
-        assert capsys.readouterr().out.count("nothing is trained") == 2
