@@ -34,7 +34,7 @@ install: $(INSTALLED)  ## make .venv and install the project and its tools, at t
 
 # Alone, it installs only what it needs, and `make install` the rest.
 demo: $(or $(wildcard $(INSTALLED)),$(VENV)/demo)  ## train an adapter on generated sentences: offline, in minutes
-	@OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/glue.py --use_cpu
+	@OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/demo.py --use_cpu
 
 # One thread for each of the two workers: more would only get in each other's way.
 test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data or need heavy libraries

@@ -1,6 +1,5 @@
 """Train a Houlsby adapter, or a method it is compared with, on a task of GLUE or on all nine.
 
-    python recipes/glue.py                                   # no data, no network: generated minimal pairs, MiniLM
     accelerate launch recipes/glue.py --task mrpc            # BERT-base and MRPC from the Hub
     accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 --learning_rate 1e-3
     accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict    # the paper's, and a submission

@@ -1,12 +1,8 @@
-"""GLUE: its nine tasks, glue.py's command line with the papers' presets, and the predictions that its server scores.
-
-The generated minimal pairs stand in for the tasks in a run without data.
-"""
+"""GLUE: its nine tasks, glue.py's command line with the papers' presets, and the predictions for its server."""
 
 import copy
 import csv
 import zipfile
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +23,7 @@ from common.arguments import (
     RecipeTrainingArguments,
 )
 from common.data import check_columns, describe_data, find_split, locate, read_split
-from common.edge import RecipeError, log
-from common.minimal_pairs import DEMO, LABELS, explain, minimal_pairs
+from common.edge import RecipeError
 from common.presets import with_preset
 from common.run import write_atomically, write_json
 from common.scores import (
@@ -47,7 +42,7 @@ from common.trainer import RecipeTrainer
 
 
 HUB_DATASET = "nyu-mll/glue"
-MINIMAL_PAIRS, ALL = "minimal_pairs", "all"
+ALL = "all"
 STSB_RANGE = LOWEST, HIGHEST = 0.0, 5.0
 
 # The main score of each task comes first: it is in the papers' tables and chooses the best epoch. CoLA's accuracy,
@@ -56,7 +51,6 @@ TASK_SCORES: dict[str, tuple[str, ...]] = {
     **GLUE_TASKS,
     "cola": ("matthews_correlation", "accuracy"),
     "mnli": ("accuracy",),  # of each of its two validation splits
-    MINIMAL_PAIRS: ("accuracy",),
 }
 
 
@@ -66,7 +60,6 @@ class GlueTask(Task):
 
     data_dir: str | None = None
     validation_splits: tuple[str, ...] = ("validation",)
-    test_splits: tuple[str, ...] = ()  # without GLUE's own, whose labels are not public
     predicts: bool = False  # the test sets of the server
 
     @property
@@ -95,19 +88,17 @@ class GlueTask(Task):
         return found if len(found) > 1 else next(iter(found.values()))
 
     def load(self, data_dir: str | None, trains: bool = True) -> "GlueTask":
-        """Return the task with its splits, from `data_dir`/<task> or the Hub; those of minimal_pairs are generated."""
-        if self.name == MINIMAL_PAIRS:
-            return replace(self, splits=dict(minimal_pairs()))
+        """Return the task with its splits, from `data_dir`/<task> or the Hub."""
         splits = {}
-        for split in (*(("train",) if trains else ()), *self.validation_splits, *self.test_splits):
+        for split in (*(("train",) if trains else ()), *self.validation_splits):
             name, data = f"{self.name} {split}", _read(self.name, split, data_dir)
             check_columns(data, name, self.text_columns, ["label"])
             splits[split] = numeric_labels(data, name, len(self.labels))
         return replace(self, splits=splits, data_dir=data_dir)
 
     def files(self, data_dir: str | None) -> dict[str, Path]:
-        """Return the files that `load` reads, by their splits; those on the Hub and generated ones have none."""
-        if data_dir is None or self.name == MINIMAL_PAIRS:
+        """Return the files that `load` reads, by their splits; those on the Hub have none."""
+        if data_dir is None:
             return {}
         folder = Path(data_dir).expanduser() / self.name
         splits = ("train", *self.validation_splits)
@@ -120,19 +111,12 @@ class GlueTask(Task):
         self.max_length = max_length  # of the test sets as well
         return super().make_trainer(model, tokenizer, max_length, training, **options)
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, Any] | None:
-        """Write the predictions for GLUE's server; of the run without data, score and explain its test sentences."""
+    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> None:
+        """Write the predictions for GLUE's server, if they are asked for."""
         if self.predicts:
             outputs = self._predict_for_server(trainer)
             if trainer.is_world_process_zero():
                 write_predictions(trainer.args.output_dir, outputs, prefix)
-        if "test" not in self.data or prefix:
-            return None
-        test, output = self.data["test"], trainer.predict(self.data["test"])
-        is_right = pd.Series(output.predictions.argmax(-1) == test["label"])
-        scores = {**is_right.groupby(test["phenomenon"][:], sort=False).mean(), "all": is_right.mean()}
-        log(explain(scores, self.data, trainer.trainable))
-        return {name: {"accuracy": score} for name, score in scores.items()}
 
     def _predict_for_server(self, trainer: RecipeTrainer) -> dict[str, NDArray[np.floating]]:
         """Return the outputs for the task's test sets, by their names; MNLI's "AX" only if it is at hand."""
@@ -153,9 +137,7 @@ class GlueTask(Task):
         return outputs
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
-        is_demo = self.name == MINIMAL_PAIRS
-        title = "generated minimal pairs" if is_demo else f"GLUE {proper_name(self.name)}"
-        source = None if self.data_dir or is_demo else HUB_DATASET
+        title, source = f"GLUE {proper_name(self.name)}", None if self.data_dir else HUB_DATASET
         return {"language": "en"} | describe_data(title, source, self.name, self.splits, self.validation_splits[0])
 
     def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
@@ -184,17 +166,15 @@ TASKS = {
         ("qnli", ("question", "sentence"), _ENTAILMENT),
         ("rte", _SENTENCES, _ENTAILMENT),
         ("wnli", _SENTENCES, ("not_entailment", "entailment")),
-        (MINIMAL_PAIRS, ("sentence",), LABELS),
     )
 }
 TASKS["mnli"].validation_splits = ("validation_matched", "validation_mismatched")
-TASKS[MINIMAL_PAIRS].test_splits = ("test",)
 
 
 def find_tasks(name: str) -> list[GlueTask]:
     """Return the task of that name, or GLUE's nine for "all"."""
     if name == ALL:
-        return [task for task in TASKS.values() if task.name != MINIMAL_PAIRS]
+        return list(TASKS.values())
     if name not in TASKS:
         raise RecipeError(f"--task must be one of {', '.join([*TASKS, ALL])}, got {name!r}.")
     return [TASKS[name]]
@@ -241,17 +221,13 @@ def _read(source: str, split: str, data_dir: str | None) -> Dataset:
         ) from error
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GlueArguments(EncoderArguments):
     """The task and the encoder."""
 
     _argument_group_name = "task"
 
-    task: str = HfArg(
-        aliases=["--task_name"],
-        default=MINIMAL_PAIRS,
-        help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, all (of these), or minimal_pairs.",
-    )
+    task: str = HfArg(aliases=["--task_name"], help="cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli, or all.")
     data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
     preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
         default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
@@ -268,13 +244,10 @@ def parse_arguments(
     """Parse the command line, or `args`; check what does not depend on the data."""
     groups = (kind, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
-    arguments, method, adapter, training = parser.parse(args, _defaults)
+    arguments, method, adapter, training = parser.parse(args, with_preset)
     tasks = find_tasks(arguments.task)
     if arguments.evaluate is None and training.do_train:
         method.check(adapter, training)
-    if arguments.task == MINIMAL_PAIRS and (arguments.predict or arguments.data_dir):
-        flag = "--predict" if arguments.predict else "--data_dir"
-        raise RecipeError(f"{flag} needs a task of GLUE, got {MINIMAL_PAIRS}, which are generated. Also give --task.")
     if arguments.data_dir is not None:
         folder = Path(arguments.data_dir).expanduser()
         if missing := [task.name for task in tasks if not (folder / task.name).is_dir()]:
@@ -292,13 +265,6 @@ def check_test_sets(folder: Path, tasks: Sequence[str]) -> None:
         is_optional = test_set.source == "ax"
         if test_set.task in tasks and not is_optional and find_split(folder / test_set.source, test_set.split) is None:
             raise RecipeError(f"--predict needs {folder / test_set.source}/{test_set.split}.parquet. Add it.")
-
-
-def _defaults(given: Namespace) -> dict[str, Any]:
-    """Return the defaults of a preset, or of the run without data, by what else the command line says."""
-    if given.preset is None and given.task == MINIMAL_PAIRS:
-        return DEMO
-    return with_preset(given)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common import model
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from recipe_runs import save_tiny_encoder
 
 

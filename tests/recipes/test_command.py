@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from recipe_runs import write
 
 

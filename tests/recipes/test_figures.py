@@ -17,8 +17,9 @@ from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments
 
+from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import run, save_tiny_encoder
+from recipe_runs import run, save_tiny_encoder, write
 from tiny_models import tiny_bert
 
 
@@ -497,10 +498,12 @@ def trained(tmp_path_factory):
     """The folder of runs with adapters and without."""
     folder = tmp_path_factory.mktemp("trained")
     encoder = save_tiny_encoder(folder / "encoder")
+    for split, rows in minimal_pairs().items():
+        write(folder / "sst2" / f"{split}.csv", sentence=rows["sentence"][:200], label=rows["label"][:200])
     for method in ("houlsby", "full"):
-        run(glue, "--model_name", encoder, "--output_dir", folder / method, "--method", method, "--max_steps", 4,
-            "--report_to", "none", "--save_strategy", "no", "--load_best_model_at_end", "false",
-            "--eval_strategy", "no", "--r", 8)  # fmt: skip
+        run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder, "--output_dir", folder / method,
+            "--method", method, "--max_steps", 4, "--report_to", "none", "--save_strategy", "no",
+            "--load_best_model_at_end", "false", "--eval_strategy", "no", "--r", 8)  # fmt: skip
     return folder
 
 

@@ -28,9 +28,9 @@ import token_classification
 from common import model as models
 from common.arguments import AdapterArguments, MethodArguments, RecipeTrainingArguments
 from common.edge import RecipeError
-from common.minimal_pairs import minimal_pairs
 from common.model import apply_method, settle
 from common.trainer import RecipeTrainer
+from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
 from tiny_models import tiny_bert
@@ -263,9 +263,23 @@ def still(tmp_path_factory):
 
 
 class TestPrefix:
-    FLAGS = ("--use_cpu", "--max_train_samples", 64, "--num_train_epochs", 3, "--learning_rate", 1e-2, "--r", 4)
+    FLAGS = [
+        "--task",
+        "cola",
+        "--use_cpu",
+        "--max_train_samples",
+        "64",
+        "--num_train_epochs",
+        "3",
+        "--learning_rate",
+        "1e-2",
+        "--r",
+        "4",
+    ]
 
-    def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(self, still, tmp_path, monkeypatch, capsys):
+    def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(
+        self, still, glue_data, tmp_path, monkeypatch, capsys
+    ):
         rows = []
         forward = BertLayer.forward
 
@@ -283,8 +297,8 @@ class TestPrefix:
             "second": tmp_path / "k",
         }.items():
             rows.clear()
-            run(glue, "--model_name", still, "--output_dir", tmp_path / name, *self.FLAGS, "--layers", 2, 3,
-                "--keep_prefix", where)  # fmt: skip
+            run(glue, *self.FLAGS, "--data_dir", glue_data, "--model_name", still, "--output_dir", tmp_path / name,
+                "--layers", 2, 3, "--keep_prefix", where)  # fmt: skip
             found[name], counts[name] = results_of(tmp_path / name), sum(rows)
             weights = load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
             plain = load_file(tmp_path / "plain" / "adapter" / "adapter_model.safetensors")
@@ -296,6 +310,7 @@ class TestPrefix:
         assert counts["second"] == pytest.approx(counts["plain"] / 2, rel=0.05), "half of the layers are the prefix"
 
     @pytest.mark.parametrize("flags", [("--layers", 2, "--train_layer_norm", "all"), ("--layers", 0, 1)])
-    def test_what_cannot_be_kept(self, still, tmp_path, flags):
+    def test_what_cannot_be_kept(self, still, glue_data, tmp_path, flags):
         with pytest.raises(ValueError, match=r"layer|embeddings"):
-            run(glue, "--model_name", still, "--output_dir", tmp_path, *self.FLAGS, "--keep_prefix", "memory", *flags)
+            run(glue, *self.FLAGS, "--data_dir", glue_data, "--model_name", still, "--output_dir", tmp_path,
+                "--keep_prefix", "memory", *flags)  # fmt: skip

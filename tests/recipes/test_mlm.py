@@ -18,8 +18,8 @@ import mlm
 from common.arguments import RecipeTrainingArguments
 from common.data import read_file
 from common.edge import RecipeError
-from common.minimal_pairs import minimal_pairs
 from common.model import add_adapter, load_model
+from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run
 

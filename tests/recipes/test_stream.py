@@ -10,7 +10,7 @@ import torch
 
 import stream
 from common.edge import RecipeError
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from houlsby_peft import load
 from recipe_runs import results_of, run
 

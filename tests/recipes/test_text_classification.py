@@ -24,7 +24,7 @@ from common.arguments import ClassifierArguments, ClassifierMethodArguments, Rec
 from common.classification import ClassificationArguments, ClassificationTrainer, classification_scores
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
 from recipe_runs import results_of, run, write

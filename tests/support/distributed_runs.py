@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import BertTokenizer
 
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from tiny_models import tiny_bert
 
 

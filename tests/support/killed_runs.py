@@ -82,7 +82,7 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
 
 def make_flags(folder: Path, recipe: object) -> list[str]:
     """Return the command line of a task for a tiny model with dropout, of 3 epochs with a checkpoint each."""
-    from common.minimal_pairs import minimal_pairs
+    from demo import minimal_pairs
     from recipe_runs import save_tiny_encoder
 
     def make() -> None:

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pandas as pd
 from transformers import BertTokenizer
 
-from common.minimal_pairs import minimal_pairs
+from demo import minimal_pairs
 from tiny_models import tiny_bert
 
 
