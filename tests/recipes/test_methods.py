@@ -263,19 +263,8 @@ def still(tmp_path_factory):
 
 
 class TestPrefix:
-    FLAGS = [
-        "--task",
-        "cola",
-        "--use_cpu",
-        "--max_train_samples",
-        "64",
-        "--num_train_epochs",
-        "3",
-        "--learning_rate",
-        "1e-2",
-        "--r",
-        "4",
-    ]
+    FLAGS = ("--task", "cola", "--use_cpu", "--max_train_samples", 64, "--num_train_epochs", 3, "--learning_rate",
+             1e-2, "--r", 4)  # fmt: skip
 
     def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(
         self, still, glue_data, tmp_path, monkeypatch, capsys
