@@ -16,7 +16,6 @@ need, so that a classifier starts with it.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -228,19 +227,12 @@ def load_head(saved: Saved) -> None:
         )
 
 
-def has_head(name: str | None) -> bool:
+def has_head(name: str) -> bool:
     """Return whether a checkpoint has a head for masked words, by the class that its configuration names."""
-    if name is None:
-        return False
-    with suppress(OSError, ValueError):  # reported when the model is loaded
-        kinds = AutoConfig.from_pretrained(find_model(name)).architectures or ()
-        # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
-        return any(
-            kind.endswith("ForMaskedLM")
-            or (kind.endswith("ForPreTraining") and not kind.startswith(("Electra", "Funnel")))
-            for kind in kinds
-        )
-    return False
+    kinds = AutoConfig.from_pretrained(find_model(name)).architectures or ()
+    # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
+    others = ("ElectraForPreTraining", "FunnelForPreTraining")
+    return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds)
 
 
 def train_missing_head(model: PeftModel | PreTrainedModel, missing: set[str]) -> dict[str, nn.Parameter]:

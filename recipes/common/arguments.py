@@ -314,6 +314,8 @@ class RecipeTrainingArguments(TrainingArguments):
             self.do_train = self.do_eval = self.do_predict = True
         if not self.do_eval:
             self.eval_strategy, self.load_best_model_at_end = "no", False
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()
         if self.overwrite_output_dir and self.resume_from_checkpoint is not None:
             raise RecipeError("--overwrite_output_dir starts over, --resume_from_checkpoint goes on: give one.")
         self.ddp_find_unused_parameters |= self.adapter_drop
@@ -326,6 +328,8 @@ class RecipeTrainingArguments(TrainingArguments):
         named = self.metric_for_best_model.removeprefix("eval_")
         if named == "accuracy":  # MNLI has two, and STS-B none
             named = next((name for name in scores if name.endswith(named)), MAIN_METRIC)
+            if named == MAIN_METRIC:
+                log(f"The task has no accuracy: {scores[0]} chooses the best epoch.")
         if named not in (MAIN_METRIC, *scores):
             raise RecipeError(
                 f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}."
@@ -384,13 +388,7 @@ class RecipeParser(HfArgumentParser):
             if name not in own or value is None
         }
         self.set_defaults(**followed)
-        groups = self.parse_args_into_dataclasses(words)
-        values = {name: value for group in groups for name, value in vars(group).items()}
-        advised = {"train_pooler", "learning_rate"} & followed.keys()
-        used = [name for name in sorted(advised) if values[name] == followed[name]]
-        if shown := [f"--{name} {str(values[name]).lower()}" for name in used if args is None]:
-            log(f"{MINILM} is trained with {' '.join(shown)}; its pooler was never pretrained")
-        return groups
+        return self.parse_args_into_dataclasses(words)
 
 
 def read_arguments(path: Path) -> list[str]:

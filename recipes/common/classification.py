@@ -24,6 +24,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeTrainingArguments, TextArguments
 from common.data import (
+    WHERE,
     check_columns,
     files_of,
     find_text_columns,
@@ -299,10 +300,10 @@ def _read_splits(
 
 
 def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]) -> dict[str, Dataset]:
-    """Return the splits with their texts and, unless they have no labels, the column `label`; other columns could have
-    the names of the model's inputs."""
+    """Return the splits with their texts and, unless they have no labels, the column `label` and where each row is in
+    the user's file; other columns could have the names of the model's inputs."""
     return {
-        name: labels.encode(split, name).select_columns([*text_columns, "label"])
+        name: labels.encode(split, name).select_columns([*text_columns, "label", WHERE])
         if has_labels(split, labels.columns)
         else split.select_columns(list(text_columns))
         for name, split in splits.items()

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from common.arguments import DataArguments
 from common.edge import RecipeError, log, looks_like_a_path
-from common.run import CONTENT, describe_content
+from common.run import CONTENT, WHERE, describe_content
 from houlsby_peft import AdapterError
 from houlsby_peft.tables import TableReader, check_number_of_texts, find_encoding, match_column
 from houlsby_peft.tables import find_text_columns as find_usual_columns
@@ -26,7 +26,6 @@ SPLITS = ("train", "validation", "test")
 _WIDTH_OF_TEXT = 15  # characters of a column, on average, that is taken for the text
 VALIDATION_SHARE = 0.1
 LABEL_NAMES = ("label", "labels", "label_ids")  # columns that the Trainer takes for labels
-WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
 _LISTED = 5  # rows in a message
 
 if not sys.stderr.isatty():

@@ -8,6 +8,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from common.edge import looks_like_a_path
-from common.run import MOMENT, is_houlsby, read_object
+from common.run import MOMENT, WHERE, is_houlsby, read_object
 from common.scores import ClassScores, ValueScores, defused, format_scores
 
 
@@ -168,7 +169,7 @@ def report_end(
     size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
     shown = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"
     rows = {
-        trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {_format_seconds(results['seconds'])}",
+        trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {timedelta(seconds=round(results['seconds']))}",
         "Results": str(output / "results.json"),
     }
     if kept is not None:
@@ -226,6 +227,8 @@ def write_figures(output: Path, kept: Any, task: str, prefix: str = "") -> dict[
         if len(mistakes) and texts:
             rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
             table = mistakes.assign(**{name: rows[name] for name in texts})
+            if WHERE in table:  # such as "line 12" of the user's file
+                table["row"] = table.pop(WHERE)
             table.map(defused).to_csv(mistaken, index=False)
             wrong = int((scores.expected != scores.predicted).sum())
             written["Mistakes"] = f"{mistaken} (the most confident {len(mistakes)} of {wrong:,})"
@@ -283,10 +286,3 @@ def _shorten(text: str) -> str:
     if len(line) > _MAX_EXAMPLE:
         line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
     return line.strip() or "text"
-
-
-def _format_seconds(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [f"{hours} h"] * (hours > 0) + [f"{minutes} min"] * (hours + minutes > 0) + [f"{seconds} s"] * (hours == 0)
-    return " ".join(parts)

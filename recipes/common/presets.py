@@ -30,7 +30,7 @@ from common.edge import RecipeError
 _LARGE, _BASE = "google-bert/bert-large-uncased", "google-bert/bert-base-uncased"
 # Over all processes and accumulated steps.
 BATCH = 32
-# Common to all four, which also keep BERT's own dropout, as the recipe does by default.
+# Common to all four but for han2021's r. They also keep BERT's own dropout, as the recipe does by default.
 _ALL = {
     "r": 64, "dropout": 0.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "train_sampling_strategy": "random",
     "base_dtype": "float32", "keep_prefix": "off",

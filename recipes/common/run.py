@@ -23,6 +23,7 @@ COMPLETE = "complete"  # a file that each checkpoint gets last
 CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
 LAST = "last"  # of --resume_from_checkpoint
 MOMENT = ("epoch", "step", "seconds")  # of the training, at which the scores of an evaluation were computed
+WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
 CONTENT = "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")

@@ -327,19 +327,10 @@ def find_evaluated(command: Command) -> str | None:
 
     The folder of a run stands for what it has saved.
     """
-    arguments, _, adapter, training = command
+    arguments, _, _, training = command
     name = arguments.evaluate
     if name is None and training.do_train:
         return None
-    of_training = {
-        "--max_train_samples": arguments.max_train_samples,
-        "--init_adapter": adapter.init_adapter,
-        "--push_to_hub": training.push_to_hub,
-        "--resume_from_checkpoint": training.resume_from_checkpoint,
-        "--overwrite_output_dir": training.overwrite_output_dir,
-    }
-    if given := [flag for flag, value in of_training.items() if value]:
-        raise RecipeError(f"An evaluation trains nothing, got {given[0]} as well. Leave out one of them.")
     folder = Path(name or training.output_dir).expanduser()
     saved = find_saved(folder)
     if saved is None and name is None:

@@ -102,8 +102,10 @@ class RecipeTrainer(Trainer):
     ) -> None:
         super().__init__(*args, **kwargs)
         # In a notebook, the Trainer shows a table of its own.
-        if any([self.pop_callback(ProgressCallback), self.pop_callback(PrinterCallback)]):
-            self.add_callback(Progress())
+        if has_bar := self.pop_callback(ProgressCallback):
+            self.add_callback(Bar())
+        if has_bar or self.pop_callback(PrinterCallback):
+            self.add_callback(Lines())
         self._describe = describe
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
@@ -305,61 +307,52 @@ class _OrderOfEpoch(Sampler[int]):
         return iter(self._sampler)
 
 
-class Progress(ProgressCallback):
-    """On a terminal one bar with loss and score, and everywhere one line per evaluation."""
+class Bar(ProgressCallback):
+    """The Trainer's bar, with the loss beside it in place of lines."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: dict[str, float] = {}
-        self._losses: list[tuple[int, float]] = []  # since the last evaluation: the step of a log, and the mean loss
-        self._evaluated = 0
-        self._last_line = time.monotonic()
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Show the loss."""
+        if self.training_bar is not None and "loss" in kwargs["logs"]:
+            self.training_bar.set_postfix_str(format_scores({"loss": kwargs["logs"]["loss"]}))
+
+
+class Lines(TrainerCallback):
+    """A line per evaluation and, where there is no bar, one with the loss every minute."""
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Begin with the steps that an interrupted run has taken."""
-        if state.is_world_process_zero:
-            is_off = args.disable_tqdm or not sys.stderr.isatty()
-            self.training_bar = tqdm(
-                total=state.max_steps, initial=state.global_step, dynamic_ncols=True, disable=is_off
-            )
-        self.current_step = self._evaluated = state.global_step
+        self._evaluated = self._logged = state.global_step
+        self._sum = 0.0  # of the losses of the steps from the one to the other
+        self._last_line = time.monotonic()
 
     def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the Trainer log the loss of an epoch that has fewer steps than --logging_steps."""
         control.should_log = control.should_log or args.logging_strategy != "no"
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show the loss in the bar or, where there is none, in a line per minute."""
-        logs = kwargs.get("logs") or {}
-        if "loss" not in logs or self.training_bar is None:
+        """Add up the losses, each of which is a mean over the steps since the one before."""
+        loss = kwargs["logs"].get("loss")
+        if loss is None:
             return
-        self._shown["loss"] = logs["loss"]
-        self._losses.append((state.global_step, logs["loss"]))
-        self.training_bar.set_postfix_str(format_scores(self._shown))
-        if self.training_bar.disable and time.monotonic() - self._last_line > _SECONDS:
+        self._sum += loss * (state.global_step - self._logged)
+        self._logged = state.global_step
+        if args.disable_tqdm and state.is_world_process_zero and time.monotonic() - self._last_line > _SECONDS:
             self._last_line = time.monotonic()
-            print(f"step {state.global_step:,} of {state.max_steps:,}: loss {logs['loss']:.3f}", flush=True)
-
-    def on_prediction_step(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show a bar of an evaluation, on a terminal only."""
-        if sys.stderr.isatty() and not args.disable_tqdm:
-            super().on_prediction_step(args, state, control, **kwargs)
+            print(f"step {state.global_step:,} of {state.max_steps:,}: loss {loss:.3f}", flush=True)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Print the scores of an evaluation during the training."""
-        super().on_evaluate(args, state, control, **kwargs)
         if not state.is_world_process_zero or not state.global_step:
             return
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
         if state.epoch is not None and float(state.epoch).is_integer():
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
-        loss = {}
-        if self._losses:  # each is a mean over the steps since the one before
-            steps = np.diff([self._evaluated, *(step for step, _ in self._losses)])
-            loss["loss"] = float(np.average([mean for _, mean in self._losses], weights=steps))
-            self._evaluated, self._losses = self._losses[-1][0], []
+        shown = {}
+        if self._logged > self._evaluated:
+            shown["loss"] = self._sum / (self._logged - self._evaluated)
+            self._sum, self._evaluated = 0.0, self._logged
         scores = without_times(kwargs["metrics"])
-        named = {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
-        tqdm.write(f"{moment}: {format_scores({**loss, **named})}", file=sys.stdout)
+        shown |= {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
+        tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from demo import minimal_pairs
@@ -40,9 +41,11 @@ def test_train_and_evaluate_from_another_folder(encoder, tmp_path):
     assert status == 0, error
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert evaluation["per_class"]["scores"]["bad"]["support"] == 3
-    assert evaluation["scores"]["accuracy"] == pytest.approx(
-        1 - sum("," in line for line in (run / "evaluation_mistakes.csv").read_text().splitlines()[1:]) / 9
-    )
+    mistakes = pd.read_csv(run / "evaluation_mistakes.csv")
+    assert evaluation["scores"]["accuracy"] == pytest.approx(1 - len(mistakes) / 9)
+    lines = (tmp_path / "new.csv").read_text().splitlines()
+    for where, text in zip(mistakes["row"], mistakes["text"], strict=True):
+        assert lines[int(where.removeprefix("line ")) - 1].startswith(text)
 
 
 def test_help_and_mistakes(tmp_path):

@@ -345,11 +345,9 @@ class TestSubmission:
     @pytest.mark.parametrize(
         ("file", "old", "new", "message"),
         [
-            ("CoLA.tsv", "prediction", "label", "first line must be"),
-            ("WNLI.tsv", "\n0\t", "\n0\t0\n0\t", "146 predictions, got 147"),
-            ("CoLA.tsv", "\n0\t", "\n1\t", "line 2 must have the number of the row"),
-            ("QNLI.tsv", "entailment\n", "neutral\n", "must have one of entailment, not"),
-            ("STS-B.tsv", "\t5.0000", "\tnan", "must have one of 0 to 5; got"),
+            ("CoLA.tsv", "prediction", "label", "must have the columns index and prediction"),
+            ("WNLI.tsv", "\n0\t", "\n0\t0\n0\t", "must have the columns index and prediction and 146 rows"),
+            ("QNLI.tsv", "entailment\n", "neutral\n", "must predict entailment or not"),
         ],
     )
     def test_a_changed_file_is_refused(self, zipped, tmp_path, file, old, new, message):
@@ -358,7 +356,7 @@ class TestSubmission:
         with zipfile.ZipFile(tmp_path / "changed.zip", "w") as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
-        with pytest.raises(RecipeError, match=f"{file}: .*{message}"):
+        with pytest.raises(RecipeError, match=f"{file} {message}"):
             check_submission(tmp_path / "changed.zip")
 
     def test_the_script(self, zipped, tmp_path, capsys):

@@ -64,7 +64,7 @@ class TestLog:
             rf"Best epoch: [12] of 2, with accuracy {SCORE}, macro_f1 {SCORE}, loss {SCORE} on validation",
             r"By class, on the validation split:",
             *(rf" +{name}( +{SCORE}){{3}} +3" for name in ("billing", "login", "other")),
-            r"Adapter: +\S+/adapter \(\d+\.\d [kM]B\), trained in \d+ s",
+            r"Adapter: +\S+/adapter \(\d+\.\d [kM]B\), trained in 0:00:\d\d",
             r"Results: +\S+results.json",
             r"Confusion matrix: \S+confusion_matrix.png",
             r"Learning curves: +\S+learning_curves.png",
@@ -89,7 +89,7 @@ class TestLog:
         assert (tmp_path / "confusion_matrix.png").read_bytes().startswith(b"\x89PNG")
 
     def test_the_loss_of_an_epoch_is_that_of_all_its_steps(self, capsys):
-        progress, state = trainer.Progress(), TrainerState(max_steps=9, num_train_epochs=3)
+        progress, state = trainer.Lines(), TrainerState(max_steps=9, num_train_epochs=3)
         arguments = TrainingArguments(use_cpu=True)
         progress.on_train_begin(arguments, state, TrainerControl())
         for step, loss in ((2, 1.0), (3, 4.0)):

@@ -31,7 +31,7 @@ from recipe_runs import results_of, run, write
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]
-TEXTS = {"Billing": "the king pays", "Login": "the queen enters", "Größe": 'the "dog", it is large'}
+TEXTS = {"Billing": "the king pays", "Login": "the painter was", "Größe": 'the "dog", it is large'}
 
 
 def classify(encoder, data, output, *flags):
@@ -321,7 +321,6 @@ class TestFlags:
         [
             (["--max_length", "2"], "--max_length must be at least 3"),
             (["--metric_for_best_model", "bleu"], "must be one of main, accuracy"),
-            (["--evaluate", "user/a", "--push_to_hub"], "trains nothing, got --push_to_hub"),
         ],
     )
     def test_what_is_refused_before_anything_is_loaded(self, tmp_path, flags, message):
