@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -111,14 +110,6 @@ class TestFiles:
         write(tmp_path / "b" / "other.csv", text=["c"])
         with pytest.raises(RecipeError, match=r"has no split 'train': .*found other\.csv"):
             load_splits(str(tmp_path / "b"))
-
-    def test_a_data_set_that_is_a_script(self):
-        error = RuntimeError("Dataset scripts are no longer supported")
-        with (
-            patch("common.data.load_dataset", side_effect=error),
-            pytest.raises(RecipeError, match="Cannot load the data set 'user/names' from the Hub: Dataset scripts"),
-        ):
-            load_splits("user/names")
 
     def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
         with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):

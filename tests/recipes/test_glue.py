@@ -13,7 +13,6 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
-from scipy import stats
 from sklearn import metrics
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,7 +27,6 @@ import submission
 from common.arguments import RecipeTrainingArguments
 from common.edge import RecipeError
 from common.glue_tasks import (
-    TASK_SCORES,
     TASKS,
     TEST_SETS,
     check_submission,
@@ -51,26 +49,16 @@ SENTENCES = minimal_pairs()["train"]["sentence"][:]
 
 
 class TestMetric:
-    @pytest.mark.parametrize("task", TASK_SCORES)
-    def test_scores_equal_the_libraries(self, task):
-        rng = np.random.default_rng(0)
-        if task == "stsb":
-            references = rng.uniform(0, 5, 60).round(1).tolist()  # rounded, so that there are ties
-            predictions = (np.array(references) + rng.normal(0, 1, 60)).round(1).tolist()
-        else:
-            references = rng.integers(0, 3 if task == "mnli" else 2, 60).tolist()
-            predictions = np.where(rng.random(60) < 0.7, references, 0).tolist()
+    def test_scores(self):
+        """By hand: of two predicted and two true pairs one is right."""
+        for task in ("mrpc", "qqp"):
+            assert glue_scores(task, [1, 1, 0, 0], [1, 0, 1, 0]) == {"f1": 0.5, "accuracy": 0.5}
+        predictions, references = [1.0, 2.0, 4.0, 3.0], [0.0, 1.0, 3.0, 5.0]
         expected = {
-            "accuracy": lambda p, r: np.mean(np.array(p) == np.array(r)),
-            "f1": lambda p, r: metrics.f1_score(r, p),
-            "matthews_correlation": lambda p, r: np.corrcoef(p, r)[0, 1],
-            "pearson": lambda p, r: np.corrcoef(p, r)[0, 1],
-            "spearmanr": lambda p, r: np.corrcoef(stats.rankdata(p), stats.rankdata(r))[0, 1],
+            "spearmanr": 1 - 6 * 2 / (4 * 15),  # of the ranks, of which two are exchanged
+            "pearson": np.corrcoef(predictions, references)[0, 1],
         }
-        found = glue_scores(task, predictions, references)
-        assert set(found) == set(TASK_SCORES[task])
-        for name, score in found.items():
-            assert score == pytest.approx(expected[name](predictions, references), abs=1e-12)
+        assert glue_scores("stsb", predictions, references) == pytest.approx(expected)
 
     @pytest.mark.parametrize(
         ("task", "predictions", "expected"),

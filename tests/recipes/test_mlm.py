@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from common.edge import RecipeError
 from common.model import add_adapter, load_model
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import results_of, run
+from recipe_runs import run
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +105,6 @@ class TestPretraining:
         assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
 
-    def test_evaluation_takes_what_was_not_trained_on(self, encoder, data, tmp_path, capsys):
-        file = tmp_path / "texts.csv"
-        shutil.copy(data / "train.csv", file)
-        shared = ["--data", file, "--use_cpu", "--max_length", 32]
-        run(mlm, *shared, "--model_name", encoder, "--output_dir", tmp_path / "run", "--max_steps", 2)
-        run(mlm, *shared, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "scores")
-        scores = json.loads((tmp_path / "scores" / "evaluation.json").read_text())["scores"]
-        results = json.loads((tmp_path / "run" / "results.json").read_text())
-        assert scores["loss"] == pytest.approx(results["best_score"])
-        other = tmp_path / "other.csv"
-        other.write_text(file.read_text() + "these words are new,0\n")
-        capsys.readouterr()
-        run(mlm, "--data", other, *shared[2:], "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "all")
-        assert "no validation split" not in capsys.readouterr().out, "another file is scored whole"
-
     def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(self, data, pretrained, tmp_path):
         adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
         (adapter / mlm.HEAD_FILE).unlink()
@@ -145,12 +129,6 @@ class TestPretraining:
         config = json.loads((encoder / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
         assert mlm.has_head(str(tmp_path)) == expected
-
-    def test_only_training_evaluates_nothing(self, encoder, data, tmp_path):
-        with patch.object(mlm.MlmTrainer, "evaluate", side_effect=AssertionError):
-            run(mlm, "--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 1, "--output_dir", tmp_path,
-                "--do_train")  # fmt: skip
-        assert results_of(tmp_path)["epochs"] == []
 
     def test_a_text_file_is_enough(self, tmp_path):
         lines = minimal_pairs()["train"][:40]["sentence"]
@@ -182,7 +160,3 @@ class TestInitAdapter:
         head = "base_model.model.classifier.weight"
         assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
         assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"
-
-    def test_other_options(self, encoder, data, pretrained, tmp_path):
-        with pytest.raises(ValueError, match="r is 64 and 8"):
-            self.glue(encoder, data, tmp_path, "--init_adapter", pretrained / "adapter", "--r", 8)
