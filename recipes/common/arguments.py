@@ -289,10 +289,10 @@ class RecipeTrainingArguments(TrainingArguments):
     overwrite_output_dir: bool = HfArg(
         default=False, help="Start over in a folder that holds another run, and delete its checkpoints and results."
     )
-    resume_from_checkpoint: str | None = HfArg(
+    resume_from_checkpoint: Literal["last"] | None = HfArg(
         default=None,
-        help="Checkpoint to resume from, or 'last' for the last complete one in output_dir, for example with more "
-        "epochs; default: the last one of a run with the same arguments.",
+        help="Resume from the last complete checkpoint in output_dir with other arguments, for example more epochs; "
+        "default: only with the same arguments.",
     )
     push_to_hub: bool = HfArg(
         default=False, help="Push the adapter to the Hub with a generated card, once, at the end of the training."

@@ -21,7 +21,6 @@ ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
 COMPLETE = "complete"  # a file that each checkpoint gets last
 CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
-LAST = "last"  # of --resume_from_checkpoint
 MOMENT = ("epoch", "step", "seconds")  # of the training, at which the scores of an evaluation were computed
 WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
 CONTENT = "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
@@ -67,8 +66,7 @@ class Run:
     def __init__(
         self, arguments: dict[str, Any], defaults: Mapping[str, Any], files: Mapping[str, Path], world_size: int
     ) -> None:
-        self.folder, self.defaults = Path(arguments["output_dir"]), defaults
-        self.asked, self.starts_over = arguments["resume_from_checkpoint"], arguments["overwrite_output_dir"]
+        self.folder, self.starts_over = Path(arguments["output_dir"]), arguments["overwrite_output_dir"]
         self.content = describe_content(files, arguments)
         # The rows per step count, not on how many devices and in how many parts they are computed.
         parts = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
@@ -79,7 +77,7 @@ class Run:
         before, found = read_object(self.folder / ARGUMENTS_FILE), read_object(self.folder / RESULTS_FILE)
         self.changed = differences(before, self.arguments, defaults) if before else {}
         self.is_begun = bool(found or checkpoints(self.folder))
-        if self.starts_over or self.asked is not None:
+        if self.starts_over or arguments["resume_from_checkpoint"] is not None:
             return
         if found and before and not self.changed:
             log(f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on other data.")
@@ -103,15 +101,6 @@ class Run:
         if self.starts_over:
             for path in checkpoints(self.folder):
                 shutil.rmtree(path)
-        elif self.asked not in (None, LAST):
-            checkpoint = str(self.asked)
-            if not Path(checkpoint, COMPLETE).exists():
-                raise RecipeError(
-                    f"--resume_from_checkpoint must be the folder of a complete checkpoint or {LAST!r}, got "
-                    f"{checkpoint}."
-                )
-            source = read_object(Path(checkpoint).parent / ARGUMENTS_FILE)
-            self.changed = differences(source, self.arguments, self.defaults) if source else {}
         elif self.is_begun:
             checkpoint = last_checkpoint(self.folder)
             if checkpoint is None:

@@ -111,7 +111,6 @@ class RecipeTrainer(Trainer):
         self.start = time.perf_counter()
         self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
         self.best_step: int | None = None
-        self._resumed_from: str | None = None
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
@@ -132,7 +131,6 @@ class RecipeTrainer(Trainer):
         if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
             count = torch.cuda.device_count()
             log(f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md")
-        self._resumed_from = resume_from_checkpoint
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not any(
             entry["step"] == self.kept_step and any(name.startswith("eval_") for name in entry)
@@ -237,19 +235,14 @@ class RecipeTrainer(Trainer):
         if checkpoint is None:
             return trained
         if self.state.best_global_step:
-            best = self._find_checkpoint(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
-            self.state.best_model_checkpoint = str(best) if best.is_dir() else self.state.best_model_checkpoint
+            best = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            self.state.best_model_checkpoint = str(best)
         is_over = self.state.global_step >= max_steps
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
                 callback.early_stopping_patience = self.args.early_stopping_patience  # not the checkpoint's
                 is_over |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
         return (epochs, 0) if is_over else trained
-
-    def _find_checkpoint(self, name: str) -> Path:
-        """Return the folder of a checkpoint by its name, as the run's folder may have been moved since then."""
-        folders = [Path(self.args.output_dir), *([Path(self._resumed_from).parent] if self._resumed_from else [])]
-        return next((path for folder in folders if (path := folder / name).is_dir()), folders[0] / name)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
@@ -271,8 +264,7 @@ class RecipeTrainer(Trainer):
             rotate_checkpoints(str(folder), limit, self.state.best_model_checkpoint)
 
     def _load_best_model(self) -> None:
-        best = self._find_checkpoint(Path(self.state.best_model_checkpoint).name)
-        self.state.best_model_checkpoint, self.best_step = str(best), step_of(best)
+        self.best_step = step_of(Path(self.state.best_model_checkpoint))
         super()._load_best_model()
 
 

@@ -90,12 +90,13 @@ class TestPretraining:
             assert trainer.compute_loss(adapted, nothing) == 0
 
     def test_a_checkpoint_brings_back_the_head(self, encoder, data, pretrained, tmp_path):
-        checkpoint = next(pretrained.glob("checkpoint-*"))
-        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--seed", 7,
-                 "--learning_rate", 0.01]  # fmt: skip
-        run(mlm, *flags, "--output_dir", tmp_path, "--resume_from_checkpoint", checkpoint)
-        resumed, saved = load_file(tmp_path / "adapter" / mlm.HEAD_FILE), load_file(checkpoint / mlm.HEAD_FILE)
-        assert all(torch.equal(resumed[name], saved[name]) for name in saved)
+        folder = shutil.copytree(pretrained, tmp_path / "run")
+        (folder / "results.json").unlink()
+        shutil.rmtree(folder / "adapter")
+        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--learning_rate", "1e-2"]
+        run(mlm, *flags, "--output_dir", folder, "--resume_from_checkpoint", "last")
+        resumed, before = (load_file(path / "adapter" / mlm.HEAD_FILE) for path in (folder, pretrained))
+        assert all(torch.equal(resumed[name], before[name]) for name in before)
 
     def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
         flags = ["--data", data, "--evaluate", pretrained, "--output_dir", tmp_path, "--use_cpu"]
