@@ -151,18 +151,14 @@ class ClassificationTrainer(RecipeTrainer):
             loss = total / len(labels)
         return (loss, outputs) if return_outputs else loss
 
-    def restore_unit(self) -> None:
-        """Let the weights themselves give values in the unit of the targets, after the training."""
-        if self.scale is not None:
+    def save_trained(self) -> None:
+        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on validation."""
+        if self.scale is not None:  # from now on, the weights themselves give values in the unit
             (mean, deviation), self.scale = self.scale, None
             self._hook.remove()
             with torch.no_grad():
                 self._output.weight.mul_(deviation)
                 self._output.bias.mul_(deviation).add_(mean)
-
-    def save_trained(self) -> None:
-        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on validation."""
-        self.restore_unit()
         config = active_config(self.model)
         if self._is_multi and config is not None and config.record is not None and self.eval_dataset is not None:
             output = self.predict(self.eval_dataset, metric_key_prefix="kept")

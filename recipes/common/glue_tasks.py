@@ -27,9 +27,7 @@ from common.edge import RecipeError
 from common.presets import with_preset
 from common.run import write_atomically, write_json
 from common.scores import (
-    COLUMNS,
     GLUE_TASKS,
-    HOULSBY,
     SCORES,
     ByTask,
     check_finite,
@@ -139,16 +137,6 @@ class GlueTask(Task):
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         title, source = f"GLUE {proper_name(self.name)}", None if self.data_dir else HUB_DATASET
         return {"language": "en"} | describe_data(title, source, self.name, self.splits, self.validation_splits[0])
-
-    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
-        """Return the scores of Houlsby et al. 2019, fine-tuned and with adapters of size 64, for the card."""
-        found = []
-        for label, row in HOULSBY.items():
-            columns = zip(COLUMNS.values(), row, strict=True)
-            scores = {score: value / 100 for (task, score), value in columns if task == self.name}
-            if scores and "8-256" not in label:
-                found.append({"name": f"{label} (test)", "scores": scores})
-        return {"references": found}
 
 
 _SENTENCES = ("sentence1", "sentence2")

@@ -186,7 +186,9 @@ def adapt(
     """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked."""
     config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
     adapted = apply_method(model, method, config, adapter.init_adapter)
-    record_preprocessing(adapted, max_length, null_threshold, text_columns)
+    if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
+        active.record.max_length, active.record.null_threshold = max_length, null_threshold
+        active.record.text_columns = None if text_columns is None else list(text_columns)
     if method.keep_prefix != OFF:
         is_auto = method.keep_prefix == AUTO
         try:
@@ -211,7 +213,13 @@ def apply_method(
     if method.head == "two_layer":
         put_two_layer_head(model)
     if method.method == "houlsby":
-        return add_adapter(model, config, init_adapter)
+        if POOLER in (config.modules_to_save or ()):
+            find_pooler(model)
+        # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps copies in float32.
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
+        if init_adapter is not None:
+            houlsby_peft.init_from(adapted, init_adapter, "default")
+        return adapted
     heads = find_new_modules(model)
     if POOLER in (config.modules_to_save or ()):
         heads = list(dict.fromkeys([*heads, find_pooler(model)]))
@@ -245,24 +253,6 @@ def apply_method(
     return model
 
 
-def add_adapter(
-    model: PreTrainedModel | PeftModel, config: HoulsbyConfig, init_adapter: str | None = None, name: str = "default"
-) -> PeftModel:
-    """Freeze the model and add an adapter, which becomes the only active and trained one."""
-    # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps float32 copies itself.
-    autocast = not is_deepspeed_zero3_enabled()
-    if isinstance(model, PeftModel):
-        model.add_adapter(name, config, autocast_adapter_dtype=autocast)
-        model.set_adapter(name)
-    else:
-        if POOLER in (config.modules_to_save or ()):
-            find_pooler(model)
-        model = get_peft_model(model, config, adapter_name=name, autocast_adapter_dtype=autocast)
-    if init_adapter is not None:
-        houlsby_peft.init_from(model, init_adapter, name)
-    return model
-
-
 def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
     """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is above them."""
     stacks = {place.stack for place in find_places(model, HoulsbyConfig()).values() if place.layer is not None}
@@ -271,19 +261,6 @@ def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
         raise RecipeError(f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}.")
     pooler = getattr(model.base_model, POOLER, None)
     return [*layers[-k:], *([] if pooler is None else [pooler])]
-
-
-def record_preprocessing(
-    model: nn.Module,
-    max_length: int,
-    null_threshold: float | None = None,
-    text_columns: Sequence[str] | None = None,
-) -> None:
-    """Record in the active Houlsby adapter, if there is one, how its texts are read, so that `predict` treats them
-    alike."""
-    if (config := active_config(model)) is not None:
-        config.record.max_length, config.record.null_threshold = max_length, null_threshold
-        config.record.text_columns = None if text_columns is None else list(text_columns)
 
 
 def active_config(model: nn.Module) -> HoulsbyConfig | None:

@@ -176,10 +176,6 @@ class Task(ABC):
         """Return what results.json says of the data."""
         return describe_data(self.name, arguments.data, arguments.data_config, self.splits)
 
-    def entries(self, trainer: RecipeTrainer) -> dict[str, Any]:
-        """Return further entries of results.json."""
-        return {}
-
 
 def run_task(
     kind: type[Task],
@@ -242,7 +238,6 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         "test": test,
         "per_class": describe_classes(kept),
         CONTENT: run.content,
-        **task.entries(trainer),
     }
     if training.process_index == 0:
         from common.figures import report_end  # only now, as the import takes a second

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from peft import get_peft_model
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
@@ -17,7 +18,7 @@ import mlm
 from common.arguments import RecipeTrainingArguments
 from common.data import read_file
 from common.edge import RecipeError
-from common.model import add_adapter, load_model
+from common.model import load_model
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import run
@@ -74,7 +75,7 @@ class TestPretraining:
 
     def test_the_loss_is_the_models_own(self, encoder, tmp_path):
         model, tokenizer, missing = load_model(AutoModelForMaskedLM, str(encoder))
-        adapted = add_adapter(model, HoulsbyConfig())
+        adapted = get_peft_model(model, HoulsbyConfig())
         head = mlm.train_missing_head(adapted, missing)
         collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
         batch = dict(collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]]))
