@@ -13,7 +13,7 @@ import yaml
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import HfArg
 
-from common.edge import RecipeError, log, looks_like_a_path
+from common.edge import RecipeError, looks_like_a_path
 from houlsby_peft import HoulsbyConfig
 
 
@@ -328,8 +328,6 @@ class RecipeTrainingArguments(TrainingArguments):
         named = self.metric_for_best_model.removeprefix("eval_")
         if named == "accuracy":  # MNLI has two, and STS-B none
             named = next((name for name in scores if name.endswith(named)), MAIN_METRIC)
-            if named == MAIN_METRIC:
-                log(f"The task has no accuracy: {scores[0]} chooses the best epoch.")
         if named not in (MAIN_METRIC, *scores):
             raise RecipeError(
                 f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}."

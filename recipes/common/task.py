@@ -32,7 +32,7 @@ from common.arguments import (
     merge,
 )
 from common.data import describe_data, tokenize
-from common.edge import RecipeError
+from common.edge import RecipeError, log
 from common.model import Saved, adapt, hub_name, load_model, load_saved, on_main, settle
 from common.run import (
     CONTENT,
@@ -216,7 +216,10 @@ def run_task(
 def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
     """Load the encoder, adapt it, train, save the best epoch, predict and report; return results.json's content."""
     arguments, method, _, training = command
+    asked = training.metric_for_best_model
     training.choose_by(task.scores)
+    if asked.endswith("accuracy") and not training.metric_for_best_model.endswith("accuracy"):
+        log(f"{task.name} has no accuracy: {training.metric_for_best_model} chooses the best epoch")
     if training.label_smoothing_factor and (len(task.labels) < 2 or task.problem_type == "multi_label_classification"):
         raise RecipeError("--label_smoothing_factor is for one class per text or word. Leave it out.")
     checkpoint = on_main(training, run.start)

@@ -131,12 +131,13 @@ class TestRuns:
         assert results["arguments"]["r"] == 64
         assert {"python", "torch", "transformers", "peft", "houlsby_peft"} <= set(results["versions"])
 
-    def test_a_regression(self, encoder, tmp_path):
+    def test_a_regression(self, encoder, tmp_path, capsys):
         columns = {"sentence1": SENTENCES[:64], "sentence2": SENTENCES[64:128], "label": np.arange(64) % 6 * 1.0}
         for split in ("train", "validation"):
             write(tmp_path / "stsb" / f"{split}.csv", **columns)
         run(glue, "--task", "stsb", "--data_dir", tmp_path, "--model_name", encoder, "--num_train_epochs", 1,
-            "--use_cpu", "--output_dir", tmp_path / "{task}-run")  # fmt: skip
+            "--use_cpu", "--output_dir", tmp_path / "{task}-run", "--metric_for_best_model", "accuracy")  # fmt: skip
+        assert capsys.readouterr().out.count("stsb has no accuracy: spearmanr chooses the best epoch") == 1
         [epoch] = results_of(tmp_path / "stsb-run")["epochs"]
         texts = (columns["sentence1"], columns["sentence2"])
         outputs = logits_of(encoder, tmp_path / "stsb-run" / "adapter", 1, *texts)[:, 0]
