@@ -62,7 +62,15 @@ def combine(
         ]
         combined = _join(states, factors)
     if rest := {key: None for state in states for key in state if key not in combined}:
-        means = _normalize(weights) if is_cat else weights
+        means = weights
+        if is_cat:
+            total = math.fsum(weights)
+            if abs(total) <= 1e-9 * max(map(abs, weights)):  # 0.3 - 0.1 - 0.2 is not exactly 0
+                raise ValueError(
+                    "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; "
+                    f"got {weights}."
+                )
+            means = [weight / total for weight in weights]
         combined |= {key: _sum(key, [{**base_norms, **state} for state in states], means) for key in rest}
 
     places = [recorded_places(model, config) for config in configs]
@@ -179,16 +187,6 @@ def _join(states: Sequence[_Tensors], factors: Sequence[float]) -> _Tensors:
         if "scaling" in parts[0][0]:
             joined[f"{name}scaling"] = torch.ones_like(parts[0][0]["scaling"])
     return joined
-
-
-def _normalize(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    if abs(total) <= 1e-9 * max(map(abs, weights)):  # 0.3 - 0.1 - 0.2 is not exactly 0
-        raise ValueError(
-            "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; got "
-            f"{list(weights)}."
-        )
-    return [weight / total for weight in weights]
 
 
 def _widen(tensor: torch.Tensor) -> torch.Tensor:

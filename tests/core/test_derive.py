@@ -288,6 +288,7 @@ class TestCombined:
         [
             ({}, {"r": 3}, [1, 1], "linear", r"has the shapes \(4, 32\) and \(3, 32\).*'cat'"),
             ({"positions": ["feed_forward"]}, {"kind": "pfeiffer"}, [1, 1], "cat", "kind is 'houlsby' and 'pfeiffer'"),
+            ({"activation": "relu"}, {}, [1, 1], "linear", "activation is 'relu' and 'gelu'"),
             ({"scaling": "learned"}, {}, [1, 1], "cat", "scaling is 'learned' and 1.0"),
             ({"invertible": "nice"}, {"invertible": "nice"}, [1, 1], "cat", "without an invertible module"),
             ({"activation": "prelu"}, {"activation": "prelu"}, [1, 1], "cat", "weights in their activation"),
