@@ -29,7 +29,6 @@ from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTuner
 from .offloading import check_at_hand
 from .placement.places import is_norm
 from .placement.plan import Plan
-from .record import Place
 from .registration import PREFIX
 
 
@@ -168,31 +167,20 @@ class HoulsbyModel(BaseTuner):
         elif isinstance(layer, HoulsbyLayer):
             layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
         if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
-            self._connect_skip(layer, place)
+            # Its bottlenecks read the residual input of their sub-layer, and the norm after the sum.
+            norm_parent, _, norm = (place.norm or "").rpartition(".")
+            layer.skip = SkipConnection(self.model.get_submodule(norm_parent) if norm else None, norm)
+            entry_parent, _, name = place.entry.rpartition(".")
+            start = entry = self.model.get_submodule(place.entry)
+            if not isinstance(entry, HoulsbyTunerLayer):
+                kind = HoulsbyLayerNorm if is_norm(start) else HoulsbyLayer
+                entry = kind(start, batches=self._batches)
+                entry.set_adapter(self.active_adapters)
+                self._replace_module(self.model.get_submodule(entry_parent), name, entry, start)
+            entry.readers.append(layer)
         layer.set_adapter(self.active_adapters, inference_mode=peft_config.inference_mode)
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
-
-    def _connect_skip(self, layer: HoulsbyLayer, place: Place) -> None:
-        """Let the bottlenecks of a layer read the residual input of their sub-layer, and the norm after the sum."""
-        assert place.entry is not None
-        if place.norm is None:
-            layer.skip = SkipConnection()
-        else:
-            parent, _, name = place.norm.rpartition(".")
-            layer.skip = SkipConnection(self.model.get_submodule(parent), name)
-        entry = self.model.get_submodule(place.entry)
-        if not isinstance(entry, HoulsbyTunerLayer):
-            parent, _, name = place.entry.rpartition(".")
-            target = entry
-            entry = (
-                HoulsbyLayerNorm(target, self._batches)
-                if is_norm(target)
-                else HoulsbyLayer(target, batches=self._batches)
-            )
-            entry.set_adapter(self.active_adapters)
-            self._replace_module(self.model.get_submodule(parent), name, entry, target)
-        entry.readers.append(layer)
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
