@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -33,11 +34,19 @@ def adapter(base, tmp_path):
     return make_adapter(tmp_path / "adapter", base)
 
 
+def command(arguments):
+    """Client: run the command; return its exit status and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(arguments)
+        except SystemExit as error:
+            return 1, out.getvalue(), f"{err.getvalue()}{error.code}"
+    return 0, out.getvalue(), err.getvalue()
+
+
 def run(hub, home, *arguments):
-    """Run the command as a client of the hub; return its exit status and what it printed."""
-    command = [sys.executable, "-m", "houlsby_peft_cli", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=hub.environment(home=home), cwd=home)
-    return done.returncode, done.stdout, done.stderr
+    return hub.call(command, [*map(str, arguments)], home=home)
 
 
 def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapter, tmp_path):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,12 +29,33 @@ from starlette.responses import Response
 from hub_protocol import Repo, Store, application
 
 
-CLIENT = """
-import importlib, json, sys
+QUIET = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+# A process that has imported the library, and lets a copy of itself make each call. The client library reads its
+# environment when it is imported, so a copy reads it again.
+CLIENTS = """
+import importlib, json, os, sys, traceback
+from huggingface_hub import constants, hf_api
+import houlsby_peft, peft, transformers
+
 for line in sys.stdin:
-    module, function, arguments = json.loads(line)
-    result = getattr(importlib.import_module(module), function)(*arguments)
-    print("\\nRESULT " + json.dumps(result), flush=True)
+    module, function, arguments, environment = json.loads(line)
+    if os.fork():
+        os.wait()
+        print("\\nEND", flush=True)
+        continue
+    os.chdir(environment["HF_HOME"])
+    os.environ.clear()
+    os.environ.update(environment)
+    importlib.reload(constants)
+    hf_api.api.endpoint = constants.ENDPOINT
+    try:
+        result = getattr(importlib.import_module(module), function)(*arguments)
+        print("\\nRESULT " + json.dumps(result))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(0)
 """
 
 
@@ -61,7 +83,6 @@ class LocalHub:
         self.faults: list[Fault] = []
         self.requests: list[str] = []
         self._app = application(self.store)
-        self._clients: dict[str, subprocess.Popen[str]] = {}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -72,8 +93,6 @@ class LocalHub:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for client in self._clients.values():
-            client.communicate()
         self.stop()
 
     def start(self) -> None:
@@ -103,38 +122,27 @@ class LocalHub:
     def environment(self, home: Path, token: str | None = "hf_write", **changes: str) -> dict[str, str]:
         """The environment of a client of this hub, with its own cache, and large files by LFS."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
-        quiet = {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        return {**inherited, **own, **quiet, **({"HF_TOKEN": token} if token else {}), **changes}
+        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+        return {**inherited, **own, **QUIET, **({"HF_TOKEN": token} if token else {}), **changes}
 
     def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
-        """Call a function in a client process, whose working folder is `home`, with its own cache there.
+        """Call a function in a new client process, whose working folder is `home`, with its own cache there.
 
         The client imports what this process can import, so the function may stand in any test file. Its arguments and
-        its result travel as JSON. Calls with the same environment are made in the same process.
+        its result travel as JSON.
         """
-        key = repr(sorted(environment.items()))
-        if key not in self._clients:
-            Path(environment["home"]).mkdir(parents=True, exist_ok=True)
-            self._clients[key] = subprocess.Popen(
-                [sys.executable, "-c", CLIENT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                cwd=environment["home"],
-                env={**self.environment(**environment), "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-        client = self._clients[key]
-        client.stdin.write(json.dumps([function.__module__, function.__name__, arguments]) + "\n")
-        client.stdin.flush()
-        said = []
-        for line in client.stdout:
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
+        Path(environment["home"]).mkdir(parents=True, exist_ok=True)
+        changed = self.environment(**environment)
+        clients = _clients()
+        clients.stdin.write(json.dumps([function.__module__, function.__name__, arguments, changed]) + "\n")
+        clients.stdin.flush()
+        result, said = None, []
+        for line in iter(clients.stdout.readline, "END\n"):
+            assert line, "".join(said)
             said.append(line)
-        self._clients.pop(key).communicate()
-        raise AssertionError("".join(said))
+            result = line.removeprefix("RESULT ") if line.startswith("RESULT ") else result
+        assert result is not None, "".join(said)
+        return json.loads(result)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """The ASGI application: the protocol, and the faults before it."""
@@ -158,6 +166,14 @@ class LocalHub:
         # An answer that is shorter than announced makes uvicorn close the connection.
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
         await send({"type": "http.response.body", "body": b"half"})
+
+
+@cache
+def _clients() -> subprocess.Popen[str]:
+    """Start the process that makes the calls to all hubs. It ends with this one."""
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([sys.executable, "-c", CLIENTS], text=True, env=environment, **piped)
 
 
 def _hits(fault: Fault, request: Request) -> bool:
