@@ -64,7 +64,7 @@ _PLACEHOLDER = "[More Information Needed]"
 # Options that the card describes by the classes and by the parameters of the head.
 _DESCRIBED = {"id2label", "problem_type", "modules_to_save"}
 # Metadata that follow from an adapter's weights. If they are not generated again, they were those of other weights.
-_OF_WEIGHTS = ("model-index", "metrics", "co2_eq_emissions")
+_OF_WEIGHTS = ("model-index", "metrics")
 
 
 def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path:

@@ -43,7 +43,6 @@ def make_metadata(
         )
         for score in scores
     ]
-    emissions = next((run for run in runs if "emissions" in run), None)
     data: dict[str, Any] = {
         "eval_results": results or None,
         "model_name": name if results else None,
@@ -54,13 +53,6 @@ def make_metadata(
         "language": dataset.get("language"),
         "datasets": [dataset["id"]] if dataset.get("id") else None,
         "metrics": sorted({result.metric_type for result in results}) or None,
-        "co2_eq_emissions": emissions
-        and {
-            "emissions": round(1000 * float(emissions["emissions"]), 3),  # grams
-            "source": "codecarbon",
-            "training_type": "fine-tuning",
-            **({"hardware_used": emissions["hardware"]} if emissions.get("hardware") else {}),
-        },
         **metadata,
         "tags": sorted({"adapter", "houlsby", "peft", *as_list(metadata.get("tags"))}),
     }

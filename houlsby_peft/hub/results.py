@@ -2,9 +2,8 @@
 
 A run is a mapping, usually the contents of its results.json, with the keys task, model, method, seed, dataset (id,
 name, config, split, revision, language, rows), epochs (a list with epoch, step and scores), best_epoch, chosen_by,
-test, per_class (split, scores), trainable_parameters, total_parameters, seconds, hardware, emissions (kg of CO2),
-strategy, versions, arguments, defaults, command and references (a list with name and scores). Every key may be
-missing.
+test, per_class (split, scores), trainable_parameters, total_parameters, seconds, hardware, strategy, versions,
+arguments, defaults and command. Every key may be missing.
 """
 
 from __future__ import annotations
@@ -114,34 +113,27 @@ def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
 
 
 def score_table(runs: Sequence[TrainingRun]) -> Rows:
-    """Return a row per score (seeds, full fine-tuning, references) below a row of headings; empty without scores."""
+    """Return a row per score (seeds, full fine-tuning) below a row of headings; empty without scores."""
     own, full = select_method(runs, "houlsby"), select_method(runs, "full")
     if not own or not get_scores(own[0]):
         return []
-    references = own[0].get("references", [])
     several = len(own) > 1
     heading = ["score", "mean ± standard error" if several else "value"]
     heading += [f"seed {run.get('seed', number)}" for number, run in enumerate(own, 1)] if several else []
     heading += ["full fine-tuning"] if full else []
-    table = [heading + [str(item.get("name")) for item in references]]
+    table = [heading]
     for name in get_scores(own[0]):
         row = [readable_name(name), format_mean(collect_scores(own, name))]
         row += [format_number(get_scores(run).get(name)) for run in own] if several else []
         row += [format_mean(collect_scores(full, name))] if full else []
-        table.append(row + [format_number(item.get("scores", {}).get(name)) for item in references])
+        table.append(row)
     return table
 
 
 def table_of_test_scores(run: TrainingRun) -> Rows:
     """Return the test scores of a run below a row of headings; empty if there are none."""
-    test = run.get("test", {})
-    flat = {name: value for name, value in test.items() if _is_number(value)}
-    if flat:
-        return [["score", "value"], *([readable_name(name), format_number(value)] for name, value in flat.items())]
-    groups = {name: row for name, row in test.items() if isinstance(row, Mapping)}
-    columns = list(dict.fromkeys(column for row in groups.values() for column in row))
-    rows = [[readable_name(name), *map(format_number, map(row.get, columns))] for name, row in groups.items()]
-    return [["on", *map(readable_name, columns)], *rows] if columns else []
+    test = run.get("test", {}).items()
+    return [["score", "value"], *([readable_name(name), format_number(value)] for name, value in test)] if test else []
 
 
 def log_table(run: TrainingRun) -> Rows:

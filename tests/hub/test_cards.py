@@ -55,7 +55,7 @@ RUN = {
     ],
     "best_epoch": 2.0,
     "chosen_by": "accuracy",
-    "test": {"all": {"adapter": 0.77, "probe": 0.5}, "late | parcels": {"adapter": 0.7, "probe": 0.4}},
+    "test": {"accuracy": 0.77, "late | parcels": 0.7},
     "per_class": {
         "split": "validation",
         "scores": {"pra|ise": {"precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 1200}},
@@ -63,13 +63,11 @@ RUN = {
     "total_parameters": 20_000,
     "seconds": 125.2,
     "hardware": "2 CPU cores | none else",
-    "emissions": 0.00042,
     "strategy": {"type": "DDP", "processes": 2, "mixed_precision": "bf16"},
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
     "arguments": {"learning_rate": 3e-4, "weight_decay": 0.0, "max_length": 128, "seed": 1, "hub_token": "secret"},
     "defaults": {"learning_rate": 3e-4, "weight_decay": 0, "max_length": 256, "seed": 42},
     "command": "python recipes/glue.py --task messages",
-    "references": [{"name": "Somebody et al. 2019", "scores": {"accuracy": 0.86}}],
 }
 SECTIONS = (
     "Usage", "Adapter", "Base model", "Results", "Data", "Hyperparameters", "Training log", "Environment", "Limits",
@@ -118,10 +116,10 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
     assert "\n```text\n{'label': 'praise'}\n```" in card.text
     assert "```bash\npython recipes/glue.py --task messages\n```" in card.text
     for expected in (
-        "| accuracy | 0.800 | 0.860 |",
+        "| accuracy | 0.800 |",
         "By class, on the validation data:",
         "| pra\\|ise | 0.500 | 1.000 | 0.667 | 1,200 |",
-        "| late \\| parcels | 0.700 | 0.400 |",
+        "| late \\| parcels | 0.700 |",
         "| 2 | 76 | 0.500 | 0.800 | 0.790 | **kept** |",
         "| `max_length` | 128 | 256 |",
         "| `weight_decay` | 0 |",
@@ -129,7 +127,6 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
         "- **processes**: DDP on 2 processes",
         "- **precision**: bf16",
         "- **time**: 2 min 5 s",
-        "- **emissions**: 0.42 g CO₂ (CodeCarbon)",
         "- **versions**: python 3.11.7, torch 2.13.0",
         "- **examples**: train 1,200, validation 300",
         "- Texts were truncated to 128 tokens in training and evaluation.",
@@ -137,7 +134,6 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
         assert f"\n{expected}\n" in card.text
     assert card.text.index("| `seed` | 1 | 42 |") < card.text.index("| `learning_rate` | 0.0003 |")
     data = card.data.to_dict()
-    assert data["co2_eq_emissions"]["emissions"] == 0.42
     assert (data["datasets"], data["metrics"]) == (["org/messages"], ["accuracy", "f1"])
     (result,) = data["model-index"][0]["results"]
     assert result["dataset"] == {
@@ -165,11 +161,9 @@ def test_several_seeds_give_mean_and_standard_error_beside_full_fine_tuning(adap
             runs[-1].write_text(json.dumps({**RUN, "method": method, "seed": seed, "epochs": epochs, "best_epoch": 1}))
     card = make_card(adapter, "user/messages", results=runs)
     mean, error = statistics.fmean(SEEDS.values()), statistics.stdev(SEEDS.values()) / 3**0.5
-    assert row(card, "score") == (
-        "| score | mean ± standard error | seed 1 | seed 2 | seed 3 | full fine-tuning | Somebody et al. 2019 |"
-    )
+    assert row(card, "score") == "| score | mean ± standard error | seed 1 | seed 2 | seed 3 | full fine-tuning |"
     assert row(card, "accuracy") == (
-        f"| accuracy | {mean:.3f} ± {error:.3f} | 0.800 | 0.840 | 0.790 | {mean + 0.02:.3f} ± {error:.3f} | 0.860 |"
+        f"| accuracy | {mean:.3f} ± {error:.3f} | 0.800 | 0.840 | 0.790 | {mean + 0.02:.3f} ± {error:.3f} |"
     )
     assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(mean)
     assert "There is only one run" not in card.text
@@ -358,13 +352,12 @@ def test_names_from_outside_do_not_change_the_page(base, tmp_path):
             **RUN,
             "dataset": RUN["dataset"] | {"name": words, "config": words, "split": words, "rows": {words: 3}},
             "epochs": [{**row, words: 0.5} for row in RUN["epochs"]],
-            "test": {words: {words: 0.1}},
+            "test": {words: 0.1},
             "hardware": words,
             "versions": {words: words},
             "arguments": {"optim": words},
             "command": words,
             "chosen_by": words,
-            "references": [{"name": words, "scores": {}}],
         }
         return make_card(SavedAdapter.open(folder), "user/messages", results=run, example=words, answer=[words])
 
