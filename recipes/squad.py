@@ -33,10 +33,19 @@ from common.data import files_of, load_data, sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved
 from common.presets import with_preset
-from common.questions import ANSWERED, SCORES, Windows, check_questions, squad_scores
+from common.questions import (
+    ANSWERED,
+    SCORES,
+    check_questions,
+    evaluation_windows,
+    find_answers,
+    squad_scores,
+    training_windows,
+)
 from common.run import write_json
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
+from houlsby_peft.serving.answers import QUESTION_TOKENS, Windows
 
 
 NULL_THRESHOLD = 0.0
@@ -57,7 +66,6 @@ class SquadArguments(DataArguments):
         aliases=["--max_seq_length"], default=384, help="Tokens of a window, including its question."
     )
     stride: int = HfArg(aliases=["--doc_stride"], default=128, help="Tokens that consecutive windows share.")
-    n_best: int = HfArg(aliases=["--n_best_size"], default=20, help="Starts and ends that are tried in each window.")
     max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
     null_threshold: float = HfArg(
         aliases=["--null_score_diff_threshold"],
@@ -81,7 +89,7 @@ class SquadTrainer(RecipeTrainer):
     def answers(self) -> dict[str, str]:
         """Return the answer to each question, by its id."""
         start, end = self.predict(self.eval_dataset).predictions
-        return self.windows.answers(self.questions, self.eval_dataset, start, end)
+        return find_answers(self.questions, self.windows, start, end)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         """Return SQuAD's scores of the questions."""
@@ -129,7 +137,14 @@ class SquadTask(Task):
     ) -> RecipeTrainer:  # fmt: skip
         tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
         own, questions = self.arguments, self.splits["validation"]
-        self.windows = Windows(tokenizer, max_length, own.stride, own.n_best, own.max_answer_length, self.threshold)
+        least = own.stride + QUESTION_TOKENS + tokenizer.num_special_tokens_to_add(pair=True) + 1
+        most = tokenizer.model_max_length
+        if not least <= max_length <= most:
+            raise RecipeError(
+                f"--max_length must be from {least} (--stride {own.stride}, a question of {QUESTION_TOKENS} tokens, "
+                f"special tokens and one of context) to the encoder's {most}, got {max_length}."
+            )
+        self.windows = Windows(tokenizer, max_length, own.stride, own.max_answer_length, self.threshold)
         options |= {"windows": self.windows, "questions": questions, "compute_metrics": None}
         trainer = super().make_trainer(model, tokenizer, max_length, training, **options)
         count = f"{len(trainer.train_dataset):,} training windows; " if trainer.train_dataset else ""
@@ -137,7 +152,7 @@ class SquadTask(Task):
         return trainer
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        return self.windows.training(split) if name == "train" else self.windows.evaluation(split)
+        return (training_windows if name == "train" else evaluation_windows)(split, self.windows)
 
     def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> None:
         """Write the answers to `prefix`predictions.json in the output folder, if --do_predict asks for them."""

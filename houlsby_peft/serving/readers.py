@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +20,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import Task
+from .answers import Windows
 from .base_model import count_positions, count_tokens
 from .results import AnswerPrediction, ClassPrediction, EntityPrediction
 from .tagging import Piece, read_tags
@@ -28,8 +28,6 @@ from .tagging import Piece, read_tags
 
 # A text, a pair of texts or, for question answering, a question and the text that answers it.
 Input = str | tuple[str, str]
-# Longer questions are cut, as in BERT's own code for SQuAD and in recipes/squad.py.
-_QUESTION_TOKENS = 64
 # A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share it.
 _TOKENIZING = threading.Lock()
 
@@ -212,21 +210,10 @@ class TokenReader(Reader):
         return read_tags(str(request.text), parts, self.tokenizer, self.labels.values())
 
 
-@dataclass
-class _Window:
-    """The characters of each token of a context, None for other tokens; and the index of the token [CLS]."""
-
-    spans: list[tuple[int, int] | None]
-    cls: int
-
-
 class AnswerReader(Reader):
-    """Extractive question answering, as BERT does it for SQuAD (Devlin et al. 2018, section 4.2).
+    """Extractive question answering; `Predictor.predict` describes the options.
 
-    A long context is read in overlapping windows. The answer is the span with the highest sum of start and end logit
-    in any of them. Its score is the product of both probabilities among all tokens of the context in all windows.
-
-    `Predictor.predict` describes the options. A window has 384 tokens unless the training has recorded a number.
+    A window has 384 tokens unless the training has recorded a number.
     """
 
     outputs = ("start_logits", "end_logits")
@@ -235,83 +222,23 @@ class AnswerReader(Reader):
     example = ("What is it?", "It is an example.")
 
     def __init__(
-        self,
-        *args: Any,
-        max_length: int | None = None,
-        stride: int = 128,
-        max_answer_length: int = 30,
-        null_threshold: float | None = None,
+        self, *args: Any, max_length: int | None = None, null_threshold: float | None = None, **options: Any
     ) -> None:
         super().__init__(*args)
-        if not self.tokenizer.is_fast:
-            raise AdapterError(
-                "Question answering needs a fast tokenizer, which tells where each token is in the text; "
-                f"{type(self.tokenizer).__name__} is none. Use a base model that has one."
-            )
         record = self.config.record
         longest = max_length or (record and record.max_length) or 384
-        self._longest = int(min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length))
-        self._stride = stride
-        self._most = max_answer_length
-        self._null_threshold = record.null_threshold if null_threshold is None and record else null_threshold
+        longest = int(min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length))
+        if null_threshold is None and record:
+            null_threshold = record.null_threshold
+        self._windows = Windows(self.tokenizer, longest, null_threshold=null_threshold, **options)
 
     def encode(self, text: Input) -> list[Row]:
         """Return a question and its context as one row for each window of the context."""
-        question, context = text[0].strip(), text[1]
-        cut = {"truncation": True, "max_length": _QUESTION_TOKENS, "return_offsets_mapping": True}
-        tokens = self.tokenizer(question, add_special_tokens=False, **cut)
-        question = question[: max((end for _, end in tokens["offset_mapping"]), default=0)]
-        room = self._longest - len(self.tokenizer(question)["input_ids"]) - 2
-        encoded = self.tokenizer(
-            question,
-            context,
-            truncation="only_second",
-            max_length=self._longest,
-            stride=max(0, min(self._stride, room // 2)),
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
-        rows = []
-        for number, offsets in enumerate(encoded["offset_mapping"]):
-            inputs = {name: encoded[name][number] for name in self.tokenizer.model_input_names if name in encoded}
-            parts = encoded.sequence_ids(number)
-            spans = [span if part == 1 else None for span, part in zip(offsets, parts, strict=True)]
-            ids, cls = inputs["input_ids"], self.tokenizer.cls_token_id
-            rows.append(Row(inputs, _Window(spans, ids.index(cls) if cls in ids else 0)))
-        return rows
+        return [Row(window.inputs, window) for window in self._windows.split(*text)]
 
     def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> AnswerPrediction:
         """Return the best answer in any window."""
-        windows: list[_Window] = [row.more for row in request.rows]
-        outside = torch.tensor([span is None for window in windows for span in window.spans])
-        starts, ends = (
-            torch.cat(logits).masked_fill(outside, -torch.inf).log_softmax(0).split([len(w.spans) for w in windows])
-            for logits in zip(*values, strict=True)
-        )
-        found = []
-        for window, start, end, raw in zip(windows, starts, ends, values, strict=True):
-            tokens = torch.arange(len(start))
-            length = tokens[None, :] - tokens[:, None]
-            sums = (start[:, None] + end[None, :]).masked_fill((length < 0) | (length >= self._most), -torch.inf)
-            first, last = divmod(int(sums.argmax()), len(start))
-            score, best = float(sums[first, last].exp()), float(raw[0][first] + raw[1][last])
-            found.append((score, best, window.spans[first], window.spans[last]))
-        score, best, begin, finish = max(found, key=itemgetter(0))
-        nothing: AnswerPrediction = {"answer": "", "score": 0.0, "start": 0, "end": 0}
-        if self._null_threshold is not None:
-            null, probability = min(
-                (
-                    float(start[window.cls] + end[window.cls]),
-                    float(start.softmax(0)[window.cls] * end.softmax(0)[window.cls]),
-                )
-                for window, (start, end) in zip(windows, values, strict=True)
-            )
-            if begin is None or null - best > self._null_threshold:
-                return {**nothing, "score": probability}
-        if begin is None or finish is None:
-            return nothing  # an empty context
-        answer = request.text[1][begin[0] : finish[1]]
-        return {"answer": answer, "score": score, "start": begin[0], "end": finish[1]}
+        return self._windows.find_answer(request.text[1], [row.more for row in request.rows], values)
 
 
 class VectorReader(Reader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 
@@ -11,12 +12,19 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer, CanineTokenizer
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import squad
 from common.data import load_splits
 from common.edge import RecipeError
-from common.questions import QUESTION_TOKENS, Windows, check_questions, squad_scores
+from common.questions import (
+    check_questions,
+    evaluation_windows,
+    find_answers,
+    squad_scores,
+    training_windows,
+)
+from houlsby_peft.serving.answers import Windows
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
@@ -64,102 +72,53 @@ def long_context(size, seed=0):
     return " ".join(random.Random(seed).choices(WORDS, k=size))
 
 
-def windows_of(tokenizer, max_length=100, stride=8, **options):
-    fixed = {"n_best": 5, "max_answer_length": 4, "null_threshold": 0.0}
-    return Windows(tokenizer, max_length, stride, **{**fixed, **options})
+def windows_of(tokenizer, max_length=100, **options):
+    return Windows(tokenizer, max_length, **{"stride": 8, "max_answer_length": 4, "null_threshold": 0.0, **options})
 
 
 class TestWindows:
-    def test_every_token_of_a_long_context_is_in_a_window(self, tokenizer):
-        context = long_context(500)
-        rows = windows_of(tokenizer).evaluation(Dataset.from_list([question("q", context, "oslo")]))
-        assert len(rows) > 5
-        seen = {(s, e) for row in rows for s, e in zip(row["starts"], row["ends"], strict=True) if s >= 0}
-        assert [context[s:e] for s, e in sorted(seen)] == context.split()
-
     @pytest.mark.parametrize("answer", ["lived in paris", " lived in paris", "lived in paris ", " lived in paris\n"])
     def test_the_answer_is_marked_where_it_is_whole(self, tokenizer, answer):
         """Blanks around it are in no token."""
         context = "oslo " * 150 + "ada lived in paris" + answer[-1].replace("s", " ") + "oslo " * 150
         windows = windows_of(tokenizer)
-        data = Dataset.from_list([question("q", context, answer)])
+        row = question("q", context, answer)
         marked = 0
-        for train, row in zip(windows.training(data), windows.evaluation(data), strict=True):
+        for train, window in zip(
+            training_windows(Dataset.from_list([row]), windows), windows.split(row["question"], context), strict=True
+        ):
             first, last = train["start_positions"], train["end_positions"]
-            if first == last == row["cls"] == 0:
-                text = [context[s:e] for s, e in zip(row["starts"], row["ends"], strict=True) if s >= 0]
-                assert "lived in paris" not in " ".join(text)
+            if first == last == window.cls == 0:
+                assert "lived in paris" not in " ".join(context[slice(*span)] for span in window.spans if span)
             else:
                 marked += 1
-                assert context[row["starts"][first] : row["ends"][last]] == "lived in paris"
+                assert context[window.spans[first][0] : window.spans[last][1]] == "lived in paris"
         assert marked >= 1
 
     def test_no_answer_is_marked_at_the_first_token(self, tokenizer):
-        rows = windows_of(tokenizer).training(Dataset.from_list([question("q", "ada", "ada"), question("r", "ada")]))
+        data = Dataset.from_list([question("q", "ada", "ada"), question("r", "ada")])
+        rows = training_windows(data, windows_of(tokenizer))
         assert rows["start_positions"][0] > 0
         assert rows["start_positions"][1] == rows["end_positions"][1] == 0
 
-    def test_a_long_question_is_cut(self, tokenizer):
-        data = Dataset.from_list([question("q", long_context(300), "oslo", ask=long_context(900))])
-        rows = windows_of(tokenizer).evaluation(data)
-        assert all(row["starts"][:2] == [-1, -1] and row["starts"][QUESTION_TOKENS + 2] >= 0 for row in rows)
-
-    @pytest.mark.parametrize("max_length", [75, 200])
-    def test_windows_without_room(self, tokenizer, max_length):
-        tokenizer.model_max_length = 128
-        with pytest.raises(RecipeError, match=rf"from 76 .* to the encoder's 128, got {max_length}"):
-            windows_of(tokenizer, max_length)
-
-    def test_a_tokenizer_that_does_not_say_where_its_tokens_are(self):
-        with pytest.raises(RecipeError, match=r"need a fast tokenizer, .* CanineTokenizer is none\. Choose another"):
-            windows_of(CanineTokenizer())
-
-    def test_an_empty_context(self, tokenizer):
-        data = Dataset.from_list([{**question("q", ""), "answers": {"text": [], "answer_start": []}}])
-        windows = windows_of(tokenizer)
-        rows = windows.evaluation(data)
-        zeros = np.zeros((1, rows[0]["length"]))
-        assert windows.answers(data, rows, zeros, zeros) == {"q": ""}
-
-
-class TestAnswers:
-    def logits(self, rows, seed=0):
-        width = max(rows["length"])
-        return np.random.default_rng(seed).normal(size=(2, len(rows), width)).astype(np.float32)
-
-    def test_the_best_span_of_all_windows(self, tokenizer):
-        """Against all spans, one by one."""
+    def test_questions_keep_their_windows_apart(self, tokenizer):
+        """Against all spans of all windows of each question, one by one."""
         data = Dataset.from_list([question(str(n), long_context(150 + 40 * n, n), "oslo") for n in range(4)])
-        windows = windows_of(tokenizer, n_best=100)
-        rows = windows.evaluation(data)
-        start, end = self.logits(rows)
-        best = {}
-        for number, row in enumerate(rows):
-            for first in range(row["length"]):
-                for last in range(first, min(first + 4, row["length"])):
-                    if row["starts"][first] >= 0 and row["starts"][last] >= 0:
-                        span = (start[number, first] + end[number, last], row["starts"][first], row["ends"][last])
-                        best[row["id"]] = max(best.get(row["id"], span), span)
-        texts = {row["id"]: row["context"] for row in data}
-        expected = {name: texts[name][s:e] for name, (_, s, e) in best.items()}
-        assert windows.answers(data, rows, start, end) == expected
-
-    @pytest.mark.parametrize(("threshold", "expected"), [(-1.5, ""), (-0.5, "ada")])
-    def test_no_answer_by_its_threshold(self, tokenizer, threshold, expected):
-        data = Dataset.from_list([question("q", "ada lived"), question("r", "ada", "ada")])
-        windows = windows_of(tokenizer, null_threshold=threshold)
-        rows = windows.evaluation(data)
-        logits = np.zeros((2, max(rows["length"])), dtype=np.float32)
-        logits[:, rows[0]["starts"].index(0)] = 0.5  # "ada" scores 1, no answer 0
-        assert windows.answers(data, rows, logits, logits)["q"] == expected
-
-    def test_where_every_question_has_an_answer_one_is_given(self, tokenizer):
-        data = Dataset.from_list([question("q", "ada", "ada")])
         windows = windows_of(tokenizer, null_threshold=None)
-        rows = windows.evaluation(data)
-        logits = np.full((1, rows[0]["length"]), -1, dtype=np.float32)
-        logits[0, 0] = 9
-        assert windows.answers(data, rows, logits, logits) == {"q": "ada"}
+        rows = evaluation_windows(data, windows)
+        start, end = np.random.default_rng(0).normal(size=(2, len(rows), max(rows["length"]))).astype(np.float32)
+        expected, number = {}, 0
+        for row in data:
+            spans = []
+            for window in windows.split(row["question"], row["context"]):
+                for first, last in itertools.product(range(len(window.spans)), repeat=2):
+                    if window.spans[first] and window.spans[last] and first <= last < first + 4:
+                        score = start[number, first] + end[number, last]
+                        spans.append((score, window.spans[first][0], window.spans[last][1]))
+                number += 1
+            _, begin, finish = max(spans)
+            expected[row["id"]] = row["context"][begin:finish]
+        assert find_answers(data, windows, start, end) == expected
 
 
 @pytest.fixture
@@ -213,8 +172,8 @@ class TestRuns:
         model = PeftModel.from_pretrained(
             AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2), tmp_path / "run" / "adapter"
         ).eval()
-        windows = Windows(tokenizer, 100, 16, n_best=20, max_answer_length=30, null_threshold=0.0)
-        rows = windows.evaluation(data)
+        windows = Windows(tokenizer, 100, 16, null_threshold=0.0)
+        rows = evaluation_windows(data, windows)
         logits = np.zeros((2, len(rows), 100), dtype=np.float32)
         for number, row in enumerate(rows):
             with torch.no_grad():
@@ -223,7 +182,12 @@ class TestRuns:
         assert len(answers) == 5
         # Abstaining is decided by the whole validation split, not by the drawn questions.
         assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.null_threshold == 0
-        assert windows.answers(data, rows, *logits) == answers
+        assert find_answers(data, windows, *logits) == answers
+
+    @pytest.mark.parametrize("max_length", [75, 200])
+    def test_windows_without_room(self, encoder, folder, tmp_path, max_length):
+        with pytest.raises(RecipeError, match=rf"from 84 .* to the encoder's 128, got {max_length}"):
+            self.squad(encoder, folder, tmp_path / "run", "--max_length", max_length)
 
     @pytest.mark.parametrize(
         ("change", "message"),
