@@ -1,28 +1,23 @@
-"""`HoulsbyConfig`: every option of the method with its rule, and how a configuration is saved and loaded."""
-
-# ruff: noqa: RUF009 (`_option` returns a field)
+"""`HoulsbyConfig`: every option of the method, its rules, and how a configuration is saved and loaded."""
 
 from __future__ import annotations
 
 import copy
-import difflib
-import functools
-import inspect
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_type_hints
 
+from huggingface_hub.dataclasses import type_validator
 from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
 from .checkpoints.weights import check_weights_file, read_json
-from .errors import Rule
+from .errors import shortened
 from .record import AdapterRecord, numbered
 from .registration import houlsby_peft_type
 
@@ -30,7 +25,6 @@ from .registration import houlsby_peft_type
 # The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.
 KINDS = ("houlsby", "pfeiffer", "parallel")
 POSITIONS = ("attention", "feed_forward", "cross_attention")
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 # Houlsby et al. 2019, section 3.6. With init_std=0, `down_proj` still starts with this standard deviation.
 PAPER_INIT_STD = 1e-2
 # The names of heads that PEFT's model classes always add to `modules_to_save`, by task type.
@@ -45,59 +39,12 @@ _WITHOUT_SHAPE = {"dropout", "init_std", "init_weights", "modules_to_save", "tra
 }  # fmt: skip
 
 
-def _option(default: Any, is_valid: Callable[[Any], bool], words: str, remedy: str) -> Any:
-    """Return a field with its rule. The default may be an empty dict."""
-    rule = {"rule": Rule(is_valid, words, remedy)}
-    return field(default_factory=dict, metadata=rule) if default == {} else field(default=default, metadata=rule)
-
-
-def _is_count(value: Any, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_one_of(*names: Any) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, (str, type(None))) and value in names
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_pattern(value: Any) -> bool:
-    try:
-        return _is_name(value) and bool(re.compile(value))
-    except (re.error, OverflowError, RecursionError):
-        return False
-
-
-def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(is_item, value))
-
-
-def _are_names(value: Any) -> bool:
-    return value is None or _is_list(value, _is_name) or _is_pattern(value)
-
-
-def _are_labels(value: Any) -> bool:
-    numbers_from_0 = isinstance(value, dict) and bool(value) and set(value) == set(range(len(value)))
-    return value is None or (numbers_from_0 and all(isinstance(name, str) for name in value.values()))
-
-
 @dataclass
 class HoulsbyConfig(PeftConfig):
     """Configuration of Houlsby bottleneck adapters (Houlsby et al. 2019, arXiv 1902.00751).
 
     Args:
-        r: Size of the bottleneck, from 1 to the larger of 1,024 and four times the width of the hidden states. A
-            bottleneck of width d has 2rd + d + r parameters.
+        r: Size of the bottleneck, at least 1. A bottleneck of width d has 2rd + d + r parameters.
         activation: Non-linearity between the two projections, a key of transformers' `ACT2FN`.
         dropout: Dropout probability on the bottleneck's branch, in [0, 1). The paper uses none.
         share_layers: 0: a separate bottleneck at each position (the paper). 1: one bottleneck per layer, shared by
@@ -117,7 +64,7 @@ class HoulsbyConfig(PeftConfig):
         exclude_modules: Modules that get no bottleneck and no trained norm, as a list of name suffixes, which exclude
             what is inside these modules as well, or as a regular expression, which must match the whole name.
         layers_to_transform: Index or indices of the layers to adapt. None: all layers.
-        layers_pattern: Name of the list of layers that `layers_to_transform` refers to, if there are several.
+        layers_pattern: Name of the list of layers to adapt, if there are several; a regular expression, or several.
         rank_pattern: Bottleneck sizes that differ from `r`, by name suffix or regular expression of the module.
         modules_to_save: Further modules to train and save as a whole. A newly initialized task head, or a pooler
             below it, is detected and trained automatically; an empty list prevents that. Other modules that the
@@ -146,108 +93,33 @@ class HoulsbyConfig(PeftConfig):
             If one configuration is given for several adapters, the later ones get copies with records of their own.
 
     Raises:
-        ValueError: A field breaks its rule; the message names the rule, the value received and the remedy.
+        TypeError: A field has a value of another type.
+        ValueError: A value is out of its range, or does not go with another field; the message gives field and rule.
     """
 
-    r: int = _option(64, lambda r: _is_count(r, 1), "a whole number of at least 1", "The paper uses 8 to 256")
-    activation: str = _option(
-        "gelu", _is_one_of(*ACT2FN), "a key of transformers' ACT2FN", f"Choose one of {', '.join(sorted(ACT2FN))}"
-    )
-    dropout: float = _option(
-        0.0, lambda value: _is_number(value) and 0 <= value < 1, "a probability in [0, 1)", "The paper uses 0"
-    )
-    share_layers: int = _option(
-        0,
-        _is_count,
-        "a whole number of at least 0",
-        "0 shares nothing, 1 within a layer, k across k consecutive layers",
-    )
-    init_std: float = _option(
-        PAPER_INIT_STD,
-        lambda value: _is_number(value) and 0 <= value < 1e6,
-        "a number of at least 0 and below a million",
-        "The paper uses 0.01; 0 starts as the exact identity",
-    )
-    train_layer_norm: bool | Literal["all"] = _option(
-        True,
-        lambda value: _is_bool(value) or value == "all",
-        "True, False or 'all'",
-        "True trains the norms of the adapted layers",
-    )
-    init_weights: bool = _option(
-        True, _is_bool, "True or False", "True initializes as the paper does; no other ways are known"
-    )
+    r: int = 64
+    activation: str = "gelu"
+    dropout: float | int = 0.0
+    share_layers: int = 0
+    init_std: float | int = PAPER_INIT_STD
+    train_layer_norm: bool | Literal["all"] = True
+    init_weights: bool = True
     # Never None after initialization.
-    positions: Sequence[str] = _option(
-        None,
-        lambda names: bool(names) and all(name in POSITIONS for name in names),
-        f"one or more of {POSITIONS}",
-        "The paper uses ('attention', 'feed_forward')",
-    )
-    target_modules: list[str] | str | None = _option(
-        None,
-        lambda value: _are_names(value) and value != "all-linear",
-        "a non-empty list of name suffixes or a regular expression",
-        "An adapter follows a sub-layer, not each of its linear layers; None finds the places",
-    )
-    exclude_modules: list[str] | str | None = _option(
-        None,
-        lambda value: not value or _are_names(value),
-        "a list of name suffixes or a regular expression",
-        "None excludes nothing",
-    )
-    layers_to_transform: list[int] | int | None = _option(
-        None,
-        lambda value: value is None or _is_count(value) or _is_list(value, _is_count),
-        "None, a layer's index, or a non-empty list of indices, counted from 0",
-        "None adapts all layers",
-    )
-    layers_pattern: list[str] | str | None = _option(
-        None,
-        lambda value: not value or _is_pattern(value) or _is_list(value, _is_pattern),
-        "the name of a list of layers, or a list of such names, as regular expressions",
-        "None means any list",
-    )
-    rank_pattern: dict[str, int] = _option(
-        {},
-        lambda sizes: (
-            isinstance(sizes, dict) and all(map(_is_pattern, sizes)) and all(_is_count(r, 1) for r in sizes.values())
-        ),
-        "a dict from names or regular expressions to whole numbers of at least 1",
-        "For example {'attention.output.dropout': 8}",
-    )
-    modules_to_save: list[str] | None = _option(
-        None,
-        lambda value: value is None or value == [] or _is_list(value, _is_name),
-        "None or a list of module names",
-        "For example ['pooler']; None trains a newly initialized head",
-    )
+    positions: Sequence[str] = None  # type: ignore[assignment]
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    modules_to_save: list[str] | None = None
     trainable_token_indices: list[int] | dict[str, list[int]] | None = None
-    kind: Literal["houlsby", "pfeiffer", "parallel"] = _option(
-        "houlsby", _is_one_of(*KINDS), f"one of {KINDS}", "The paper's adapters are 'houlsby'"
-    )
-    scaling: float | Literal["learned", "channel"] = _option(
-        1.0,
-        lambda value: value in ("learned", "channel") or (_is_number(value) and 0 < abs(value) < 1e6),
-        "a number other than 0 and below a million, 'learned' or 'channel'",
-        "The paper uses 1; 'learned' and 'channel' start at 1",
-    )
-    invertible: Literal["nice"] | None = _option(
-        None, _is_one_of("nice", None), "'nice' or None", "Give None to leave the embeddings as they are"
-    )
-    invertible_reduction_factor: float = _option(
-        2.0,
-        lambda value: _is_number(value) and 0.25 <= value < math.inf,
-        "a number of at least 0.25",
-        "Give 2, as in MAD-X",
-    )
-    id2label: dict[int, str] | None = _option(
-        None, _are_labels, "a dict from every number from 0 on to a name", "For example {0: 'negative', 1: 'positive'}"
-    )
-    problem_type: str | None = _option(
-        None, _is_one_of(*PROBLEM_TYPES, None), f"one of {PROBLEM_TYPES}", "None uses the base model's configuration"
-    )
-    two_layer_head: bool = _option(False, _is_bool, "True or False", "True gives the head a hidden layer")
+    kind: Literal["houlsby", "pfeiffer", "parallel"] = "houlsby"
+    scaling: float | int | Literal["learned", "channel"] = 1.0
+    invertible: Literal["nice"] | None = None
+    invertible_reduction_factor: float | int = 2.0
+    id2label: dict[int, str] | None = None
+    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
+    two_layer_head: bool = False
     recorded: InitVar[dict[str, Any] | None] = None
     # Writes the card of the adapter in a folder. The package sets it, because cards need what builds on this module.
     write_card: ClassVar[Callable[[Path], None] | None] = None
@@ -282,34 +154,47 @@ class HoulsbyConfig(PeftConfig):
             self._load_record(AdapterRecord.from_dict(recorded))
 
     def _check(self) -> None:
-        for option in fields(self):
-            if (rule := option.metadata.get("rule")) is not None:
-                rule.check(f"HoulsbyConfig.{option.name}", getattr(self, option.name))
-        together = {
-            "target_modules": Rule(
-                lambda value: self.kind == "houlsby" or value is None,
-                "None for adapters that read the input of a sub-layer, which only the table of architectures gives "
-                f"(here kind={self.kind!r})",
-                "Select sub-layers with positions, layers_to_transform and exclude_modules",
+        for name in OPTIONS:
+            type_validator(f"HoulsbyConfig.{name}", getattr(self, name), _TYPES[name])
+        rules = {
+            "r": (self.r >= 1, "at least 1"),
+            "activation": (self.activation in ACT2FN, f"one of {', '.join(sorted(ACT2FN))}"),
+            "dropout": (0 <= self.dropout < 1, "a probability in [0, 1)"),
+            "share_layers": (
+                self.share_layers >= 0,
+                "at least 0, where 0 shares nothing, 1 within a layer, and k across k consecutive layers",
             ),
-            "rank_pattern": Rule(
-                lambda value: not (value and self.share_layers),
-                f"empty where bottlenecks are shared (here share_layers={self.share_layers})",
-                "Leave it out, or set share_layers=0",
+            "init_std": (0 <= self.init_std < 1e6, "at least 0, which starts as the identity, and below a million"),
+            "positions": (self.positions and set(self.positions) <= {*POSITIONS}, f"one or more of {POSITIONS}"),
+            "target_modules": (
+                self.kind == "houlsby" or self.target_modules is None,
+                f"None with kind={self.kind!r}, because only the table of architectures tells which module the input "
+                "of a sub-layer enters: select sub-layers with positions, layers_to_transform and exclude_modules",
             ),
-            "layers_pattern": Rule(
-                lambda value: self.layers_to_transform is not None or not value,
-                "given together with layers_to_transform",
-                "Add layers_to_transform, or drop layers_pattern",
+            "rank_pattern": (
+                all(r >= 1 for r in self.rank_pattern.values()) and not (self.rank_pattern and self.share_layers),
+                "sizes of at least 1, and empty where bottlenecks are shared, unlike with share_layers=0",
             ),
-            "modules_to_save": Rule(
-                lambda value: value != [] or self.task_type not in HEADS_OF_PEFT,
-                f"not empty if task_type is one whose head PEFT always trains (here {self.task_type})",
-                "Leave task_type out to train no head",
+            "modules_to_save": (
+                self.modules_to_save != [] or self.task_type not in HEADS_OF_PEFT,
+                f"not empty with task_type={self.task_type}, whose head PEFT always trains: leave task_type out",
+            ),
+            "scaling": (
+                isinstance(self.scaling, str) or 0 < abs(self.scaling) < 1e6,
+                "a number other than 0 and below a million, 'learned' or 'channel'",
+            ),
+            "invertible_reduction_factor": (
+                0.25 <= self.invertible_reduction_factor < math.inf,
+                "a number of at least 0.25",
+            ),
+            "id2label": (
+                self.id2label is None or (self.id2label and set(self.id2label) == set(range(len(self.id2label)))),
+                "a dict from every number from 0 on to a name",
             ),
         }
-        for name, rule in together.items():
-            rule.check(f"HoulsbyConfig.{name}", getattr(self, name))
+        for name, (is_valid, words) in rules.items():
+            if not is_valid:
+                raise ValueError(f"HoulsbyConfig.{name} must be {words}; got {shortened(repr(getattr(self, name)))}.")
 
     def leave_out_heads_of_peft(self) -> None:
         """Take back the heads that PEFT's class for a task adds to `modules_to_save`, from an adapter without a head.
@@ -419,27 +304,7 @@ class HoulsbyConfig(PeftConfig):
 # The options that PEFT's own configurations do not have, and those that decide what bottlenecks and norms compute.
 OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {option.name for option in fields(PeftConfig)}
 SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
-_make = HoulsbyConfig.__init__
-
-
-@functools.wraps(_make)
-def _make_or_explain(self: HoulsbyConfig, *args: Any, **options: Any) -> None:
-    known = inspect.signature(_make).parameters
-    if unknown := next((name for name in options if name not in known), None):
-        close = difflib.get_close_matches(unknown, OPTIONS, 1)
-        hint = f"Did you mean {close[0]}?" if close else "help(HoulsbyConfig) lists the options."
-        # PEFT, which leaves out what a later version has saved, looks for these words.
-        raise TypeError(f"HoulsbyConfig got an unexpected keyword argument {unknown!r}. {hint}")
-    _make(self, *args, **options)
-
-
-# The help shows the method's own options first. `recorded` stays in the signature: when PEFT reads the file of a later
-# version, it drops the fields that are not there.
-_parameters = sorted(inspect.signature(_make).parameters.values(), key=lambda one: one.name not in {"self", *OPTIONS})
-_make_or_explain.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [_parameters[0], *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in _parameters[1:])]
-)
-HoulsbyConfig.__init__ = _make_or_explain  # type: ignore[method-assign]
+_TYPES = get_type_hints(HoulsbyConfig)
 
 
 def _plain(value: Any, is_count: bool = False) -> Any:

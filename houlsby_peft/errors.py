@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 
 _MOST_CHARACTERS = 300
@@ -23,30 +21,6 @@ def shortened(text: str) -> str:
     """Return a text from outside on one line, cut to what fits into a message."""
     line = " ".join(text.split())
     return line if len(line) <= _MOST_CHARACTERS else line[:_MOST_CHARACTERS] + " ..."
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What a value must be.
-
-    Args:
-        is_valid: Whether a value follows the rule.
-        words: The rule, after "must be".
-        remedy: What to do, as a sentence without its period.
-    """
-
-    is_valid: Callable[[Any], bool]
-    words: str
-    remedy: str
-
-    def check(self, name: str, value: object) -> None:
-        """Refuse a value that breaks the rule.
-
-        Raises:
-            ValueError: The message gives the name, the rule, the value and the remedy.
-        """
-        if not self.is_valid(value):
-            raise ValueError(f"{name} must be {self.words}; got {shortened(repr(value))}. {self.remedy}.")
 
 
 @contextmanager

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, get_type_hints
 
-from .errors import Rule
+from huggingface_hub.dataclasses import type_validator
 
 
 # The ends of the model, where an invertible adapter has its module and the inverse.
 _ENDS = ("embeddings", "output_embedding")
-# What a row of folded places must have.
-_PARTS = {"position", "stack", "layers", "module", "projection"}
-# More than any model has.
-_MOST_PLACES = 100_000
-_FOLDED_INDICES = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+# More places, and a larger bottleneck, than any model has.
+_MOST = 100_000
+# The fields of a record that its file does not have.
+_NOT_SAVED = {"task_type", "has_labels_of_base"}
 
 
 @dataclass(frozen=True)
@@ -179,33 +177,34 @@ class AdapterRecord:
     problem_type: str | None = None
     two_layer_head: bool = False
     max_length: int | None = None
-    null_threshold: float | None = None
-    thresholds: list[float] | None = None
+    null_threshold: float | int | None = None
+    thresholds: list[float | int] | None = None
     text_columns: list[str] | None = None
     task_type: str | None = None
     has_labels_of_base: bool = False
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> AdapterRecord:
+    def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:
         """Read a record from JSON, which may be a stranger's.
 
         Raises:
-            ValueError: A value has a type that this package does not write.
+            TypeError, ValueError, KeyError: A value is not of the form that this package writes.
         """
-        Rule(lambda value: isinstance(value, Mapping), "an object", "Save the adapter again").check(
-            "HoulsbyConfig.recorded", fields
-        )
-        known = {name: fields[name] for name in _RULES if fields.get(name) is not None}
-        for name, value in known.items():
-            _RULES[name].check(f"HoulsbyConfig.recorded: {name}", value)
+        type_validator("HoulsbyConfig.recorded", facts, dict)
+        types = get_type_hints(cls)
+        known = {name: facts[name] for name in types.keys() - _NOT_SAVED if facts.get(name) is not None}
         if "id2label" in known:
             known["id2label"] = numbered(known["id2label"])
+        for name, value in known.items():
+            type_validator(f"HoulsbyConfig.recorded: {name}", value, types[name])
+        for number, place in enumerate(unfold_places(known.get("places", ()))):
+            if number == _MOST or not 0 < (place.r or 1) < _MOST:
+                raise ValueError(f"HoulsbyConfig.recorded: places must be fewer than {_MOST:,}, and r smaller.")
         return cls(**known)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is saved: every fact that is known."""
-        facts = asdict(self)
-        del facts["task_type"], facts["has_labels_of_base"]
+        facts = {name: value for name, value in asdict(self).items() if name not in _NOT_SAVED}
         return {name: value for name, value in facts.items() if value is not None and value is not False}
 
 
@@ -213,50 +212,3 @@ def numbered(labels: Mapping[Any, str]) -> dict[Any, str]:
     """Return labels with whole numbers as keys, which JSON turns into text, in their order, which saving changes."""
     known = {int(key) if str(key).isdecimal() else key: name for key, name in labels.items()}
     return dict(sorted(known.items())) if all(isinstance(key, int) for key in known) else known
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _are_rows(value: object) -> bool:
-    """Return whether a value from JSON can be unfolded, into a number of places that a model may have."""
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        return False
-    is_complete = all(
-        row.keys() >= _PARTS
-        and _are_texts([*row, *row.values()])
-        and (not row["layers"] or _FOLDED_INDICES.fullmatch(row["layers"]))
-        and re.fullmatch(r"\d{1,6}", row.get("r", "0"))
-        for row in value
-    )
-    return is_complete and sum(len(run) for row in value for run in _ranges(row["layers"])) <= _MOST_PLACES
-
-
-def _are_numbers(value: object) -> bool:
-    return isinstance(value, list) and all(_is_number(one, float) for one in value)
-
-
-def _is_number(value: object, kind: type = int) -> bool:
-    return isinstance(value, (int, kind)) and not isinstance(value, bool)
-
-
-_RULES = {
-    name: Rule(is_valid, words, "Save the adapter again")
-    for name, is_valid, words in (
-        ("places", _are_rows, "a list of rows of text"),
-        ("heads", _are_texts, "a list of names"),
-        ("base", lambda value: isinstance(value, dict), "a fingerprint"),
-        ("id2label", lambda value: isinstance(value, dict) and all(map(_is_text, value.values())), "a dict of names"),
-        ("problem_type", _is_text, "a text"),
-        ("two_layer_head", lambda value: isinstance(value, bool), "true or false"),
-        ("max_length", lambda value: _is_number(value) and value > 0, "a positive whole number"),
-        ("null_threshold", lambda value: _is_number(value, float), "a number"),
-        ("thresholds", _are_numbers, "a list of numbers"),
-        ("text_columns", lambda value: _are_texts(value) and len(value) in (1, 2), "a list of one or two names"),
-    )
-}
