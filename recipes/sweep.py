@@ -3,8 +3,8 @@
     python recipes/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
         --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir runs/study
     python recipes/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5 --output_dir runs/study
-    python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --sampler tpe --n_trials 20   # samples the range
-    python recipes/sweep.py ... --dry_run                                               # prints the commands
+    python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20     # samples the range
+    python recipes/sweep.py ... --dry_run                                    # prints the commands
 
 Flags that a sweep does not know are passed to each run of the recipe, which trains on one task at a time. Validation
 chooses among the values of the flags in --choose. A full grid has a run per combination; with --search_seeds 1 the
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from common.edge import end_with_one_line
 from common.scores import GLUE_TASKS
-from papers.additional import ALL, check_folders
+from papers.additional import ALL
 from papers.tables import print_study
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
@@ -32,20 +32,16 @@ from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 def main() -> int:
     """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if interrupted."""
     arguments, flags = parse_arguments()
-    from sweeping.cost import estimate
-    from sweeping.search import Sweep
+    from sweeping.search import Sweep  # only here, as the import of Optuna takes seconds
 
     output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
-    sweep = Sweep(
-        output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage,
-        prunes=arguments.pruner is not None,
-    )  # fmt: skip
+    sweep = Sweep(output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage)
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
     left = [*sweep.left()]
-    print(f"{estimate(left)}; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
+    print(f"{len(left):,} runs; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))
@@ -82,9 +78,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     choose_help = "Flags whose values validation chooses, per combination of the rest; default: learning rate, epochs."
     add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help=choose_help)
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
-    add("--sampler", choices=("grid", "tpe"), default="grid", help="tpe samples LOW:HIGH of flags in --choose.")
-    add("--n_trials", type=int, help="With --sampler tpe: points to sample, per combination of the rest.")
-    add("--pruner", choices=("median",), help="Stop runs that are worse than the median run at the same epoch.")
+    add("--n_trials", type=int, help="Sample this many points in ranges LOW:HIGH, per combination of the rest.")
     add("--storage", help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.")
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
     add(
@@ -94,32 +88,18 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add(
         "--dry_run",
         action="store_true",
-        help="Print the commands that are left, of the search as long as it lasts, and what they cost.",
+        help="Print the commands that are left, of the search as long as it lasts.",
     )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
-    if arguments.recipe.name == "stream.py":
-        parser.error("a run must write one results.json, into its --output_dir; stream.py writes one per task")
-    if arguments.pruner and arguments.n_trials is None:
-        parser.error("--pruner is for --sampler tpe")
-    if (arguments.sampler == "tpe") != (arguments.n_trials is not None):
-        parser.error("--sampler tpe and --n_trials need each other")
-    sampled = arguments.choose if arguments.n_trials else ()
-    for axis in CHOICES:
-        values = getattr(arguments, axis) or []
-        if len(values) > 1 if axis in sampled else ":" in "".join(values):
-            parser.error(
-                f"a grid takes a list of values, and --sampler tpe a single LOW:HIGH for each flag in --choose; got "
-                f"--{axis} {' '.join(values)}"
-            )
-    if sampled:
+    ranges = [axis for axis in CHOICES if ":" in "".join(getattr(arguments, axis) or [])]
+    if bool(ranges) != (arguments.n_trials is not None) or any(len(getattr(arguments, axis)) > 1 for axis in ranges):
+        parser.error("--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give values.")
+    if arguments.n_trials:
         arguments.search_seeds = 1
-    is_paper_tasks = arguments.recipe.name == "paper_tasks.py"
     if arguments.task == ["all"]:
-        arguments.task = ALL if is_paper_tasks else list(GLUE_TASKS)
-    if is_paper_tasks and "--data" in flags and not arguments.dry_run:
-        check_folders(flags[flags.index("--data") + 1], arguments.task)
+        arguments.task = ALL if arguments.recipe.name == "paper_tasks.py" else list(GLUE_TASKS)
     return arguments, flags
 
 

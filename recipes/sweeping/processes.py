@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import TextIO
 
 import yaml
@@ -38,7 +38,7 @@ def lock(path: Path) -> TextIO | None:
 
 
 def execute(
-    run: PlannedRun, launch: Sequence[str], locked: TextIO, environment: Mapping[str, str], stops: Callable[[], bool]
+    run: PlannedRun, launch: Sequence[str], locked: TextIO, environment: Mapping[str, str], stopped: Event
 ) -> str | None:
     """Execute a run until it ends or is stopped. Return the last lines of its log if it has failed.
 
@@ -47,7 +47,7 @@ def execute(
         launch: The command, to which the recipe and its flags are appended.
         locked: The run's lock, which the launched process inherits.
         environment: Variables to add to the environment.
-        stops: Asked all the time whether to stop the run.
+        stopped: Whether to stop the run.
     """
     run.record()
     with (run.folder / "log.txt").open("ab") as log:
@@ -62,11 +62,11 @@ def execute(
             pass_fds=[locked.fileno()],
         )
         try:
-            while (is_running := process.poll() is None) and not stops():
-                time.sleep(0.1)
+            while process.poll() is None and not stopped.wait(0.1):
+                pass
         finally:
             _stop(process)
-    if is_running or run.finished:
+    if stopped.is_set() or run.finished:
         return None
     lines = (run.folder / "log.txt").read_bytes()[start:].decode(errors="replace").splitlines()
     lines = [line for line in lines if line.strip() and "it/s]" not in line]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from common.edge import RecipeError
 from sweep import parse_arguments
-from sweeping.processes import find_slots, launch_command
+from sweeping.processes import CONFIGS, find_slots, launch_command
 from sweeping.runs import best_point, choose, make_runs
 from sweeping.search import Sweep
 
@@ -136,20 +135,14 @@ class TestRuns:
         ]
 
     def test_what_means_nothing_to_a_method_is_not_varied(self, tmp_path):
-        axes = {"method": ["houlsby", "full", "top_k"], "r": ["8", "64"], "share_layers": ["0", "3"], "top_k": ["1"]}
+        axes = {"method": ["houlsby", "full", "top_k"], "r": ["8", "64"], "top_k": ["1"]}
         points = [run.point for run in make_runs(tmp_path, Path("glue.py"), axes, [])]
-        assert points[4:] == [{"method": "full"}, {"method": "top_k", "top_k": "1"}]
-        assert [(point["r"], point["share_layers"]) for point in points[:4]] == [
-            ("8", "0"),
-            ("8", "3"),
-            ("64", "0"),
-            ("64", "3"),
-        ]
+        houlsby = [{"method": "houlsby", "r": r} for r in ("8", "64")]
+        assert points == [*houlsby, {"method": "full"}, {"method": "top_k", "top_k": "1"}]
 
     def test_the_choice_is_by_the_mean_over_most_seeds(self):
         assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9], "one lucky seed": [0.95]}) == "b"
         assert choose({"a": [0.5, 0.7], "b": [0.4, 0.9]}, lower_is_better=True) == "a"
-        assert choose({"first": [0.5], "second": [0.5]}) == "first"
 
     @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
     def test_the_best_point(self, tmp_path, chosen_by, best):
@@ -160,29 +153,12 @@ class TestRuns:
         assert best_point(runs) == {"learning_rate": best}
 
 
-class TestCommandLine:
-    def parse(self, monkeypatch, recipe, *flags):
-        script = str(ROOT / "recipes" / f"{recipe}.py")
-        monkeypatch.setattr(sys, "argv", ["sweep.py", script, "--output_dir", "out", *flags])
-        return parse_arguments()
-
-    @pytest.mark.parametrize(
-        ("recipe", "flags", "message"),
-        [
-            ("stream", "--data a.csv b.csv", "stream.py writes one per task"),
-            ("glue", "--n_trials 3", "--sampler tpe and --n_trials need each other"),
-            ("glue", "--learning_rate 1e-4:1e-3", "a grid takes a list of values.* got --learning_rate 1e-4:1e-3"),
-            ("glue", "--sampler tpe --n_trials 3 --learning_rate 1e-4 1e-3", "got --learning_rate 1e-4 1e-3"),
-        ],
-    )
-    def test_wrong_flags(self, monkeypatch, capsys, recipe, flags, message):
-        with pytest.raises(SystemExit, match="2"):
-            self.parse(monkeypatch, recipe, *flags.split())
-        assert re.search(message, capsys.readouterr().err)
-
-    def test_a_missing_folder_of_a_paper_task_is_found_before_any_run(self, monkeypatch, tmp_path):
-        with pytest.raises(RecipeError, match="has no folder 20_newsgroups"):
-            self.parse(monkeypatch, "paper_tasks", "--data", str(tmp_path), "--task", "all")
+@pytest.mark.parametrize("flags", ["--n_trials 3", "--r 8:64", "--n_trials 3 --r 8:64 64:512"])
+def test_ranges_and_the_number_of_points_need_each_other(monkeypatch, flags):
+    script = str(ROOT / "recipes" / "glue.py")
+    monkeypatch.setattr(sys, "argv", ["sweep.py", script, "--output_dir", "out", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments()
 
 
 class TestExecution:
@@ -219,27 +195,18 @@ class TestExecution:
         assert max(a, c) < min(b, d), "the devices do not run at the same time"
 
     def test_a_failure_stops_nothing_and_is_tried_again(self, recipe):
-        axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2"]}
-        ((failed, lines),) = self.sweep(recipe, axes, "--fail", "1").items()
-        assert failed.point["seed"] == "1"
-        assert lines == "a run that fails\n(exit status 1, no results.json)"
-        assert len(results(recipe)) == 2
-        self.sweep(recipe, axes, "--fail", "1")
+        """The other seeds run at the best of the points that have not failed."""
+        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
+        for _ in range(2):
+            ((failed, lines),) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1).items()
+            assert failed.point == {"learning_rate": "2e-3", "seed": "0"}
+            assert lines == "a run that fails\n(exit status 1, no results.json)"
         assert {name: len(steps) for name, steps in starts(recipe).items()} == {
             "learning_rate=0.001,seed=0": 1,
-            "learning_rate=0.001,seed=1": 2,
-            "learning_rate=0.001,seed=2": 1,
+            "learning_rate=0.001,seed=1": 1,
+            "learning_rate=0.002,seed=0": 2,
+            "learning_rate=0.003,seed=0": 1,
         }
-
-    def test_the_search_goes_on_without_what_has_failed(self, recipe):
-        axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1"]}
-        (failed,) = self.sweep(recipe, axes, "--fail", "2e-3", search_seeds=1)
-        assert failed.point == {"learning_rate": "2e-3", "seed": "0"}
-        assert [path.parent.name for path in results(recipe)] == [
-            "learning_rate=0.001,seed=0",
-            "learning_rate=0.001,seed=1",
-            "learning_rate=0.003,seed=0",
-        ]
 
     def test_other_flags_of_a_finished_run_need_another_folder(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0"]}
@@ -286,85 +253,42 @@ class TestSampling:
         assert set(starts(recipe)) == before
         assert len(results(recipe)) == 2
 
-    def test_the_median_pruner(self, recipe, monkeypatch):
-        """A run that is worse than the median of the others after the same epoch is stopped."""
-        monkeypatch.setattr("sweeping.search.SECONDS_TO_LOOK", 0.1)
-        recipe.write_text(PRUNABLE)
-        assert self.sweep(recipe, {"learning_rate": ["1e-3:1e1"], "seed": ["0"]}, n_trials=12, prunes=True) == {}
-        trials = self.study(recipe, "toy: toy/run").trials
-        kinds = {state: [t for t in trials if t.state.name == state] for state in ("COMPLETE", "PRUNED")}
-        assert len(kinds["COMPLETE"]) == len(results(recipe)) >= 5
-        assert sum(map(len, kinds.values())) == 12
 
-
-PRUNABLE = """
-import json, sys, time
-from pathlib import Path
-
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-folder, score = Path(flags["--output_dir"]), float(flags["--learning_rate"]) - int(flags["--seed"])
-for epoch in (1, 2, 3):
-    (folder / f"checkpoint-{epoch}").mkdir(exist_ok=True)
-    (folder / f"checkpoint-{epoch}" / "trainer_state.json").write_text(
-        json.dumps({"epoch": float(epoch), "best_metric": score}))
-    time.sleep(0.3)
-(folder / "results.json").write_text(json.dumps({"chosen_by": "accuracy", "best_score": score, "seconds": 1}))
-"""
-
-
-class TestPlaces:
+class TestSlots:
     """Of GPUs that there may not be."""
 
-    @pytest.fixture
-    def four(self, monkeypatch):
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
     @pytest.mark.parametrize(
-        ("jobs", "processes", "places"),
+        ("visible", "jobs", "processes", "devices"),
         [
-            (None, None, ["0", "1", "2", "3"]),
-            (2, None, ["0", "1"]),
-            (6, None, ["0", "1", "2", "3", "0", "1"]),
-            (None, 2, ["0,1", "2,3"]),
-            (None, 3, ["0,1,2"]),
+            (None, None, None, ["0", "1", "2", "3"]),
+            (None, 6, None, ["0", "1", "2", "3", "0", "1"]),
+            (None, None, 2, ["0,1", "2,3"]),
+            (None, None, 3, ["0,1,2"]),
+            ("GPU-8a,3", None, None, ["GPU-8a", "3"]),
         ],
     )
-    @pytest.mark.usefixtures("four")
-    def test_with_gpus(self, tmp_path, jobs, processes, places):
+    def test_with_gpus(self, monkeypatch, tmp_path, visible, jobs, processes, devices):
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
         config = tmp_path / "config.yaml"
         config.write_text(f"num_processes: {processes}\n")
         slots = find_slots(jobs, str(config) if processes else None)
-        assert slots == [{"CUDA_VISIBLE_DEVICES": place} for place in places]
+        assert slots == [{"CUDA_VISIBLE_DEVICES": device} for device in devices]
+        command = launch_command(str(config) if processes else None, slots)
+        assert command[5] == str(config if processes else CONFIGS / "one_gpu.yaml")
+        assert ("--main_process_port" in command) == bool(processes), "several launchers need other ports"
 
-    @pytest.mark.usefixtures("four")
-    def test_only_the_visible_ones(self, monkeypatch):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8a,3")
-        assert find_slots(None) == [{"CUDA_VISIBLE_DEVICES": "GPU-8a"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-
-    @pytest.mark.parametrize(
-        ("jobs", "given", "threads"), [(None, None, ["8"]), (2, None, ["4", "4"]), (2, "3", ["3", "3"])]
-    )
-    def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, jobs, given, threads):
+    @pytest.mark.parametrize(("given", "threads"), [(None, ["4", "4"]), ("3", ["3", "3"])])
+    def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, given, threads):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
         monkeypatch.setattr("os.cpu_count", lambda: 8)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        config = str(ROOT / "recipes" / "launch" / "accelerate" / "ddp.yaml")
-        assert [slot["OMP_NUM_THREADS"] for slot in find_slots(jobs, config)] == threads
-
-    @pytest.mark.parametrize(
-        ("slot", "config"), [({"CUDA_VISIBLE_DEVICES": "0"}, "one_gpu"), ({"OMP_NUM_THREADS": "1"}, "cpu")]
-    )
-    def test_the_default_configuration(self, slot, config):
-        assert launch_command(None, [slot])[-1] == str(ROOT / "recipes" / "launch" / "accelerate" / f"{config}.yaml")
-
-    @pytest.mark.parametrize(("name", "alone"), [("cpu", True), ("one_gpu", True), ("ddp", False), ("zero2", False)])
-    def test_runs_of_several_processes_have_ports_of_their_own(self, name, alone):
-        command = launch_command(str(ROOT / "recipes" / "launch" / "accelerate" / f"{name}.yaml"), [{}])
-        assert ("--main_process_port" not in command) == alone
+        slots = find_slots(2, str(CONFIGS / "ddp.yaml"))
+        assert [slot["OMP_NUM_THREADS"] for slot in slots] == threads
+        assert launch_command(None, slots)[-1] == str(CONFIGS / "cpu.yaml")
 
 
 class TestAccidents:
@@ -432,6 +356,6 @@ class TestAccidents:
 
     def test_the_commands_of_a_sweep(self, recipe):
         output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
-        assert errors.startswith("3 runs")
+        assert errors.startswith("3 runs; then 0 runs of other seeds")
         assert output.count("accelerate.commands.launch --quiet") == 3
         assert starts(recipe) == {}
