@@ -15,7 +15,7 @@ from torch import nn
 
 from ..checkpoints.weights import first_of
 from ..errors import AdapterError, shortened
-from ..heads.find import find_head
+from ..heads.head import find_head
 from ..heads.tasks import Task, task_of_class
 from .format import Part
 

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..heads.find import find_head
+from ..heads.head import find_head
 from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
 from .inference import Unknown, find_attentions, infer_layers, log_inferred

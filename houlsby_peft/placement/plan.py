@@ -18,8 +18,7 @@ from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_
 from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..errors import AdapterError
-from ..heads.find import find_new, find_trained_modules
-from ..heads.head import needs_two_layer_head, new_heads
+from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
 from ..layer import (
     HoulsbyEmbedding,
