@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
-import struct
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,17 +16,12 @@ from typing import Any, NoReturn
 import torch
 from peft import PeftModel
 from peft.utils import ModulesToSaveWrapper
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from .placement.places import find_places
 from .registration import PREFIX
-
-
-_KEY_BYTES = 16
-# One entry per token, which may be the same for all texts.
-_POSITIONS = ("position_ids", "cache_position")
-# The number of labels in a step, with which transformers' Trainer scales the loss, says nothing of a text.
-_SETTINGS = ("num_items_in_batch",)
 
 
 class FrozenPrefix:
@@ -93,14 +87,10 @@ class FrozenPrefix:
                 f"frozen layer; here {problem}. Adapt upper layers of a single encoder or decoder only, with "
                 "layers_to_transform, and set neither train_layer_norm='all' nor invertible."
             )
-        self._store: MemoryStore | FolderStore
-        if folder is None:
-            self._store = MemoryStore(max_bytes)
-        else:
+        if folder is not None:
             others = [repr(base.peft_config[name]) for name in tuner.active_adapters if name not in trained]
-            self._store = FolderStore(
-                Path(folder, _digest(self._encoder, upper, repr((self._frozen, others)))), max_bytes
-            )
+            folder = Path(folder, _digest(self._encoder, upper, repr((self._frozen, others))))
+        self._store = Store(max_bytes, folder)
         # How many things each frozen layer returns in a tuple; None: a tensor.
         self._lengths: dict[nn.Module, int | None] = {}
         # What the last of them returns for the texts of the batch that is running, `(texts, tokens, width)`.
@@ -133,9 +123,9 @@ class FrozenPrefix:
             self._compute(texts.select([0]))
         if missing:
             computed = self._compute(texts.select(missing))
-            for number, output in zip(missing, computed, strict=True):
-                rows[number] = own = output[texts.mask[number]]
-                self._store.put(keys[number], own)
+            new = {number: output[texts.mask[number]] for number, output in zip(missing, computed, strict=True)}
+            self._store.put({keys[number]: own for number, own in new.items()})
+            rows = [new.get(number, row) for number, row in enumerate(rows)]
         tokens = torch.cat([row.to(texts.mask.device) for row in rows if row is not None])
         known = tokens.new_zeros(*texts.mask.shape, tokens.shape[-1])
         known[texts.mask] = tokens
@@ -232,59 +222,53 @@ class _Texts:
             if getattr(config, name, False) if given is None else given:
                 problems.append(f"{name}=True")
         for name, value in inputs.items():
-            if ids is None or _is_setting(name, value):
-                continue
-            if not isinstance(value, torch.Tensor):
+            if not (value is None or isinstance(value, (int, float, str, torch.Tensor))):
                 problems.append(f"{name} of {type(value).__name__}")
-            elif (name == "attention_mask" and value.shape != ids.shape) or (name in _POSITIONS and value.dim() > 2):
-                problems.append(f"{name} of the shape {tuple(value.shape)}")
+        mask = inputs.get("attention_mask")
+        if ids is not None and isinstance(mask, torch.Tensor) and mask.shape != ids.shape:
+            problems.append(f"attention_mask of the shape {tuple(mask.shape)}")
         if problems:
             raise ValueError(
                 "FrozenPrefix recognizes texts by input_ids and the other tensors that the model is called with, in "
-                "which positions have at most two dimensions and attention_mask has the shape of input_ids, and it "
-                f"caches neither attentions nor the hidden states of all layers; got {problems[0]}. {_REMEDY}"
+                "which attention_mask has the shape of input_ids, and it caches neither attentions nor the hidden "
+                f"states of all layers; got {problems[0]}. {_REMEDY}"
             )
-        mask = inputs.get("attention_mask")
+        if inputs.get("position_ids") is not None:  # which may be the same for all texts
+            inputs["position_ids"] = inputs["position_ids"].expand(ids.shape)
         return cls(inputs, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
     def select(self, rows: list[int]) -> dict[str, Any]:
         """Return the arguments for some of the texts."""
-        return {name: value[rows] if self._has_rows(name, value) else value for name, value in self.inputs.items()}
+        return {name: value[rows] if self._has_rows(value) else value for name, value in self.inputs.items()}
 
-    def keys(self) -> list[bytes]:
+    def keys(self) -> list[str]:
         """Return a key for each text, of all that its activations depend on beside the weights."""
         device = self.mask.device.type
         precision = str(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else "").encode()
-        values = {}
-        for name, value in sorted(self.inputs.items()):
-            if isinstance(value, torch.Tensor) and name not in ("attention_mask", *_SETTINGS):
-                value = value.expand(self.mask.shape) if name in _POSITIONS else value
-                values[name] = value.detach().cpu(), self._has_rows(name, value)
+        # The number of labels in a step, with which transformers' Trainer scales the loss, says nothing of a text.
+        tensors = {
+            name: value.detach().cpu()
+            for name, value in sorted(self.inputs.items())
+            if isinstance(value, torch.Tensor) and name not in ("attention_mask", "num_items_in_batch")
+        }
         keys = []
         for row, own in enumerate(self.mask.cpu()):
-            digest = hashlib.blake2b(precision, digest_size=_KEY_BYTES)
+            digest = hashlib.blake2b(precision, digest_size=16)
             # The indices of the tokens are part of the key: padding on the left changes the position embeddings.
             digest.update(own.nonzero().numpy().tobytes())
-            for name, (value, has_rows) in values.items():
+            for name, value in tensors.items():
                 is_per_token = value.shape[:2] == self.mask.shape
-                _digest_tensor(digest, name, value[row][own] if is_per_token else value[row] if has_rows else value)
-            keys.append(digest.digest())
+                _digest_tensor(
+                    digest, name, value[row][own] if is_per_token else value[row] if self._has_rows(value) else value
+                )
+            keys.append(digest.hexdigest())
         return keys
 
-    def _has_rows(self, name: str, value: Any) -> bool:
-        """Return whether an argument has one entry per text."""
-        if _is_setting(name, value):
-            return False
-        is_per_token = value.shape == self.mask.shape
-        return is_per_token or (name not in _POSITIONS and value.shape[:1] == self.mask.shape[:1])
+    def _has_rows(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.shape[:1] == self.mask.shape[:1]
 
 
 _REMEDY = "Call the FrozenPrefix's remove() first if you need it."
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    """Return whether an argument says how to run and not which texts."""
-    return value is None or isinstance(value, (bool, int, float, str)) or name in _SETTINGS
 
 
 def _refuse_names(enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -323,83 +307,48 @@ def _override(module: nn.Module, name: str, method: Callable[..., Any]) -> Calla
     return restore
 
 
-class MemoryStore:
-    """Store the activations of texts in memory.
+class Store:
+    """The activations of texts, `(tokens, width)` on the CPU, in memory or in a folder, where later runs find them.
 
     A full store keeps what it has. All texts come again in every epoch, so dropping the oldest one would drop each
-    text just before it is needed.
+    text just before it is needed. Processes that share a folder find what was there when they started.
 
     Args:
-        max_bytes: Maximum size of all activations.
+        max_bytes: Maximum size of all activations, including those of earlier runs in a folder.
+        folder: Folder of the files, each with the new texts of one batch. None: in memory.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, folder: Path | None = None) -> None:
         self._free = max_bytes
-        self._entries: dict[bytes, torch.Tensor] = {}
+        self._folder = folder
+        # By key: the activations, or the file that they are in.
+        self._entries: dict[str, torch.Tensor | Path] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.glob("*.safetensors"):
+                self._free -= path.stat().st_size
+                with safe_open(path, "pt") as file:
+                    self._entries |= dict.fromkeys(file.keys(), path)
 
-    def get(self, key: bytes) -> torch.Tensor | None:
-        """Return the activations of a key, `(tokens, width)` on the CPU, or None if there are none."""
-        return self._entries.get(key)
+    def get(self, key: str) -> torch.Tensor | None:
+        """Return the activations of a key, or None if there are none."""
+        entry = self._entries.get(key)
+        if isinstance(entry, Path):
+            with safe_open(entry, "pt") as file:
+                entry = file.get_tensor(key)
+        return entry
 
-    def put(self, key: bytes, rows: torch.Tensor) -> None:
-        """Store the activations of a key of 16 bytes if they fit."""
-        if key not in self._entries and rows.nbytes <= self._free:
-            self._entries[key] = rows.to("cpu", copy=True)
-            self._free -= rows.nbytes
-
-
-class FolderStore:
-    """Store the activations of texts in files, where later runs find them.
-
-    Each process appends records to a file of its own and reads the files that exist when it starts, so several
-    processes may share a folder. A record is a header, which holds the key, the shape and the dtype, followed by the
-    activations. A record that a crash has truncated is ignored.
-
-    Args:
-        folder: Folder of the files. It is created if it does not exist.
-        max_bytes: Maximum size of all files, including those of earlier runs.
-    """
-
-    _HEADER = struct.Struct(f"<{_KEY_BYTES}sIIB")  # key, tokens, width, index of the dtype
-    _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._free = max_bytes
-        # From key to file, offset of the activations, shape and dtype.
-        self._entries: dict[bytes, tuple[Path, int, tuple[int, int], torch.dtype]] = {}
-        for path in sorted(folder.glob("*.activations")):
-            size = path.stat().st_size
-            self._free -= size
-            with path.open("rb", buffering=0) as file:
-                while len(header := file.read(self._HEADER.size)) == self._HEADER.size:
-                    key, tokens, width, number = self._HEADER.unpack(header)
-                    offset, dtype = file.tell(), self._DTYPES[number]
-                    if file.seek(tokens * width * dtype.itemsize, 1) > size:
-                        break
-                    self._entries[key] = (path, offset, (tokens, width), dtype)
-        self._path = folder / f"{uuid.uuid4().hex}.activations"
-
-    def get(self, key: bytes) -> torch.Tensor | None:
-        """Return the activations of a key, `(tokens, width)` on the CPU, or None if there are none."""
-        if key not in self._entries:
-            return None
-        path, offset, shape, dtype = self._entries[key]
-        rows = torch.empty(shape, dtype=dtype)
-        with path.open("rb", buffering=0) as file:
-            file.seek(offset)
-            file.readinto(rows.view(torch.uint8).numpy().data)
-        return rows
-
-    def put(self, key: bytes, rows: torch.Tensor) -> None:
-        """Store the activations of a key of 16 bytes if they fit."""
-        size = self._HEADER.size + rows.nbytes
-        if key in self._entries or size > self._free:
-            return
-        tokens, width = rows.shape
-        with self._path.open("ab") as file:
-            file.write(self._HEADER.pack(key, tokens, width, self._DTYPES.index(rows.dtype)))
-            offset = file.tell()
-            file.write(rows.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        self._entries[key] = (self._path, offset, (tokens, width), rows.dtype)
-        self._free -= size
+    def put(self, rows: Mapping[str, torch.Tensor]) -> None:
+        """Store those of the activations that fit."""
+        new = {}
+        for key, own in rows.items():
+            if key not in self._entries and own.nbytes <= self._free:
+                self._free -= own.nbytes
+                new[key] = own.to("cpu", copy=True)
+        self._entries |= new
+        if new and self._folder is not None:
+            path = self._folder / f"{uuid.uuid4().hex}.safetensors"
+            # Renamed when it is complete, so that a crash leaves no file that others would read.
+            save_file(new, path.with_suffix(".part"))
+            path.with_suffix(".part").rename(path)
+            self._entries |= dict.fromkeys(new, path)

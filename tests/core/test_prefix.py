@@ -32,7 +32,7 @@ from transformers.pytorch_utils import Conv1D
 
 from contract_models import gpt2, llama
 from houlsby_peft import FrozenPrefix, HoulsbyConfig
-from houlsby_peft.prefix import FolderStore, MemoryStore
+from houlsby_peft.prefix import Store
 from tiny_models import perturb, tiny_bert
 
 
@@ -224,35 +224,20 @@ def test_other_frozen_weights_have_a_folder_of_their_own(token_ids, tmp_path):
 
 
 def test_what_is_stored(tmp_path):
-    """A record that a crash has truncated is ignored; processes share a folder; a full store keeps what it has."""
+    """Processes share a folder, without what a crash has left incomplete; a full store keeps what it has."""
     rows = {
-        bytes([number]) * 16: torch.randn(3, 4).to(dtype)
-        for number, dtype in enumerate((torch.float32, torch.bfloat16))
-    }
-    (first, kept), (second, lost) = rows.items()
-    # The second record has a header of 25 bytes and activations of 24 bytes.
-    for lost_bytes in (1, 24, 25, 48, 49):
-        folder = tmp_path / str(lost_bytes)
-        store = FolderStore(folder, 10**6)
-        for key, value in rows.items():
-            store.put(key, value)
-        (file,) = folder.iterdir()
-        file.write_bytes(file.read_bytes()[:-lost_bytes])
-        for free, fits in ((48, False), (49, True)):
-            other = FolderStore(folder, file.stat().st_size + free)
-            assert torch.equal(other.get(first), kept)
-            assert other.get(second) is None
-            other.put(second, lost)
-            assert (other.get(second) is not None) is fits
-        third = FolderStore(folder, 0)
-        assert all(torch.equal(third.get(key), value) for key, value in rows.items())
-    for store in (MemoryStore(200), FolderStore(tmp_path / "full", 250)):
-        store.put(first, kept)
-        store.put(b"e" * 16, torch.zeros(0, 4))
-        store.put(b"f" * 16, torch.zeros(100, 4))
-        assert torch.equal(store.get(first), kept)
-        assert store.get(b"e" * 16).shape == (0, 4)
-        assert store.get(b"f" * 16) is None
+        str(number): torch.randn(3, 4).to(dtype) for number, dtype in enumerate((torch.float32, torch.bfloat16))
+    } | {"empty": torch.zeros(0, 4)}
+    for folder in (None, tmp_path / "full"):
+        store = Store(72, folder)
+        store.put(rows)
+        store.put({"more": torch.zeros(1, 4)})
+        for each in (store, store if folder is None else Store(0, folder)):
+            assert all(torch.equal(each.get(key), value) for key, value in rows.items())
+            assert each.get("more") is None
+    (file,) = folder.iterdir()
+    file.rename(file.with_suffix(".part"))
+    assert Store(72, folder).get("0") is None
 
 
 def test_dropout_is_off_in_the_frozen_layers_only(token_ids):
