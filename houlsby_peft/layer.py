@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
@@ -18,11 +17,6 @@ from .offloading import copy_of, device_of, dtype_of
 
 # PEFT's name for rows of a mixed batch that use the base model alone.
 BASE = "__base__"
-
-NO_MERGE = (
-    "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the adapter "
-    "loaded (it adds a few percent to the base model's time), or call unload() to restore the base model."
-)
 
 
 class Batch(Protocol):
@@ -138,14 +132,6 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             self.name_classes(self.active_adapters if enabled else [])
         for head in self.heads:
             head.enable_adapters(enabled)
-
-    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
-        """Raise a ValueError: a non-linear module has no equivalent weights to merge."""
-        raise ValueError(NO_MERGE)
-
-    def unmerge(self) -> None:
-        """Warn that there is nothing to do, as every PEFT layer that is not merged does."""
-        warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
 
     def _tell_readers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Give what enters this module to the layers whose bottlenecks may read it."""

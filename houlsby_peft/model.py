@@ -25,7 +25,7 @@ from .checkpoints.weights import FILE_PREFIX, check_tensors
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
-from .layer import NO_MERGE, Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection
+from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection
 from .offloading import check_at_hand
 from .placement.places import is_norm
 from .placement.plan import Plan
@@ -187,7 +187,11 @@ class HoulsbyModel(BaseTuner):
         setattr(parent, child_name, new_module)
 
     def _check_merge_allowed(self) -> None:
-        raise ValueError(NO_MERGE)
+        raise ValueError(
+            "Houlsby adapters cannot be merged into the base weights, because the bottleneck is non-linear. Keep the "
+            "adapter loaded (it adds a few percent to the base model's time), or call unload() to restore the base "
+            "model."
+        )
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
         """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever the file's."""
@@ -234,16 +238,11 @@ class HoulsbyModel(BaseTuner):
         name_classes(getattr(self.model, "config", None), self.peft_config, [])
         return super().unload()
 
-    def add_weighted_adapter(
-        self, adapters: list[str], weights: list[float], adapter_name: str, combination_type: str = "linear"
-    ) -> None:
-        """Add an adapter that combines other adapters. The new adapter is not activated.
+    def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
+        """Add an adapter whose weights are a linear combination of other adapters' weights. It is not activated.
 
-        - "linear": its weights are a linear combination of the others' weights: of bottlenecks, norms and heads. It is
-          not the combination of the adapters' outputs, which are not linear in their weights.
-        - "cat": its bottlenecks are the others' side by side, whose sizes add up. For the same input, each bottleneck
-          adds exactly the weighted sum of what the others add. Norms and heads are weighted means, so they are
-          approximate. The model's output differs as well, because each later layer reads changed hidden states.
+        Bottlenecks, norms and heads are combined. That is not the combination of the adapters' outputs, which are not
+        linear in their weights.
 
         What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken from them with
         their weights. An adapter that does not train a norm counts with the base model's norm. If the adapters share
@@ -251,18 +250,18 @@ class HoulsbyModel(BaseTuner):
         sense.
 
         Args:
-            adapters: Names of adapters with the same options and shapes; with "cat", with bottlenecks of any size.
+            adapters: Names of adapters with the same options and shapes.
             weights: Their coefficients, which may be negative and need not sum to 1.
             adapter_name: Name of the new adapter.
-            combination_type: "linear" or "cat".
 
         Raises:
             ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ in more
-                than their places, their combination is not finite, or the type of combination is unknown.
+                than their places, or their combination is not finite.
+            RuntimeError: Bottlenecks or heads at the same place have different shapes.
         """
         from .derive.combine import combine  # which stands above this module
 
-        combine(self, adapters, weights, adapter_name, combination_type)
+        combine(self, adapters, weights, adapter_name)
 
     @classmethod
     def _get_adapter_state_dict(  # type: ignore[override]

@@ -1,12 +1,11 @@
-"""Combine adapters: a linear combination of their weights, or their bottlenecks side by side."""
+"""Combine adapters: a linear combination of their weights."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 from ..config import SHAPE_OPTIONS, HoulsbyConfig
 from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from ..placement.places import View, find_places
-from ..record import AdapterRecord, Place, fold_places
+from ..record import Place, fold_places
 from ..registration import PREFIX
 
 
@@ -25,53 +24,21 @@ from ..registration import PREFIX
 _OF_PLACES = {"r", "rank_pattern", "positions", "layers_to_transform", "layers_pattern", "share_layers"} | {
     "target_modules", "exclude_modules", "train_layer_norm", "invertible_reduction_factor"
 }  # fmt: skip
-# What the weights of a plain bottleneck are called in a file, after the name of its module.
-_BOTTLENECK = re.compile(rf"(?P<place>.+)\.{PREFIX}adapter\.(?P<part>.+)")
-_PARTS = ("down_proj.weight", "down_proj.bias", "up_proj.weight", "up_proj.bias", "scaling")
-
-_Tensors = dict[str, torch.Tensor]
 
 
-def combine(
-    tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float], adapter_name: str, combination_type: str
-) -> None:
-    """Add an adapter that combines other adapters; see `HoulsbyModel.add_weighted_adapter`.
-
-    With "cat", the bottlenecks stand side by side:
-    `sum(w * up(act(down(h)))) = [w1 up1, w2 up2, ...] act([down1; down2; ...] h)`.
-    """
-    if combination_type not in ("linear", "cat"):
-        raise ValueError(f"combination_type must be 'linear' or 'cat'; got {combination_type!r}.")
+def combine(tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float], adapter_name: str) -> None:
+    """Add an adapter that combines other adapters; see `HoulsbyModel.add_weighted_adapter`."""
     model: Any = tuner.model
     configs: list[Any] = [tuner.peft_config[name] for name in adapters]
     records = [config.record for config in configs]
-    is_cat = combination_type == "cat"
-    _check_alike(adapters, configs, records, is_cat)
-
-    states = [weights_of(model, name) for name in adapters]
+    _check_alike(adapters, configs)
     base_norms = {
         f"{key}.{PREFIX}norm.{part}": weight
         for key, layer in _layers(model, HoulsbyLayerNorm)
         for part, weight in layer.base_layer.state_dict().items()
     }
-    combined: _Tensors = {}
-    if is_cat:
-        factors = [
-            weight if isinstance(config.scaling, str) else weight * config.scaling / configs[0].scaling
-            for weight, config in zip(weights, configs, strict=True)
-        ]
-        combined = _join(states, factors)
-    if rest := {key: None for state in states for key in state if key not in combined}:
-        means = weights
-        if is_cat:
-            total = math.fsum(weights)
-            if abs(total) <= 1e-9 * max(map(abs, weights)):  # 0.3 - 0.1 - 0.2 is not exactly 0
-                raise ValueError(
-                    "Norms and heads of joined adapters are weighted means, so the coefficients must not sum to 0; "
-                    f"got {weights}."
-                )
-            means = [weight / total for weight in weights]
-        combined |= {key: _sum(key, [{**base_norms, **state} for state in states], means) for key in rest}
+    states = [base_norms | weights_of(model, name) for name in adapters]
+    combined = {key: _sum(key, states, weights) for key in dict.fromkeys(chain(*states))}
 
     places = [recorded_places(model, config) for config in configs]
     union = {key: place for each in places for key, place in each.items()}
@@ -91,7 +58,6 @@ def combine(
         fold_places(({**union, **sized}[key] for key in view.modules if key in union), view.encoder),
         r=r,
         rank_pattern={},
-        scaling=configs[0].scaling,
         share_layers=share_layers,
     )
     add_derived(tuner, adapter_name, config, adapters[0], combined)
@@ -123,12 +89,12 @@ def add_derived(
         raise
 
 
-def tensors_of(model: nn.Module, adapter_name: str) -> _Tensors:
+def tensors_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
     # Without the embeddings, which would make PEFT ask the Hub whether their size has changed.
     return get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)  # type: ignore[no-any-return]
 
 
-def weights_of(model: nn.Module, adapter_name: str) -> _Tensors:
+def weights_of(model: nn.Module, adapter_name: str) -> dict[str, torch.Tensor]:
     """Return an adapter's weights by their names in a file, a shared bottleneck at each of its places."""
     weights = tensors_of(model, adapter_name)
     for key, layer in _layers(model, HoulsbyLayer):
@@ -145,62 +111,20 @@ def _layers(model: nn.Module, kind: type[HoulsbyTunerLayer]) -> Iterator[tuple[s
             yield key.replace(".base_layer", ""), module
 
 
-def _sum(key: str, states: Sequence[_Tensors], weights: Sequence[float]) -> torch.Tensor:
+def _sum(key: str, states: Sequence[dict[str, torch.Tensor]], weights: Sequence[float]) -> torch.Tensor:
     """Return the weighted sum of a tensor over the adapters that have it; of counts, the first adapter's."""
     terms = [(state[key], weight) for state, weight in zip(states, weights, strict=True) if key in state]
-    first = terms[0][0]
-    for tensor, _ in terms:
-        if tensor.shape != first.shape:
-            raise ValueError(
-                f"Only adapters whose tensors have the same shapes can be averaged; {key} has the shapes "
-                f"{tuple(first.shape)} and {tuple(tensor.shape)}. Bottlenecks of other sizes can be combined with "
-                "combination_type='cat', and adapters stacked with set_adapter([...])."
-            )
+    if not terms[0][0].is_floating_point():
+        return terms[0][0]
     # In half precision, rounding errors of the sum can exceed the differences between the adapters.
-    return sum(weight * _widen(tensor) for tensor, weight in terms) if first.is_floating_point() else first  # type: ignore[return-value]
+    wide = torch.promote_types(terms[0][0].dtype, torch.float32)
+    return torch.stack([weight * tensor.to(wide) for tensor, weight in terms]).sum(dim=0)
 
 
-def _join(states: Sequence[_Tensors], factors: Sequence[float]) -> _Tensors:
-    """Return the weights of bottlenecks whose branches are the weighted sums of the branches of others."""
-    joined: _Tensors = {}
-    for place in {found["place"]: None for state in states for key in state if (found := _BOTTLENECK.fullmatch(key))}:
-        name = f"{place}.{PREFIX}adapter."
-        parts = [
-            ({key.removeprefix(name): _widen(tensor) for key, tensor in state.items() if key.startswith(name)}, factor)
-            for state, factor in zip(states, factors, strict=True)
-        ]
-        parts = [(part, factor) for part, factor in parts if part]
-        if unknown := {key for part, _ in parts for key in part} - {*_PARTS}:
-            raise ValueError(
-                "Only plain bottlenecks can be joined, without an invertible module and weights in their activation; "
-                f"{place} has {min(unknown)}. Use combination_type='linear'."
-            )
-        # A learned factor, one or one per channel, goes into the rows of the second projection.
-        scales = [factor * part.get("scaling", part["up_proj.bias"].new_ones(1)).reshape(-1) for part, factor in parts]
-        ups = [(part["up_proj.weight"], part["up_proj.bias"], s) for (part, _), s in zip(parts, scales, strict=True)]
-        joined |= {
-            f"{name}down_proj.weight": torch.cat([part["down_proj.weight"] for part, _ in parts]),
-            f"{name}down_proj.bias": torch.cat([part["down_proj.bias"] for part, _ in parts]),
-            f"{name}up_proj.weight": torch.cat([weight * scale[:, None] for weight, _, scale in ups], dim=1),
-            f"{name}up_proj.bias": sum(bias * scale for _, bias, scale in ups),  # type: ignore[dict-item]
-        }
-        if "scaling" in parts[0][0]:
-            joined[f"{name}scaling"] = torch.ones_like(parts[0][0]["scaling"])
-    return joined
-
-
-def _widen(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _check_alike(
-    names: Sequence[str], configs: Sequence[HoulsbyConfig], records: Sequence[AdapterRecord], is_cat: bool
-) -> None:
+def _check_alike(names: Sequence[str], configs: Sequence[HoulsbyConfig]) -> None:
     """Check that adapters compute the same function of their weights, and number the same classes alike."""
     fields = [*(option for option in SHAPE_OPTIONS if option not in _OF_PLACES), "trainable_token_indices"]
-    if is_cat and not any(isinstance(config.scaling, str) for config in configs):
-        fields.remove("scaling")  # a number is folded into the weights
-    labels = [config.labels or {} if record.heads else {} for config, record in zip(configs, records, strict=True)]
+    labels = [config.labels or {} if config.record and config.record.heads else {} for config in configs]
     for number in range(1, len(names)):
         differences = [
             f"{field} is {one!r} and {two!r}"

@@ -152,7 +152,7 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
 
     # And what is made from it, also in a copy of the model.
     loaded = copy.deepcopy(loaded)
-    loaded.add_weighted_adapter(["default"], [1.0], "joined", "cat")
+    loaded.add_weighted_adapter(["default"], [1.0], "joined")
     loaded.set_adapter("joined")
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
     with ablate(model, [0, 2]), ablate(loaded, [0, 2]):
