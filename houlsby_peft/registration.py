@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peft import PeftConfig, PeftModel
-from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 from peft.utils import CONFIG_NAME, PeftType, register_peft_method
 
 
@@ -18,19 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "houlsby"
 PREFIX = "houlsby_"
-
-
-class _Prefix(str):
-    """The prefix of the method's weights, which no adapter's name is in.
-
-    PEFT looks for an adapter's name in the prefix to warn that loading may initialize it again: of "b" or "h", say.
-    Here, names are removed from and put into keys as whole parts.
-    """
-
-    __slots__ = ()
-
-    def __contains__(self, name: object) -> bool:
-        return False
 
 
 def houlsby_peft_type() -> PeftType:
@@ -59,20 +46,14 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
     """Register the method with PEFT. Calling it again, also after a reload, replaces the classes by the given ones.
 
     Raises:
-        RuntimeError: PEFT, or another package, already has a method of this name that is not ours.
+        KeyError: PEFT, or another package, already has a method of this name.
     """
     peft_type = houlsby_peft_type()
     registered = PEFT_TYPE_TO_CONFIG_MAPPING.get(peft_type)
-    if registered is not None and registered.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        raise RuntimeError(
-            f"A PEFT method named '{NAME}' must come from one package only; '{registered.__module__}' has registered "
-            f"{registered.__name__} already. Use that one, or do not import houlsby_peft in the same process."
-        )
-    if registered is None:
+    if registered is None or registered.__module__.partition(".")[0] != __name__.partition(".")[0]:
         register_peft_method(name=NAME, config_cls=config_cls, model_cls=model_cls, prefix=PREFIX)
     PEFT_TYPE_TO_CONFIG_MAPPING[peft_type] = config_cls
     PEFT_TYPE_TO_TUNER_MAPPING[peft_type] = model_cls
-    PEFT_TYPE_TO_PREFIX_MAPPING[peft_type] = _Prefix(PREFIX)
 
 
 def replace_template(write_card: Callable[[Path], None]) -> None:

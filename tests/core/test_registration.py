@@ -46,7 +46,7 @@ def test_registering_again_and_reloading_change_nothing():
 
 def test_a_method_of_the_same_name_from_elsewhere_is_not_clobbered(monkeypatch):
     monkeypatch.setitem(PEFT_TYPE_TO_CONFIG_MAPPING, PeftType("HOULSBY"), peft.LoraConfig)
-    with pytest.raises(RuntimeError, match=r"'peft\.tuners\.lora\.config' has registered LoraConfig"):
+    with pytest.raises(KeyError, match="already PEFT method called 'houlsby'"):
         register(HoulsbyConfig, HoulsbyModel)
     assert PEFT_TYPE_TO_CONFIG_MAPPING["HOULSBY"] is peft.LoraConfig
 
