@@ -2,10 +2,9 @@
 
     python recipes/demo.py --use_cpu
 
-The texts are generated minimal pairs: a sentence and the same sentence with one word in the wrong form. A model must
-tell them apart from the sentence alone. They are written as files, on which text_classification.py trains; its flags
-work here as well. The pairs follow the idea of BLiMP (Warstadt et al. 2020, arXiv 1912.00582) with their own templates
-and words. Two properties keep the task honest:
+The texts are generated minimal pairs: a sentence and the same sentence with one word in the wrong form. They are
+written as files, on which text_classification.py trains; its flags work here as well. The pairs follow the idea of
+BLiMP (Warstadt et al. 2020, arXiv 1912.00582) with their own templates and words. Two properties keep the task honest:
 
 - No content word of one split occurs in another, so the model must learn the rule, not the words.
 - Within a phenomenon every form (singular and plural, he and him, ...) occurs in right and in wrong sentences, so no
@@ -44,9 +43,10 @@ DEFAULTS = {
     "train_sampling_strategy": "sequential",
 }
 LABELS = ("unacceptable", "acceptable")  # as in CoLA
+SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the words
 PAIRS_PER_PHENOMENON = {"train": 275, "validation": 50, "test": 50}
 
-# Only regular words, so that three rules inflect them all (no doubled consonants, no irregular plural or past), and no
+# Only regular words, so that two rules inflect them all (no doubled consonants, no irregular plural or past), and no
 # word in two kinds. Some may be another part of speech elsewhere, which these sentences rule out.
 WORDS = {
     "person": """teacher farmer doctor lawyer painter singer driver baker student pilot sailor soldier dentist author
@@ -68,25 +68,11 @@ WORDS = {
     "thing": """chair lamp basket bottle bucket blanket mirror ladder hammer candle carpet drawer guitar helmet jacket
         kettle letter magazine notebook pencil pillow plate ribbon sandwich shovel spoon statue suitcase teapot towel
         trumpet umbrella vase violin wagon wallet""",
-    "place": """garden bridge river station church castle museum library market forest harbor hospital hotel kitchen
-        office school theater tower village airport bakery cottage factory lake mountain park prison shop stadium
-        tavern temple tent warehouse cabin fountain barn""",
     "mood": """tired happy nervous angry polite famous honest lazy clever proud quiet rich strong sad shy brave busy
         careful cheerful friendly generous gentle greedy hungry jealous lonely loyal modest patient rude""",
-    "look": """broken cheap dirty expensive fancy fragile green heavy large narrow new old plain purple rare round
-        rusty shiny small square strange tiny ugly useful wide wooden yellow blue black white""",
     "manner": """gladly secretly openly kindly rarely usually briefly repeatedly frequently loudly silently bravely
         eagerly calmly cleverly foolishly honestly publicly privately wisely""",
 }
-SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}
-
-
-@dataclass(frozen=True)
-class Noun:
-    """A noun in the singular or plural: `text` is its form."""
-
-    text: str
-    plural: bool
 
 
 @dataclass
@@ -100,130 +86,75 @@ class Vocabulary:
         """Return a word of the kind, uninflected."""
         return self.rng.choice(self.words[kind])
 
-    def noun(self, *kinds: str, plural: bool | None = None) -> Noun:
-        """Return a noun of one of the kinds, in the given number or, for None, in either with even odds."""
-        plural = self.flip() if plural is None else plural
-        text = self.pick(self.rng.choice(kinds))
-        return Noun(add_s(text) if plural else text, plural)
+    def noun(self, kind: str) -> tuple[str, bool]:
+        """Return a noun in the singular or plural, with even odds, and whether it is the plural."""
+        word, is_plural = self.pick(kind), self.rng.random() < 0.5
+        return add_s(word) if is_plural else word, is_plural
 
-    def flip(self) -> bool:
-        """Return True or False with even odds."""
-        return self.rng.random() < 0.5
+    def person(self) -> str:
+        """Return a person or several, such as "the nurses"."""
+        return f"the {self.noun('person')[0]}"
 
-
-def split_words(rng: random.Random) -> dict[str, dict[str, list[str]]]:
-    """Distribute the words of every kind over the splits by SHARES, as {split: {kind: words}}."""
-    splits: dict[str, dict[str, list[str]]] = {split: {} for split in SHARES}
-    for kind, text in WORDS.items():
-        words = text.split()
-        rng.shuffle(words)
-        start, share = 0, 0.0
-        for split in SHARES:
-            share += SHARES[split]
-            end = round(share * len(words))
-            splits[split][kind] = words[start:end]
-            start = end
-    return splits
+    def action(self) -> str:
+        """Return what somebody did to somebody, such as "secretly praised"."""
+        return f"{self.pick('manner')} {add_ed(self.pick('meet'))}"
 
 
 def add_s(word: str) -> str:
-    """Return the plural of a noun or the third person of a verb."""
+    """Return the plural of a noun."""
     if word.endswith("y") and word[-2] not in "aeiou":
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")
 
 
 def add_ed(verb: str) -> str:
-    """Return the past and past participle of a verb."""
+    """Return the past of a verb."""
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return verb[:-1] + "ied"
     return verb + ("d" if verb.endswith("e") else "ed")
 
 
-def add_ing(verb: str) -> str:
-    """Return the present participle of a verb."""
-    return (verb[:-1] if verb.endswith("e") else verb) + "ing"
+# A phenomenon returns a sentence with a gap, the word that belongs there, and the wrong one.
+Phenomenon = Callable[[Vocabulary], tuple[str, str, str]]
 
 
-# A phenomenon returns the sentence as words, the index of the word to replace, and the wrong word for it.
-Phenomenon = Callable[[Vocabulary], tuple[list[str], int, str]]
-
-
-def verb_agreement(words: Vocabulary) -> tuple[list[str], int, str]:
-    """the pilot gladly helps/help the nurses"""
-    subject, verb = words.noun("person"), words.pick("meet")
-    right, wrong = _agree(subject, add_s(verb), verb)
-    return ["the", subject.text, words.pick("manner"), right, "the", words.noun("person").text], 3, wrong
-
-
-def verb_agreement_across_clause(words: Vocabulary) -> tuple[list[str], int, str]:
+def verb_agreement_across_clause(words: Vocabulary) -> tuple[str, str, str]:
     """the pilot that the nurses admired is/are tired"""
-    subject = words.noun("person")
-    right, wrong = _agree(subject, *words.rng.choice([("is", "are"), ("was", "were"), ("seems", "seem")]))
-    clause = ["that", "the", words.noun("person").text, add_ed(words.pick("meet"))]
-    return ["the", subject.text, *clause, right, words.pick("mood")], 6, wrong
+    subject, is_plural = words.noun("person")
+    clause = f"that {words.person()} {add_ed(words.pick('meet'))}"
+    forms = words.rng.choice([("is", "are"), ("was", "were"), ("seems", "seem")])
+    return f"the {subject} {clause} {{}} {words.pick('mood')}", *_agree(is_plural, *forms)
 
 
-def existential_agreement(words: Vocabulary) -> tuple[list[str], int, str]:
-    """there was/were no chair near the castle"""
-    thing = words.noun("thing")
-    right, wrong = _agree(thing, *words.rng.choice([("is", "are"), ("was", "were")]))
-    return ["there", right, "no", words.pick("look"), thing.text, "near", "the", words.noun("place").text], 1, wrong
-
-
-def determiner_noun(words: Vocabulary) -> tuple[list[str], int, str]:
+def determiner_noun(words: Vocabulary) -> tuple[str, str, str]:
     """the pilot cleaned this/these chair"""
-    thing = words.noun("thing")
-    right, wrong = _agree(thing, *words.rng.choice([("this", "these"), ("that", "those")]))
-    return ["the", words.noun("person").text, add_ed(words.pick("handle")), right, thing.text], 3, wrong
+    thing, is_plural = words.noun("thing")
+    forms = words.rng.choice([("this", "these"), ("that", "those")])
+    return f"{words.person()} {add_ed(words.pick('handle'))} {{}} {thing}", *_agree(is_plural, *forms)
 
 
-def reflexive_number(words: Vocabulary) -> tuple[list[str], int, str]:
-    """the kings secretly praised themselves/himself"""
-    kind, singular = words.rng.choice([("man", "himself"), ("woman", "herself")])
-    subject = words.noun(kind)
-    right, wrong = _agree(subject, singular, "themselves")
-    return ["the", subject.text, words.pick("manner"), add_ed(words.pick("meet")), right], 4, wrong
-
-
-def reflexive_gender(words: Vocabulary) -> tuple[list[str], int, str]:
+def reflexive_gender(words: Vocabulary) -> tuple[str, str, str]:
     """the king secretly praised himself/herself"""
     kind, right, wrong = words.rng.choice([("man", "himself", "herself"), ("woman", "herself", "himself")])
-    subject = words.noun(kind, plural=False)
-    return ["the", subject.text, words.pick("manner"), add_ed(words.pick("meet")), right], 4, wrong
+    return f"the {words.pick(kind)} {words.action()} {{}}", right, wrong
 
 
-def verb_form(words: Vocabulary) -> tuple[list[str], int, str]:
-    """the pilot has cleaned/cleaning the chair"""
-    subject, verb = words.noun("person"), words.pick("handle")
-    forms = {"base": verb, "past": add_ed(verb), "ing": add_ing(verb)}
-    auxiliary, form = words.rng.choice([(("will", "will"), "base"), (("has", "have"), "past"), (("is", "are"), "ing")])
-    wrong = words.rng.choice([other for other in forms if other != form])
-    start = ["the", subject.text, _agree(subject, *auxiliary)[0]]
-    return [*start, forms[form], "the", words.noun("thing").text], 3, forms[wrong]
-
-
-def pronoun_case(words: Vocabulary) -> tuple[list[str], int, str]:
+def pronoun_case(words: Vocabulary) -> tuple[str, str, str]:
     """she/her helped the pilot, the pilot helped her/she"""
     subject, object_ = words.rng.choice([("he", "him"), ("she", "her"), ("they", "them"), ("we", "us")])
-    other, verb = ["the", words.noun("person").text], [words.pick("manner"), add_ed(words.pick("meet"))]
-    if words.flip():
-        return [subject, *verb, *other], 0, object_
-    return [*other, *verb, object_], 4, subject
+    if words.rng.random() < 0.5:
+        return f"{{}} {words.action()} {words.person()}", subject, object_
+    return f"{words.person()} {words.action()} {{}}", object_, subject
+
+
+def _agree(is_plural: bool, singular: str, plural: str) -> tuple[str, str]:
+    """Return the form that agrees with a noun, then the one that does not."""
+    return (plural, singular) if is_plural else (singular, plural)
 
 
 PHENOMENA: dict[str, Phenomenon] = {
     phenomenon.__name__: phenomenon
-    for phenomenon in (
-        verb_agreement,
-        verb_agreement_across_clause,
-        existential_agreement,
-        determiner_noun,
-        reflexive_number,
-        reflexive_gender,
-        verb_form,
-        pronoun_case,
-    )
+    for phenomenon in (verb_agreement_across_clause, determiner_noun, reflexive_gender, pronoun_case)
 }
 
 
@@ -235,10 +166,15 @@ def minimal_pairs(seed: int = 0) -> DatasetDict:
     sentences of a pair are neighbors. The same seed gives the same rows.
     """
     rng = random.Random(seed)
-    splits = split_words(rng)
-    return DatasetDict(
-        {split: _rows(Vocabulary(words, rng), PAIRS_PER_PHENOMENON[split]) for split, words in splits.items()}
-    )
+    shuffled = {kind: rng.sample(words := text.split(), len(words)) for kind, text in WORDS.items()}
+    splits, start = {}, 0.0
+    for split, share in SHARES.items():
+        own = {
+            kind: words[round(start * len(words)) : round((start + share) * len(words))]
+            for kind, words in shuffled.items()
+        }
+        splits[split], start = _rows(Vocabulary(own, rng), PAIRS_PER_PHENOMENON[split]), start + share
+    return DatasetDict(splits)
 
 
 def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
@@ -246,9 +182,9 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
     for name, phenomenon in PHENOMENA.items():
         enough = len(pairs) + pairs_per_phenomenon
         while len(pairs) < enough:
-            sentence, index, wrong_word = phenomenon(words)
-            wrong = [*sentence[:index], wrong_word, *sentence[index + 1 :]]
-            pairs.setdefault(_spell(sentence), (_spell(wrong), name))
+            sentence, *forms = phenomenon(words)
+            right, wrong = (f"{sentence.format(form).capitalize()}." for form in forms)
+            pairs.setdefault(right, (wrong, name))
     shuffled = words.rng.sample(list(pairs.items()), len(pairs))
     return Dataset.from_list(
         [
@@ -257,15 +193,6 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
             for sentence, label in ((right, 1), (wrong, 0))
         ]
     )
-
-
-def _agree(noun: Noun, singular: str, plural: str) -> tuple[str, str]:
-    """Return the form that agrees with the noun, then the one that does not."""
-    return (plural, singular) if noun.plural else (singular, plural)
-
-
-def _spell(words: list[str]) -> str:
-    return " ".join(words).capitalize() + "."
 
 
 def main() -> None:

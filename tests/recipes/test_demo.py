@@ -16,8 +16,7 @@ from recipe_runs import results_of, run
 
 
 SPLITS = ("train", "validation", "test")
-_WORDS = """the there no near behind that this these those is are was were seem seems has have will himself herself
-    themselves he him she her they them we us"""
+_WORDS = "the that this these those is are was were seem seems himself herself he him she her they them we us"
 FUNCTION_WORDS = set(_WORDS.split())
 
 
@@ -44,7 +43,7 @@ def pairs(data):
 
 def test_sizes(data):
     sentences = [sentence for rows in data.values() for sentence in rows["sentence"]]
-    assert len(set(sentences)) == len(sentences) == 2 * 8 * 375
+    assert len(set(sentences)) == len(sentences) == 2 * 4 * 375
     for split in SPLITS:
         count = Counter(zip(data[split]["phenomenon"], data[split]["label"], strict=True))
         assert count == {(name, label): PAIRS_PER_PHENOMENON[split] for name in PHENOMENA for label in (0, 1)}
@@ -62,7 +61,7 @@ def test_no_content_word_is_in_two_splits(pairs):
         split: {word for _, right, wrong in pairs[split] for word in (*right, *wrong)} - FUNCTION_WORDS
         for split in SPLITS
     }
-    assert all(len(words) > 100 for words in content.values())
+    assert all(len(words) > 80 for words in content.values())
     assert sum(map(len, content.values())) == len(set.union(*content.values()))
 
 
@@ -84,13 +83,11 @@ def test_function_words_do_not_give_the_answer_away(pairs):
 
 def test_agreement_is_right(pairs):
     """Checked without the generator's own idea of number: the subject's ending, which is regular here."""
-    plurals = {add_s(word) for kind in ("person", "man", "woman", "thing") for word in WORDS[kind].split()}
+    plurals = {add_s(word) for kind in ("person", "thing") for word in WORDS[kind].split()}
     # For each phenomenon, where the word that agrees is, the forms of the plural, and where the noun is.
     rules = {
         "verb_agreement_across_clause": (6, {"are", "were", "seem"}, 1),
         "determiner_noun": (3, {"these", "those"}, -1),
-        "existential_agreement": (1, {"are", "were"}, 4),
-        "reflexive_number": (-1, {"themselves"}, 1),
     }
     for phenomenon, right, _ in (pair for split in SPLITS for pair in pairs[split]):
         if phenomenon in rules:
