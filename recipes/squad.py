@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from datasets import Dataset
-from transformers import AutoModelForQuestionAnswering, EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
 from common.arguments import (
@@ -119,10 +119,6 @@ class SquadTask(Task):
         kinds = ANSWERED if self.threshold is not None else ()
         return (*SCORES, *(f"{kind}_{score}" for kind in kinds for score in SCORES))
 
-    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Not called: SquadTrainer scores answers, not outputs."""
-        raise NotImplementedError
-
     @property
     def head(self) -> dict[str, Any]:
         return {"num_labels": 2}
@@ -145,7 +141,7 @@ class SquadTask(Task):
                 f"special tokens and one of context) to the encoder's {most}, got {max_length}."
             )
         self.windows = Windows(tokenizer, max_length, own.stride, own.max_answer_length, self.threshold)
-        options |= {"windows": self.windows, "questions": questions, "compute_metrics": None}
+        options |= {"windows": self.windows, "questions": questions}
         trainer = super().make_trainer(model, tokenizer, max_length, training, **options)
         count = f"{len(trainer.train_dataset):,} training windows; " if trainer.train_dataset else ""
         log(f"{count}{len(questions):,} questions to score")

@@ -9,12 +9,7 @@
     python recipes/sweep.py recipes/text_classification.py --data folder --choose r learning_rate \
         --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 --output_dir runs/grid   # Houlsby et al. 2019
 
-The separator and the encoding of a file and the columns are detected, and the log shows them with three rows. Labels
-may be texts or numbers, one per row or several (a list, or one 0/1 column per class), or scores; rows without one are
-left out. Without a validation split, a tenth of the training examples of each class is used, the same in every run;
-one of each label stays in training. A test split is predicted with the weights of the best epoch, and never chooses
-anything. Training examples without text are left out, texts are truncated to --max_length, and a label that no
-training example has is an error.
+docs/recipes.md says which files are read, and how columns and labels are found.
 """
 
 from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments

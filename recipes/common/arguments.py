@@ -20,7 +20,7 @@ from houlsby_peft import HoulsbyConfig
 BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
-AUTO, IN_MEMORY, OFF = "auto", "memory", "off"
+AUTO, OFF = "auto", "off"
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
@@ -57,10 +57,6 @@ class EncoderArguments:
     def __post_init__(self) -> None:
         check_path("model_name", self.model_name)
         check_path("evaluate", self.evaluate)
-        if self.max_length is not None and self.max_length < 3:
-            raise RecipeError(
-                f"--max_length must be at least 3, for two special tokens and one of text, got {self.max_length}."
-            )
 
 
 @dataclass(kw_only=True)
@@ -90,6 +86,13 @@ class DataArguments(EncoderArguments):
         for flag in ("data", "validation_file", "test_file"):
             if isinstance(value := getattr(self, flag), str):
                 check_path(flag, value)
+
+    @property
+    def name(self) -> str:
+        """The name of the data: of a file without its extension, or of a folder."""
+        path = Path(self.data).expanduser()
+        name = path.resolve().name if path.is_dir() else path.stem if path.is_file() else path.name
+        return name + (f"_{self.data_config}" if self.data_config else "")
 
 
 @dataclass(kw_only=True)
@@ -185,18 +188,16 @@ class MethodArguments:
     keep_prefix: str = HfArg(
         default=AUTO,
         help="Compute the frozen layers below the adapted --layers once for each text, without dropout, and keep the "
-        "result: in 'memory', or in a folder, where later runs find it, or 'off'. 'auto' is 'memory' if there are "
+        "result: in memory, or in this folder, where later runs find it, or 'off'. 'auto' is in memory, if there are "
         "such layers and they pass on nothing but hidden states.",
     )
     keep_prefix_gb: float = HfArg(
         default=4.0,
-        help="Maximum size of what --keep_prefix keeps per process, in GB; 'auto': at most half of the "
-        "memory that is free.",
+        help="Maximum size of what --keep_prefix keeps per process, in GB; in memory, at most half of the free one.",
     )
     top_k: int | None = HfArg(
         default=None,
-        help="Number of layers that --method top_k trains, from the top. The embeddings stay frozen, even if this is "
-        "the number of all layers; --method full trains them as well.",
+        help="Number of layers that --method top_k trains, from the top; the embeddings stay frozen.",
     )
     lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = HfArg(default=16, help="LoRA's scale, which is divided by the rank.")
@@ -273,7 +274,6 @@ class RecipeTrainingArguments(TrainingArguments):
     metric_for_best_model: str = HfArg(
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
-    logging_nan_inf_filter: bool = HfArg(default=False, help="Leave NaN and infinite losses out of the log.")
     early_stopping_patience: int | None = HfArg(
         default=None, help="Stop after this many evaluations without improvement; default: never."
     )
@@ -294,20 +294,10 @@ class RecipeTrainingArguments(TrainingArguments):
         help="Resume from the last complete checkpoint in output_dir with other arguments, for example more epochs; "
         "default: only with the same arguments.",
     )
-    push_to_hub: bool = HfArg(
-        default=False, help="Push the adapter to the Hub with a generated card, once, at the end of the training."
-    )
-    hub_model_id: str | None = HfArg(
-        default=None, help="Repository to push to, user/name; default: the name of output_dir."
-    )
     hub_private_repo: bool = HfArg(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
     do_train: bool = HfArg(default=False, help="Train. Without all three of these flags, a recipe does all of it.")
-    do_eval: bool = HfArg(
-        default=False, help="Evaluate; while training if that is asked for, else what the run in output_dir has saved."
-    )
-    do_predict: bool = HfArg(default=False, help="Predict the test split, and score it if it has labels.")
 
     def __post_init__(self) -> None:
         if not (self.do_train or self.do_eval or self.do_predict):
@@ -316,8 +306,6 @@ class RecipeTrainingArguments(TrainingArguments):
             self.eval_strategy, self.load_best_model_at_end = "no", False
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
-        if self.overwrite_output_dir and self.resume_from_checkpoint is not None:
-            raise RecipeError("--overwrite_output_dir starts over, --resume_from_checkpoint goes on: give one.")
         self.ddp_find_unused_parameters |= self.adapter_drop
         super().__post_init__()
         if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
@@ -416,15 +404,6 @@ def merge(groups: Sequence[Any]) -> dict[str, Any]:
 
 
 def defaults_of(groups: Sequence[Any]) -> dict[str, Any]:
-    """Return the value of each argument that a command line without flags would have, as far as there is one."""
-    given = [group for group in groups if isinstance(group, TrainingArguments)]
-    of_training = [RecipeTrainingArguments() for _ in given]
-    # transformers remembers the configuration of DeepSpeed of the arguments that were made last.
-    for plugin in filter(None, (group.deepspeed_plugin for group in given)):
-        plugin.set_deepspeed_weakref()
-    plain = {field.name: field.default for group in groups for field in fields(group)}
-    return {name: value for name, value in plain.items() if _is_plain(value)} | merge(of_training)
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, (str, int, float, bool, type(None)))
+    """Return the defaults of the flags, as far as they are in JSON."""
+    defaults = {field.name: field.default for group in groups for field in fields(group)}
+    return {name: value for name, value in defaults.items() if isinstance(value, (str, int, float, bool, type(None)))}

@@ -18,7 +18,7 @@ from scipy.special import expit, softmax
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_curve
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import EvalPrediction, PreTrainedModel
 from transformers.hf_argparser import HfArg
 from transformers.integrations import is_deepspeed_zero3_enabled
 
@@ -94,13 +94,6 @@ class ClassificationArguments(TextArguments):
     class_weights: Literal["balanced"] | None = HfArg(
         default=None, help="'balanced': give each class the same weight in the loss, however rare it is."
     )
-
-    @property
-    def name(self) -> str:
-        """The name of the task, which is that of its data: a file without its extension, or a folder."""
-        path = Path(self.data).expanduser()
-        name = path.resolve().name if path.is_dir() else path.stem if path.is_file() else path.name
-        return name + (f"_{self.data_config}" if self.data_config else "")
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
@@ -190,10 +183,7 @@ class ClassificationTask(Task):
         """Return the scores as the Trainer calls for them."""
         return classification_scores(evaluation.predictions, evaluation.label_ids, self.kind.problem_type)
 
-    def make_trainer(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
-        training: RecipeTrainingArguments, **options: Any,
-    ) -> RecipeTrainer:  # fmt: skip
+    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
         scale = self.scale
         if scale and (is_deepspeed_zero3_enabled() or training.fsdp):
             scale = None  # a sharded head cannot be changed here
@@ -201,8 +191,7 @@ class ClassificationTask(Task):
             output = last_linear(model)
             # Without a bias, it cannot give values around another mean.
             scale = scale if output.out_features == 1 and output.bias is not None else None
-        options |= {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
-        return super().make_trainer(model, tokenizer, max_length, training, **options)
+        return {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
 
     def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, float] | None:
         """Write the predictions for the test split to `prefix`predictions.csv in the output folder; return the scores
@@ -233,7 +222,7 @@ def load_task(arguments: ClassificationArguments, training: RecipeTrainingArgume
         raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
     texts = label_texts(splits["train"], columns)
     check_repeated(labels, texts)
-    report_repeated(splits, text_columns, texts)
+    report_repeated(splits["train"], text_columns, texts)
     splits = _encode(splits, labels, text_columns)
     if training.do_eval:
         splits = with_validation(splits, rarest_labels(labels, texts))

@@ -1,6 +1,5 @@
 """Text data sets from files and from the Hub: their splits, their columns, their tokens."""
 
-import shlex
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from datasets import Dataset, disable_progress_bars, load_dataset
-from datasets.exceptions import DatasetsError
 from pyarrow.parquet import read_table
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
@@ -104,8 +102,6 @@ def read_file(path: Path, encoding: str | None = None) -> Dataset:
         raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv.")
     try:
         data = reader(path, encoding)
-    except (UnicodeError, LookupError) as error:
-        raise RecipeError(f"{path} cannot be decoded: {error}. Name its --encoding.") from error
     except pa.ArrowException as error:
         raise RecipeError(f"{path}: {error}. Write all values of a column alike.") from error
     if not len(data):
@@ -144,29 +140,12 @@ def load_splits(
     """Load train and, if present, validation and test; see find_files."""
     found = find_files(data, **files)
     splits = {split: read_file(path, encoding) for split, path in found.items()}
-    if "train" not in splits and looks_like_a_path(data):
-        read_split(Path(data).expanduser(), "train")
-    if "train" not in splits:
-        try:
-            on_hub = load_dataset(data, config)
-        except (OSError, ValueError, RuntimeError, DatasetsError) as error:  # RuntimeError: it is a script
-            raise RecipeError(
-                f"Cannot load the data set {data!r} from the Hub: {error}. Without a network, give a folder or a file."
-            ) from error
-        splits = {split: _number_rows(on_hub[split]) for split in SPLITS if split in on_hub} | splits
-    if "train" not in splits:
-        raise RecipeError(f"The data set {data!r} must have a split 'train'.")
-    return splits
-
-
-def describe_data(
-    name: str, source: str | None, config: str | None, splits: Mapping[str, Dataset], split: str = "validation"
-) -> dict[str, Any]:
-    """Return what results.json says of the data: the name, the address on the Hub if they are there, the split that
-    the scores are of, and the rows of all splits."""
-    on_hub = source is not None and not looks_like_a_path(source)
-    address: dict[str, Any] = {"id": source, "config": config} if on_hub else {}
-    return {"name": name, **address, "split": split, "rows": {key: len(data) for key, data in splits.items()}}
+    if "train" in splits:
+        return splits
+    if looks_like_a_path(data):
+        read_split(Path(data).expanduser(), "train")  # which says what is there
+    on_hub = load_dataset(data, config)
+    return {split: _number_rows(on_hub[split]) for split in SPLITS if split in {*on_hub, "train"}} | splits
 
 
 def find_text_columns(
@@ -177,20 +156,14 @@ def find_text_columns(
     columns = columns_of(data)
     try:
         found = tuple(find_usual_columns(columns, named, recorded=recorded))  # as `houlsby-peft predict` finds them
-    except AdapterError as error:
+    except AdapterError:
         head = data[:100]
         widths = {name: sum(map(len, map(str, head[name]))) / len(head[name]) for name in columns if head[name]}
         longest = max(widths, key=widths.__getitem__, default="")
         if named or recorded or widths.get(longest, 0) < _WIDTH_OF_TEXT:
-            wanted = " and ".join(map(repr, named)) if named else "with a usual name for text, such as text or message"
-            raise RecipeError(
-                f"There is no column {wanted}, only {', '.join(columns)}. Name one, or two for pairs: --text_columns "
-                f"{shlex.quote(longest)} if that is the text."
-            ) from error
+            raise
         log(f"no column has a usual name for text; {longest!r} has the longest")
         found = (longest,)
-    if taken := [name for name in found if name in LABEL_NAMES]:
-        raise RecipeError(f"--text_columns must not name {taken[0]!r}, which is a label's name. Rename the column.")
     check_number_of_texts(found, recorded, "--text_columns")
     return found
 
@@ -246,37 +219,32 @@ def _texts_of(data: Dataset, text_columns: Sequence[str]) -> pd.Series:
     return pd.Series(list(zip(*(data[column] for column in text_columns), strict=True)), dtype=object)
 
 
-def report_repeated(splits: Mapping[str, Dataset], text_columns: Sequence[str], labels: Sequence[Hashable]) -> None:
-    """Log how many texts of train repeat, or have different labels, and how many of test are in it."""
-    train = _texts_of(splits["train"], text_columns)
-    if twice := int(train.duplicated().sum()):
-        counts = pd.Series(labels, dtype=object).groupby(train).nunique()
-        conflicts = counts[counts > 1].index
-        both = ""
-        if len(conflicts):
-            rows = np.flatnonzero(train.isin(conflicts))
-            first = ", ".join(locate(splits["train"], int(row)) for row in rows[:_LISTED])
-            more = ", ..." if len(rows) > _LISTED else ""
-            both = f", {len(conflicts):,} of these texts with different labels ({first}{more})"
-        log(f"note: {twice:,} training examples repeat the text of another one{both}")
-    known = int(_texts_of(splits["test"], text_columns).isin(train).sum()) if "test" in splits else 0
-    if known:
-        log(f"note: {known:,} of the {len(splits['test']):,} texts of test are training examples as well: its scores "
-            "say little about new texts")  # fmt: skip
+def report_repeated(train: Dataset, text_columns: Sequence[str], labels: Sequence[Hashable]) -> None:
+    """Log how many texts of the training examples repeat, and which of them have different labels."""
+    texts = _texts_of(train, text_columns)
+    if not texts.duplicated().any():
+        return
+    counts = pd.Series(labels, dtype=object).groupby(texts).nunique()
+    rows = np.flatnonzero(texts.isin(counts[counts > 1].index))
+    where = ", ".join(locate(train, int(row)) for row in rows[:_LISTED]) + ", ..." * (len(rows) > _LISTED)
+    different = f"; {len(rows):,} of them have different labels ({where})" if len(rows) else ""
+    log(f"note: {texts.duplicated().sum():,} training examples repeat the text of another one{different}")
 
 
 def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> dict[str, Dataset]:
-    """Return the splits without the validation examples whose texts are training examples as well."""
-    validation = splits["validation"]
-    is_known = _texts_of(validation, text_columns).isin(_texts_of(splits["train"], text_columns))
-    if not is_known.any():
-        return splits
-    if is_known.all():
-        log("note: all texts of validation are training examples as well: its scores say little about new texts")
-        return splits
-    log(f"validation: {is_known.sum():,} of {len(validation):,} left out, whose texts are training examples as well; "
-        "--keep_repeated keeps them")  # fmt: skip
-    return {**splits, "validation": validation.select(np.flatnonzero(~is_known))}
+    """Return the splits without the validation examples whose texts are training examples as well, unless all are;
+    count those of the test split."""
+    splits, train = dict(splits), _texts_of(splits["train"], text_columns)
+    for name in ("validation", "test"):
+        is_known = _texts_of(splits[name], text_columns).isin(train) if name in splits else pd.Series(dtype=bool)
+        if name == "validation" and is_known.any() and not is_known.all():
+            log(f"validation: {is_known.sum():,} of {len(is_known):,} left out, whose texts are training examples as "
+                "well; --keep_repeated keeps them")  # fmt: skip
+            splits[name] = splits[name].select(np.flatnonzero(~is_known))
+        elif is_known.any():
+            log(f"note: {is_known.sum():,} of the {len(is_known):,} texts of {name} are training examples as well: "
+                "its scores say little about new texts")  # fmt: skip
+    return splits
 
 
 def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:

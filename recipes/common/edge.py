@@ -21,10 +21,6 @@ _NOISE = (
 )
 
 
-# What the writers of Python, safetensors and PyTorch say of a full disk.
-_FULL_DISK = ("No space left on device", "inline_container")
-
-
 class RecipeError(Exception):
     """A wrong flag, file or value. The message states the rule, the value received and the remedy."""
 
@@ -62,13 +58,11 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
         log(f"\nInterrupted. {how_to_continue}", sys.stderr)
         sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
     except Exception as error:
-        text = " ".join(str(error).split())
-        is_full = any(sign in text for sign in _FULL_DISK)
-        if os.environ.get(DEBUG) or not (is_full or _is_known(error)):
+        # Ours state the remedy; with the others, libraries report wrong values, files and downloads.
+        is_ours = isinstance(error, RecipeError) or type(error).__module__.startswith("houlsby_peft")
+        if os.environ.get(DEBUG) or not (is_ours or isinstance(error, (ValueError, OSError, ImportError))):
             raise
-        if is_full:
-            text = f"The disk is full: {text}. Free some space; the same command then resumes."
-        sys.exit(f"error: {text} (--debug shows where)" if not _says_enough(error) else f"error: {text}")
+        sys.exit(f"error: {' '.join(str(error).split())}{'' if is_ours else ' (--debug shows where)'}")
 
 
 class _Terminated(SystemExit):
@@ -77,13 +71,3 @@ class _Terminated(SystemExit):
 
 def _terminate(number: int, frame: object) -> NoReturn:
     raise _Terminated(128 + number)
-
-
-def _says_enough(error: Exception) -> bool:
-    """Return whether an error is ours, with a message that states the remedy."""
-    return isinstance(error, RecipeError) or type(error).__module__.startswith("houlsby_peft")
-
-
-def _is_known(error: Exception) -> bool:
-    """Return whether an error is ours, or one by which libraries report wrong values, files and downloads."""
-    return _says_enough(error) or isinstance(error, (ValueError, OSError, ImportError))

@@ -29,7 +29,6 @@ from transformers.utils import logging
 import houlsby_peft
 from common.arguments import (
     AUTO,
-    IN_MEMORY,
     MINILM,
     OFF,
     POOLER,
@@ -144,17 +143,15 @@ def settle(
     method.check(adapter, training)
     method = replace(method)
     shards = _launched_with(training, "deepspeed", "fsdp")
-    has_prefix = method.method == "houlsby" and bool(adapter.layers) and 0 not in (adapter.layers or ())
+    has_prefix = method.method == "houlsby" and bool(adapter.layers) and 0 not in adapter.layers
     if method.keep_prefix == AUTO and (shards or not has_prefix):
         method.keep_prefix = OFF
-    if method.base_dtype == AUTO:
-        before = None
-        if not training.overwrite_output_dir:
-            before = (read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}).get("base_dtype")
-        if not method.adds_weights or training.fp16 or shards:
-            method.base_dtype = "float32"
-        else:
-            method.base_dtype = on_main(training, lambda: before or _choose_dtype(training, model_name))
+    if method.base_dtype == AUTO and (not method.adds_weights or training.fp16 or shards):
+        method.base_dtype = "float32"
+    elif method.base_dtype == AUTO:
+        before = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
+        known = None if training.overwrite_output_dir else before.get("base_dtype")
+        method.base_dtype = on_main(training, lambda: known or _choose_dtype(training, model_name))
     return method
 
 
@@ -190,11 +187,10 @@ def adapt(
         active.record.max_length, active.record.null_threshold = max_length, null_threshold
         active.record.text_columns = None if text_columns is None else list(text_columns)
     if method.keep_prefix != OFF:
-        is_auto = method.keep_prefix == AUTO
         try:
             keep_prefix(adapted, method, training)
         except ValueError:
-            if not is_auto:
+            if method.keep_prefix != AUTO:
                 raise
             method.keep_prefix = OFF  # the frozen layers pass on more than hidden states, for example
     return adapted
@@ -273,13 +269,12 @@ def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> Non
     """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to compute them once."""
     if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
         raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
-    if method.keep_prefix == AUTO:
-        method.keep_prefix = IN_MEMORY
-        method.keep_prefix_gb = min(method.keep_prefix_gb, psutil.virtual_memory().available / 2e9)
-    folder = None if method.keep_prefix == IN_MEMORY else Path(method.keep_prefix)
-    prefix = FrozenPrefix(model, max_bytes=int(method.keep_prefix_gb * 1e9), folder=folder)
+    folder, size = None if method.keep_prefix == AUTO else Path(method.keep_prefix), method.keep_prefix_gb
+    if folder is None:
+        size = min(size, psutil.virtual_memory().available / 2e9)
+    prefix = FrozenPrefix(model, max_bytes=int(size * 1e9), folder=folder)
     below = "the layer" if prefix.index == 1 else f"the {prefix.index} layers"
-    log(f"kept in {method.keep_prefix}: the outputs of the embeddings and {below} below the first adapter, without "
+    log(f"kept in {folder or 'memory'}: the outputs of the embeddings and {below} below the first adapter, without "
         "dropout")  # fmt: skip
 
 
@@ -335,12 +330,8 @@ def load_saved(
 ) -> Saved:
     """Load an adapter of any method or a whole model from a folder, or a Houlsby adapter from the Hub.
 
-    Args:
-        name: The folder or the name.
-        labels: The task's labels, in their order; default: any.
-        base_model: The base model, as in find_model; default: the one that the adapter names. A whole model has none.
-        dtype: The data type of the base model's weights; "auto": that of the training, if it is known, else float32.
-        auto_class: The class of the base model with its head.
+    The adapter names its base model, unless another is given. The data type "auto" is that of the training, if it is
+    known. The labels must be those given, in their order; None: any.
     """
     folder = Path(name).expanduser()
     results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}

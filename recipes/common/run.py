@@ -51,21 +51,10 @@ class Run:
     resumes it, or does nothing. Other arguments or data in a folder that holds trained weights are an error, so that
     no results are lost by accident: see `differences` for what counts. `--resume_from_checkpoint last` resumes with
     other arguments, such as more epochs; `--overwrite_output_dir` starts over. One process at a time has a folder.
-
-    Args:
-        arguments: All arguments of the command.
-        defaults: What they are on a command line without flags.
-        files: The files of the data, by their splits; none for data from elsewhere.
-        world_size: The number of processes.
-
-    Attributes:
-        results: The results of a run that is already finished, or None.
-        content: The fingerprints of the data and of the folders that the arguments name.
+    `results` are those of a run that is already finished, or None.
     """
 
-    def __init__(
-        self, arguments: dict[str, Any], defaults: Mapping[str, Any], files: Mapping[str, Path], world_size: int
-    ) -> None:
+    def __init__(self, arguments: dict[str, Any], files: Mapping[str, Path], world_size: int) -> None:
         self.folder, self.starts_over = Path(arguments["output_dir"]), arguments["overwrite_output_dir"]
         self.content = describe_content(files, arguments)
         # The rows per step count, not on how many devices and in how many parts they are computed.
@@ -75,7 +64,7 @@ class Run:
         self.arguments |= {"rows_per_step": parts * world_size, CONTENT: self.content}
         self.results: dict[str, Any] | None = None
         before, found = read_object(self.folder / ARGUMENTS_FILE), read_object(self.folder / RESULTS_FILE)
-        self.changed = differences(before, self.arguments, defaults) if before else {}
+        self.changed = differences(before, self.arguments) if before else {}
         self.is_begun = bool(found or checkpoints(self.folder))
         if self.starts_over or arguments["resume_from_checkpoint"] is not None:
             return
@@ -84,11 +73,10 @@ class Run:
             self.results = found
         elif self.is_begun and (self.changed or not before):
             changed = self.changed or {ARGUMENTS_FILE: "is missing"}
-            can_resume = not any(name.startswith(_RESTORED) for name in changed)
-            remedy = ", or --resume_from_checkpoint last to resume with the new arguments" if can_resume else ""
             raise RecipeError(
                 f"{self.folder} holds a run with other arguments or data: {_list(changed)}. Give another "
-                f"--output_dir, or --overwrite_output_dir to start over{remedy}."
+                "--output_dir, --overwrite_output_dir to start over, or --resume_from_checkpoint last to resume with "
+                "the new ones."
             )
 
     def start(self) -> str | None:
@@ -124,21 +112,18 @@ def is_free(name: str) -> bool:
     return name in FREE or name.startswith(FREE_BEGINNINGS)
 
 
-def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
-) -> dict[str, str]:
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     """Return what differs between the arguments of two runs and changes what is learned, as "was A, is B" by name.
 
-    A missing argument has its default: another version of a library may know more or fewer of them.
+    Arguments that only one of them has are left out: versions of a library may know more or fewer.
     """
     were, are = before.get(CONTENT, {}), now.get(CONTENT, {})
     known = were.keys() & are.keys()
     compared = {*known, *(OF_DATA if "train" in known else ())}  # by their content
     found = {}
-    for name in sorted(now.keys() - {CONTENT} - compared):
-        old = before.get(name, (defaults or {}).get(name))
-        if old != now[name] and not is_free(name):
-            found[name] = f"was {old!r}, is {now[name]!r}"
+    for name in sorted((before.keys() & now.keys()) - {CONTENT} - compared):
+        if before[name] != now[name] and not is_free(name):
+            found[name] = f"was {before[name]!r}, is {now[name]!r}"
     if "train" in known:
         known |= (were.keys() | are.keys()) - {*OF_FOLDERS}
     for name in sorted(known - {"test"}):

@@ -31,8 +31,8 @@ from common.arguments import (
     defaults_of,
     merge,
 )
-from common.data import describe_data, tokenize
-from common.edge import RecipeError, log
+from common.data import tokenize
+from common.edge import RecipeError, log, looks_like_a_path
 from common.model import Saved, adapt, hub_name, load_model, load_saved, on_main, settle
 from common.run import (
     CONTENT,
@@ -57,27 +57,16 @@ LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "
 
 @dataclass(kw_only=True)
 class Task(ABC):
-    """A task with its data.
+    """A task with its data."""
 
-    Attributes:
-        name: Its name, in results.json and in names of folders.
-        labels: The names of the classes by number, or a single one for a score.
-        text_columns: The columns of the texts.
-        splits: The examples by split; "train" is missing where a saved adapter is scored.
-        problem_type: The kind of the problem, for the head; None: a single label is a score, several are classes.
-        auto_class: The model with the task's head.
-        task_type: PEFT's name for the kind of task.
-        trainer_class: The trainer.
-    """
-
-    name: str
-    labels: tuple[str, ...] = ()
+    name: str  # in results.json and in names of folders
+    labels: tuple[str, ...] = ()  # the names of the classes by number, or a single one for a score
     text_columns: tuple[str, ...] = ()
-    splits: dict[str, Dataset] = field(default_factory=dict)
-    problem_type: str | None = None
+    splits: dict[str, Dataset] = field(default_factory=dict)  # without "train" where a saved adapter is scored
+    problem_type: str | None = None  # of the head; None: a single label is a score, several are classes
 
-    auto_class: ClassVar[Any] = AutoModelForSequenceClassification
-    task_type: ClassVar[str] = "SEQ_CLS"
+    auto_class: ClassVar[Any] = AutoModelForSequenceClassification  # the model with the task's head
+    task_type: ClassVar[str] = "SEQ_CLS"  # PEFT's name for it
     trainer_class: ClassVar[type[RecipeTrainer]] = RecipeTrainer
 
     @property
@@ -85,9 +74,9 @@ class Task(ABC):
     def scores(self) -> tuple[str, ...]:
         """The names of the scores of an evaluation; the first chooses the best epoch."""
 
-    @abstractmethod
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Return the scores as the Trainer calls for them."""
+        """Return the scores besides the loss, as the Trainer calls for them."""
+        return {}
 
     @property
     def head(self) -> dict[str, Any]:
@@ -143,6 +132,7 @@ class Task(ABC):
         **options: Any,
     ) -> RecipeTrainer:
         """Return a trainer with the tokens of all splits. Further options are the trainer's own."""
+        self.max_length = max_length
         self.data = {name: self.encode(split, name, tokenizer, max_length) for name, split in self.splits.items()}
         return self.trainer_class(
             model=model,
@@ -151,9 +141,15 @@ class Task(ABC):
             eval_dataset=self.validation(self.data),
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
+            compute_metrics=self.score,
             describe=self.describe if self.labels else None,
-            **{"compute_metrics": self.score, **options},
+            **self.trainer_options(model, training),
+            **options,
         )
+
+    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+        """Return what the trainer's class needs beyond other trainers."""
+        return {}
 
     def validation(self, data: Mapping[str, Dataset]) -> Dataset | dict[str, Dataset] | None:
         """Return the validation split, or several by their names."""
@@ -173,8 +169,12 @@ class Task(ABC):
         return self.score(trainer.predict(self.data["test"]))
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
-        """Return what results.json says of the data."""
-        return describe_data(self.name, arguments.data, arguments.data_config, self.splits)
+        """Return what results.json says of the data: the name, the address on the Hub if they are there, the split
+        that the scores are of, and the rows of all splits."""
+        on_hub = not looks_like_a_path(arguments.data)
+        address = {"id": arguments.data, "config": arguments.data_config} if on_hub else {}
+        rows = {name: len(split) for name, split in self.splits.items()}
+        return {"name": arguments.name, **address, "split": "validation", "rows": rows}
 
 
 def run_task(
@@ -186,25 +186,18 @@ def run_task(
 ) -> dict[str, Any]:
     """Train a task, or resume it, or score what is saved, as the command line says; push the adapter if asked to.
 
-    Args:
-        kind: The class of the task.
-        load: Load the task with its data: those to train on, or those on which something saved is scored.
-        command: The command line.
-        files: The files of the data, by their splits; none for data from elsewhere.
-        labels: The labels that a saved adapter must have; default: any.
-
-    Returns:
-        The content of results.json, or of evaluation.json.
+    `load` returns the task with the data to train on or, given something saved, to score it on. `files` are those of
+    the data, by their splits. A saved adapter must have the `labels`; None: any. Return the content of results.json,
+    or of evaluation.json.
     """
     arguments, method, adapter, training = command
-
     name = find_evaluated(command)
     if name is not None:
         saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
         return evaluate(load(saved), saved, command)
     push = houlsby_peft.plan_push(training, hub_name(arguments.model_name))  # before anything is trained
     command = command._replace(method=settle(method, adapter, training, arguments.model_name))
-    run = on_main(training, lambda: Run(merge(command), defaults_of(command), files, training.world_size))
+    run = on_main(training, lambda: Run(merge(command), files, training.world_size))
     results = run.results
     if results is None:
         results = train(load(None), run, command)
@@ -220,8 +213,6 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
     training.choose_by(task.scores)
     if asked.endswith("accuracy") and not training.metric_for_best_model.endswith("accuracy"):
         log(f"{task.name} has no accuracy: {training.metric_for_best_model} chooses the best epoch")
-    if training.label_smoothing_factor and (len(task.labels) < 2 or task.problem_type == "multi_label_classification"):
-        raise RecipeError("--label_smoothing_factor is for one class per text or word. Leave it out.")
     checkpoint = on_main(training, run.start)
     set_seed(training.seed)  # before the first weights of head and adapter are drawn
     model, tokenizer = task.prepare(command)

@@ -82,16 +82,7 @@ class RecipeTrainer(Trainer):
     - It prints a line per evaluation, and logs the time of the training steps until then.
     - No file with the arguments, among them a token for the Hub, is saved beside the weights.
 
-    Args:
-        args, kwargs: As for a Trainer.
-        describe: What the report of the end is made from, out of the outputs and the labels of a split.
-
-    Attributes:
-        start: The time when it was made, by time.perf_counter().
-        trainable, total: Numbers of parameters of the model, as PEFT counts them, for every method.
-        saved_as: The subfolder of the output folder for the kept weights: "adapter" or "model".
-        best_step: The step of the best checkpoint, if the model has its weights after training; else None, and the
-            model has those of the last step.
+    `describe` makes what the report of the end shows, out of the outputs and the labels of a split.
     """
 
     def __init__(
@@ -109,8 +100,8 @@ class RecipeTrainer(Trainer):
         self._describe = describe
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
-        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"
-        self.best_step: int | None = None
+        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"  # a subfolder of the output folder
+        self.best_step: int | None = None  # whose weights the model has after training; None: those of the last step
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
         # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of

@@ -308,17 +308,11 @@ class TestFlags:
         )
         assert found["save_steps"] == 7
 
-    @pytest.mark.parametrize(
-        ("flags", "message"),
-        [
-            (["--max_length", "2"], "--max_length must be at least 3"),
-            (["--metric_for_best_model", "bleu"], "must be one of main, accuracy"),
-        ],
-    )
-    def test_what_is_refused_before_anything_is_loaded(self, tmp_path, flags, message):
+    def test_a_score_that_the_task_lacks_is_refused_before_anything_is_loaded(self, tmp_path):
         data = write(tmp_path / "a.csv", text=SENTENCES, label=["a", "b"] * 30)
-        with pytest.raises(RecipeError, match=message):
-            run(text_classification, "--data", data, "--model_name", "user/none", "--output_dir", tmp_path, *flags)
+        with pytest.raises(RecipeError, match="must be one of main, accuracy"):
+            run(text_classification, "--data", data, "--model_name", "user/none", "--output_dir", tmp_path,
+                "--metric_for_best_model", "bleu")  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [["--method", "full"], ["--head", "two_layer"]], ids=["full", "two_layer"])
