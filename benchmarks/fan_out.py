@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import BertConfig, BertModel
+from peft import PeftModel
 
-from mixed import evaluate, with_adapters
+from methods import lora as lora_of
+from mixed import evaluate, with_adapters, with_each_added
 from models import SHAPES
 from report import Rows
 from timing import compared, interleaved
@@ -40,7 +39,7 @@ def by_tasks_of_a_text(
     depth = SHAPES[shape]["num_hidden_layers"]
     upper = range(depth - depth // 2, depth)
     adapters = with_adapters(shape, max(numbers), torch.float32, device, layers_to_transform=list(upper))
-    lora = _with_lora(shape, max(numbers), device)
+    lora = with_each_added(shape, lora_of(8, ["query", "value"]), max(numbers)).to(device).eval()
     text = torch.randint(0, 30522, (1, length), device=device)
     result: Rows = []
     for number in numbers:
@@ -58,16 +57,6 @@ def by_tasks_of_a_text(
         one = {"shape": shape, "tokens": length, "tasks": number}
         result += [{**one, "way": way, **row, "expected": expected.get(way)} for way, row in found.items()]
     return result
-
-
-def _with_lora(shape: str, number: int, device: str) -> PeftModel:
-    torch.manual_seed(0)
-    base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False)
-    config = LoraConfig(r=8, target_modules=["query", "value"], init_lora_weights=False)
-    model = get_peft_model(base, config, adapter_name="task_0")
-    for task in range(1, number):
-        model.add_adapter(f"task_{task}", copy.copy(config))
-    return model.to(device).eval()
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,21 +131,19 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
         yield step(other, cell, precision, 1.5)
 
 
-@cache
-def _models_of(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
-    names = [name for name in METHODS if name != OURS_BF16]
-    with torch.device(device):
-        base = build(shape, lambda base: base).to(dtype)
-        return {name: METHODS[name](copy.deepcopy(base)) for name in names}
+_built: dict[tuple[str, torch.dtype], dict[str, nn.Module]] = {}
 
 
 def models(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
     """Return the models of all methods for a shape and dtype, kept until others are asked for."""
-    if (shape, dtype, device) != getattr(models, "last", None):
-        _models_of.cache_clear()
+    if (shape, dtype) not in _built:
+        _built.clear()
         free_memory()
-        vars(models)["last"] = (shape, dtype, device)
-    return _models_of(shape, dtype, device)
+        with torch.device(device):
+            base = build(shape, lambda base: base).to(dtype)
+            methods = {name: method for name, method in METHODS.items() if name != OURS_BF16}
+            _built[shape, dtype] = {name: method(copy.deepcopy(base)) for name, method in methods.items()}
+    return _built[shape, dtype]
 
 
 def steps(shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float, device: str) -> Rows:
@@ -236,7 +234,7 @@ def page(result: dict[str, Any]) -> str:
     parts = dict(result["measured"])
     parts["Not measured"] = [{"job": name, "reason": reason} for name, reason in result["left out"].items()]
     parts["Machine"] = [{"": key, "value": value} for key, value in result["machine"].items()]
-    return "\n\n".join(f"## {title}\n\n{table(rows, ' | ')}" for title, rows in parts.items() if rows) + "\n"
+    return "\n\n".join(f"## {title}\n\n{table(rows, 'github')}" for title, rows in parts.items() if rows) + "\n"
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 from peft import get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
@@ -16,7 +17,7 @@ from methods import FLOOR, houlsby
 from models import SHAPES, Method, floor
 from report import Rows
 from steps import measure
-from timing import resident
+from timing import seconds
 
 
 TEXT = "the adapter of this task reads these words and those of all other tasks go another way " * 2
@@ -60,19 +61,18 @@ def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) 
         bank = TaskBank(dict.fromkeys(tasks, adapter), base_model=str(base))
         result, before = [], 0
         for number, task in enumerate(tasks, start=1):
-            load = _processed(bank.predict, [(task, TEXT)])
+            load = seconds(partial(bank.predict, [(task, TEXT)]), "cpu")
             if number == 1:
-                before = resident()
+                before = psutil.Process().memory_info().rss
             if number in numbers:
                 choices = [
                     [(tasks[(row * number // 32 + shift) % number], TEXT) for row in range(32)] for shift in range(4)
                 ]
-                predict_others = min(_processed(bank.predict, requests) for requests in choices)
-                predict = min(_processed(bank.predict, choices[-1]) for _ in range(3))
-                row = {
-                    "adapters": number, "load_s": load, "predict_s": predict, "predict_others_s": predict_others
-                }  # fmt: skip
-                result.append({"shape": shape, **row, "held_bytes": resident() - before})
+                predict_others = min(seconds(partial(bank.predict, requests), "cpu") for requests in choices)
+                predict = min(seconds(partial(bank.predict, choices[-1]), "cpu") for _ in range(3))
+                held = psutil.Process().memory_info().rss - before
+                result.append({"shape": shape, "adapters": number, "load_s": load, "predict_s": predict,
+                               "predict_others_s": predict_others, "held_bytes": held})  # fmt: skip
         return result
 
 
@@ -82,15 +82,8 @@ def _saved(folder: Path, shape: str, share_layers: int) -> tuple[Path, Path]:
     model = BertForSequenceClassification(BertConfig(**SHAPES[shape]))
     model.save_pretrained(base)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(TEXT.split()))]
-    BertTokenizer(vocab={word: number for number, word in enumerate(words)}, model_max_length=512).save_pretrained(
-        base
-    )
+    vocabulary = {word: number for number, word in enumerate(words)}
+    BertTokenizer(vocab=vocabulary, model_max_length=512).save_pretrained(base)
     config = HoulsbyConfig(r=64, share_layers=share_layers, task_type="SEQ_CLS")
     get_peft_model(model, config).save_pretrained(adapter)
     return base, adapter
-
-
-def _processed(call: Callable[..., object], *arguments: object) -> float:
-    start = time.process_time()
-    call(*arguments)
-    return time.process_time() - start

@@ -34,7 +34,7 @@ def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Ro
     ids = torch.randint(0, 30522, (rows, length), device=device)
     result: Rows = []
     for method, make in METHODS.items():
-        model = _with_each_added(shape, make, max(numbers)).to(device).eval()
+        model = with_each_added(shape, make, max(numbers)).to(device).eval()
         calls = {number: partial(evaluate, model, ids, spread(rows, number)) for number in numbers}
         found = compared(interleaved(calls, rounds, device), 1)
         result += [{"method": method, "tasks": number, **row} for number, row in found.items()]
@@ -114,7 +114,8 @@ def evaluate(model: PeftModel, ids: torch.Tensor, names: Sequence[str]) -> torch
     return states
 
 
-def _with_each_added(shape: str, method: Method, number: int) -> PeftModel:
+def with_each_added(shape: str, method: Method, number: int) -> PeftModel:
+    """Return a BERT with the adapters task_0 and so on, as `add_adapter` makes them."""
     torch.manual_seed(0)
     model = method(BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False))
     for name in range(number):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from tabulate import tabulate
+
 
 Rows = list[dict[str, Any]]
 
 
-def table(rows: Rows, separator: str = "  ") -> str:
-    """Return rows as a table with aligned columns; with the separator " | ", it is one of Markdown."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = [columns, *([_shown(row.get(key)) for key in columns] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    if separator == " | ":
-        lines.insert(1, ["-" * width for width in widths])
-    texts = [separator.join(map(str.ljust, line, widths)) for line in lines]
-    return "\n".join(f"| {text} |" if separator == " | " else text.rstrip() for text in texts)
+def table(rows: Rows, style: str = "plain") -> str:
+    """Return rows as a table with aligned columns; in the style "github", it is one of Markdown."""
+    shown = [{key: _shown(value) for key, value in row.items()} for row in rows]
+    return str(tabulate(shown, headers="keys", tablefmt=style, disable_numparse=True))
 
 
 def _shown(value: Any) -> str:

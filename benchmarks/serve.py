@@ -86,11 +86,6 @@ async def send(bodies: Sequence[str], clients: int) -> tuple[float, list[tuple[i
         return time.perf_counter() - begin, found
 
 
-def same(found: Any, expected: dict[str, Any]) -> bool:
-    """Return whether the service has answered as the bank."""
-    return found["label"] == expected["label"] and abs(found["score"] - expected["score"]) < 1e-3
-
-
 def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
     """Predict the same rows in turns, by the bank itself and through the service."""
     rates: dict[str, list[float]] = {"TaskBank": [], "service": []}
@@ -105,7 +100,10 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
         taken, found = asyncio.run(send(bodies, options.clients))
         assert all(status == 200 for status, _, _ in found), Counter(status for status, _, _ in found)
         answers = [answer for _, _, content in found for answer in content["predictions"]]
-        wrong += sum(not same(answer, other) for answer, other in zip(answers, expected, strict=True))
+        wrong += sum(
+            answer["label"] != other["label"] or abs(answer["score"] - other["score"]) > 1e-3
+            for answer, other in zip(answers, expected, strict=True)
+        )
         if number:  # the first round warms both up
             rates["TaskBank"].append(len(rows) / direct)
             rates["service"].append(len(rows) / taken)
@@ -115,15 +113,12 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
         "rows_per_s": {name: statistics.median(values) for name, values in rates.items()},
         "ratios": [round(ratio, 3) for ratio in ratios],
         "median_ratio": round(statistics.median(ratios), 3),
-        "latency_s": latencies(seconds),
+        "latency_s": {
+            "p50": round(statistics.median(seconds), 3),
+            "p99": round(statistics.quantiles(seconds, n=100)[-1], 3),
+        },
         "other_answers": wrong,
     }
-
-
-def latencies(seconds: list[float]) -> dict[str, float]:
-    """Return the median and the 99th percentile."""
-    ordered = sorted(seconds)
-    return {"p50": round(statistics.median(ordered), 3), "p99": round(ordered[int(len(ordered) * 0.99)], 3)}
 
 
 def main() -> None:
@@ -138,7 +133,6 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=12, help="requests at a time")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--cpus", type=int, help="threads of TaskBank and of the replica; default: all cores")
-    parser.add_argument("--output", type=Path, help="JSON file for the figures")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     cpus = options.cpus or cores
@@ -151,10 +145,7 @@ def main() -> None:
             found = compare(options, bank)
         finally:
             stop()
-    result = {"cores": cores, **{key: str(value) for key, value in vars(options).items()}, **found}
-    print(json.dumps(result, indent=2))
-    if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps({"cores": cores, **vars(options), **found}, indent=2))
 
 
 if __name__ == "__main__":

@@ -47,13 +47,8 @@ def actions(shape: str, rounds: int) -> list[dict[str, Any]]:
             model.load_adapter(folder, "other")
             calls = {"load": partial(_load, model, folder), "switch": partial(_switch, model)}
             times = interleaved(calls, rounds)
-            rows.append(
-                {
-                    "method": name,
-                    "file_bytes": file.stat().st_size,
-                    **{f"{action}_s": min(values) for action, values in times.items()},
-                }
-            )
+            least = {f"{action}_s": min(values) for action, values in times.items()}
+            rows.append({"method": name, "file_bytes": file.stat().st_size, **least})
     return rows
 
 

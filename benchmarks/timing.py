@@ -94,15 +94,6 @@ def compared(times: Mapping[Key, list[float]], reference: Key) -> dict[Key, dict
     return result
 
 
-def resident(field: str = "VmRSS") -> int:
-    """Return the memory of this process in bytes, on Linux: the current one ("VmRSS") or the peak ("VmHWM").
-
-    The peak of the `resource` module includes that of the parent process.
-    """
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-
-
 def machine(device: str) -> dict[str, Any]:
     """Describe the machine and the versions of the software."""
     import transformers

@@ -53,12 +53,9 @@ def test_a_time_limit_ends_the_rounds_but_leaves_enough_of_them():
 
 def test_a_table_in_markdown():
     rows = [{"name": "a", "bytes": 12345, "range": [0.5, 1.25]}, {"name": "bb", "note": "left out"}]
-    assert table(rows, " | ").splitlines() == [
-        "| name | bytes  | range       | note     |",
-        "| ---- | ------ | ----------- | -------- |",
-        "| a    | 12,345 | 0.5 to 1.25 |          |",
-        "| bb   |        |             | left out |",
-    ]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(rows, "github").splitlines()]
+    assert cells[0] == ["name", "bytes", "range", "note"]
+    assert cells[2:] == [["a", "12,345", "0.5 to 1.25", ""], ["bb", "", "", "left out"]]
 
 
 def failing(error):
