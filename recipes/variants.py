@@ -9,15 +9,14 @@ best of `epochs`.
 """
 
 import runpy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
-from common import model as methods
 from common.edge import end_with_one_line
 from common.glue_tasks import GlueArguments, parse_arguments
-from papers.bottlenecks import VARIANTS, with_variant
+from papers.bottlenecks import VARIANTS, made_of
 
 
 @dataclass(kw_only=True)
@@ -29,14 +28,13 @@ class VariantArguments(GlueArguments):
 
 def main() -> None:
     """Read the command line and run the tasks as glue.py does."""
-    arguments, *others = parse_arguments(kind=VariantArguments, recipe="variants.py")
+    arguments, method, adapter, training = parse_arguments(kind=VariantArguments, recipe="variants.py")
+    changes, bottleneck = VARIANTS[arguments.variant]
+    config = adapter.config
+    adapter.config = lambda **fields: replace(config(**fields), **changes)
     glue = runpy.run_path(str(Path(__file__).with_name("glue.py")))
-    original = methods.apply_method
-    methods.apply_method = with_variant(VARIANTS[arguments.variant], original)
-    try:
-        glue["run_tasks"](arguments, *others)
-    finally:
-        methods.apply_method = original
+    with made_of(bottleneck):
+        glue["run_tasks"](arguments, method, adapter, training)
 
 
 if __name__ == "__main__":
