@@ -3,9 +3,9 @@
     python recipes/no_bert.py --data additional/sms_spam
     python recipes/no_bert.py --data additional/sms_spam additional/20_newsgroups --n_points 50 --n_jobs 8
 
-A baseline for the 17 classification tasks of Houlsby et al. 2019 (paper_tasks.py), whose "no BERT" column is another
-search: over neural networks with pretrained word embeddings (AutoML), of up to 10,000 models for each task. This one
-is scikit-learn's: for each model a random search over its settings and those of TF-IDF, on words or on characters.
+A baseline for the 17 classification tasks of Houlsby et al. 2019 (paper_tasks.py). Their "no BERT" column is another
+search, over up to 10,000 neural networks with pretrained word embeddings for each task. Here, scikit-learn makes for
+each model a random search over its settings and those of TF-IDF, on words or on characters.
 Validation chooses the model and its settings by accuracy; the chosen one, trained on the training split alone, is
 scored on the test split. Data are read as by text_classification.py. Writes TASK/no_bert/results.json into the output
 folder, and skips the tasks that have it; study_table.py shows them beside the runs in the same folder.
@@ -27,19 +27,12 @@ from sklearn.metrics import accuracy_score
 from sklearn.model_selection import PredefinedSplit, RandomizedSearchCV
 from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
+from transformers import TrainingArguments
 
-from common.data import (
-    check_columns,
-    find_files,
-    find_text_columns,
-    load_splits,
-    rows_with_text,
-    sample,
-    with_validation,
-)
+from common.classification import ClassificationArguments, load_task
 from common.edge import RecipeError, end_with_one_line
-from common.labels import SINGLE, find_label_columns, find_labels, has_labels, label_texts, rows_with_label
-from common.run import CONTENT, RESULTS_FILE, describe_content, differences, read_object, write_json
+from common.labels import SINGLE
+from common.run import RESULTS_FILE, read_object, write_json
 
 
 TFIDF = {"tfidf__min_df": [1, 2, 5], "tfidf__sublinear_tf": [False, True]}
@@ -81,16 +74,14 @@ def main() -> None:
     arguments = parser.parse_args()
     for data in arguments.data:
         path = arguments.output_dir / Path(data).name / "no_bert" / RESULTS_FILE
-        content = describe_content(find_files(data), {})
         names = ("models", "n_points", "max_train_samples", "seed")
         asked = {name: getattr(arguments, name) for name in names} | {"data": data}
         results = read_object(path)
         if results is None:
-            results = score_task(data, arguments) | {"arguments": asked, CONTENT: content}
+            results = score_task(data, arguments) | {"arguments": asked}
             write_json(path, results)
-        elif changed := differences(results["arguments"] | {CONTENT: results[CONTENT]}, asked | {CONTENT: content}):
-            found = ", ".join(f"{name} {change}" for name, change in changed.items())
-            raise RecipeError(f"{path} holds the scores of another search: {found}. Give another --output_dir.")
+        elif results["arguments"] != asked:
+            raise RecipeError(f"{path} holds the scores of another search. Give another --output_dir.")
         test = "-" if results["test"] is None else f"{results['test']['accuracy']:.4f}"
         print(
             f"{results['task']}: {results['model']}, accuracy {results['best_score']:.4f} (validation), {test} (test)"
@@ -104,25 +95,17 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         RecipeError: If the task is not a classification with one label for each text.
     """
     start = time.perf_counter()
-    splits = load_splits(data)
-    text_columns = find_text_columns(splits["train"], None)
-    columns = find_label_columns(splits["train"], None)
-    if "test" in splits and not has_labels(splits["test"], columns):
-        del splits["test"]
-    for name, split in splits.items():
-        check_columns(split, name, text_columns, columns)
-        splits[name] = rows_with_label(split, columns, name)
-    splits["train"] = rows_with_text(splits["train"], "train", text_columns)
-    labels = find_labels(splits["train"], columns, None)
-    if labels.problem_type != SINGLE:
-        raise RecipeError(f"The baseline is for one class per text; {data} is a {labels.problem_type}.")
-    splits = with_validation(splits, label_texts(splits["train"], labels.columns))
-    splits["train"] = sample(splits["train"], arguments.max_train_samples)
+    task = load_task(
+        ClassificationArguments(data=data, max_train_samples=arguments.max_train_samples, keep_repeated=True),
+        TrainingArguments(do_eval=True, use_cpu=True),
+    )
+    if task.kind.problem_type != SINGLE:
+        raise RecipeError(f"The baseline is for one class per text; {data} is a {task.kind.problem_type}.")
     texts = {
-        name: ["\n".join(parts) for parts in zip(*(split[column] for column in text_columns), strict=True)]
-        for name, split in splits.items()
+        name: ["\n".join(parts) for parts in zip(*(split[column] for column in task.text_columns), strict=True)]
+        for name, split in task.splits.items()
     }
-    classes = {name: label_texts(split, labels.columns, name) for name, split in splits.items()}
+    classes = {name: split["label"] for name, split in task.splits.items() if "label" in split.column_names}
     searches = {
         model: search(model, texts, classes, arguments.n_points, arguments.n_jobs, arguments.seed)
         for model in arguments.models
@@ -130,13 +113,13 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = max(searches, key=lambda model: float(searches[model].best_score_))
     settings, best = searches[chosen].best_params_, float(searches[chosen].best_score_)
     test = None
-    if "test" in splits:
+    if "test" in classes:
         model = make_model(chosen, arguments.seed).set_params(**settings).fit(texts["train"], classes["train"])
         test = {"accuracy": float(accuracy_score(classes["test"], model.predict(texts["test"])))}
     return {
         "task": Path(data).name, "method": "no_bert", "model": chosen, "settings": settings, "seed": arguments.seed,
         "chosen_by": "accuracy", "best_score": best, "best_scores": {"accuracy": best}, "test": test, "epochs": [],
-        "trainable_parameters": 0, "total_parameters": 1, "labels": labels.names,
+        "trainable_parameters": 0, "total_parameters": 1, "labels": task.kind.names,
         "models": {model: one.best_score_ for model, one in searches.items()},
         "dataset": {"rows": {name: len(rows) for name, rows in texts.items()}},
         "seconds": round(time.perf_counter() - start, 1),
