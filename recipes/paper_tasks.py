@@ -2,13 +2,8 @@
 
     accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
     accelerate launch recipes/paper_tasks.py --data additional --preset mohebbi2020    # "not shared", of 2020
-    accelerate launch recipes/paper_tasks.py --data additional --preset houlsby2019 --method full
-    python recipes/sweep.py recipes/paper_tasks.py --data additional --task all --preset houlsby2019 \
-        --num_train_epochs 20 50 100 --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3 \
-        --choose r learning_rate num_train_epochs --output_dir runs/paper_tasks
 
-The last one is the grid of Houlsby et al., who choose the number of epochs by hand from the validation curves; here
-validation chooses. All print the same table. The defaults are the recipes', not those of either paper.
+The defaults are the recipes', not those of either paper. docs/papers.md has the commands for the papers' tables.
 
 --data is a folder with a folder per task, named as in papers/additional.py, with train, validation and test files and
 columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
@@ -29,10 +24,9 @@ from common.arguments import ClassifierArguments, ClassifierMethodArguments, Rec
 from common.classification import ClassificationArguments, run
 from common.edge import RecipeError, end_with_one_line
 from common.presets import with_preset
-from common.scores import proper_name
 from common.task import EVALUATED
-from papers.additional import ALL, PAPER, check_folders
-from papers.tables import accuracies, markdown, wrapped
+from papers.additional import ALL, check_folders
+from papers.tables import accuracies, show
 
 
 @dataclass
@@ -64,23 +58,21 @@ def main() -> None:
     check_folders(arguments.data, tasks)
 
     trains = training.do_train and arguments.evaluate is None
-    found, notes, file = {}, [], "table.md" if trains else f"{EVALUATED}table.md"
+    file = "table.md" if trains else f"{EVALUATED}table.md"
+    results = {}
     for name in tasks:
         folder = f"{arguments.data}/{name}"
         own = copy.copy(training)
         own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
         evaluated = arguments.evaluate and arguments.evaluate.replace("{task}", name)
-        results = run(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
-        if results["test"] is None:
+        results[name] = run(replace(arguments, data=folder, evaluate=evaluated), method, adapter, own)
+        if results[name]["test"] is None:
             raise RecipeError(f"{folder} must have a test split with labels: the papers report test accuracy.")
-        found[name] = 100 * results["test"]["accuracy"], None
-        rows = sum(results["dataset"]["rows"].values())
-        notes.append(f"{proper_name(name)}: {PAPER[name].difference(rows, len(results['labels']))}")
-        if training.should_log:
-            table = accuracies({"this run": found}, {})
-            print(wrapped(table), *notes, sep="\n")
-            Path(training.output_dir, file).write_text("\n\n".join([markdown(table), *notes]) + "\n")
+    if training.should_log:
+        ours = {name: (100 * one["test"]["accuracy"], None) for name, one in results.items()}
+        table = accuracies({"this run": ours}, results)
+        show({"Test accuracy": (table, "")}, Path(training.output_dir, file))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,9 @@
     python recipes/sweep.py ... --dry_run                                    # prints the commands
 
 Flags that a sweep does not know are passed to each run of the recipe, which trains on one task at a time. Validation
-chooses among the values of the flags in --choose. A full grid has a run per combination; with --search_seeds 1 the
-first seed searches, and the others run only at the best point. Each GPU has one run at a time. Started again, or on
-several machines at once, the same command skips finished runs, resumes killed ones and waits for the others. Several
-sweeps may share a folder, for example if full fine-tuning has its own learning rates: `python recipes/study_table.py
-runs/study` prints the table of all runs in it. Where values are sampled, `optuna-dashboard runs/study/optuna.journal`
-shows their progress.
+chooses among the values of the flags in --choose. Started again, or on several machines at once, the same command
+skips finished runs, resumes killed ones and waits for the others. Several sweeps may share a folder, for example if
+full fine-tuning has its own learning rates. docs/papers.md says more.
 """
 
 import argparse

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from peft import PeftModel
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
 from transformers import EvalPrediction
@@ -41,8 +40,6 @@ def main(arguments: argparse.Namespace) -> None:
     run, output = load_run(arguments.folder, arguments.data_dir), Path(arguments.folder)
     if arguments.score == "accuracy" and len(run.task.labels) == 1:
         raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
-    if not isinstance(run.model, PeftModel):
-        raise RecipeError(f"The analysis needs a run with adapters; that in {output} has none.")
     rows = score_spans(run, arguments)
     write_lines(output / "ablation.jsonl", rows)
     save(draw(rows, run.model.config.num_hidden_layers, f"Adapters removed: {run.name}"), output / "ablation")
@@ -115,8 +112,7 @@ def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
 def prune_run(run: FinishedRun, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Save the adapter without the longest span that costs at most --prune; among equally long spans, without the
     cheapest. At least one layer keeps its adapters."""
-    output = Path(arguments.folder)
-    whole = max(row["span"] for row in rows[1:] if row["span"][0] == 0)
+    whole = (0, run.model.config.num_hidden_layers - 1)
     cheap = [row for row in rows[1:] if row["relative_change"] >= -arguments.prune and row["span"] != whole]
     if not cheap:
         print(f"Nothing to prune: every span costs more than {arguments.prune:.1%} of the score.")
@@ -124,8 +120,8 @@ def prune_run(run: FinishedRun, rows: list[dict[str, Any]], arguments: argparse.
     best = max(cheap, key=lambda row: (row["span"][1] - row["span"][0], row["relative_change"]))
     first, last = best["span"]
     prune(run.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
-    run.model.save_pretrained(output, selected_adapters=["pruned"])
-    files = [folder / SAFETENSORS_WEIGHTS_NAME for folder in (output / "adapter", output / "pruned")]
-    before, after = (file.stat().st_size / 1e6 for file in files)
-    print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}.")
-    print(f"Adapter: {output}/pruned, {after:.2f} MB instead of {before:.2f}.")
+    run.model.save_pretrained(arguments.folder, selected_adapters=["pruned"])
+    sizes = (Path(arguments.folder, name, SAFETENSORS_WEIGHTS_NAME).stat().st_size for name in ("adapter", "pruned"))
+    before, after = (size / 1e6 for size in sizes)
+    print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}: "
+          f"{arguments.folder}/pruned, {after:.2f} MB instead of {before:.2f}.")  # fmt: skip

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from common.figures import PAGE, plt
 from common.scores import proper_name
-from papers.drawing import legend, seeds_of, styles
+from papers.drawing import legend, styles, title_of
 from papers.results import Row, columns
 
 
@@ -30,8 +30,6 @@ def draw(rows: Sequence[Row]) -> Figure:
     for between in range(1, len(shown)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
     most = max((len(cell.seeds) for row in rows for cell in row.cells.values()), default=1)
-    title = f"Mean and standard error of {seeds_of(most)}" if most > 1 else "One seed"
-    axes.set(xlabel="validation score (%)", title=title)
+    axes.set(xlabel="validation score (%)", title=title_of(most))
     axes.grid(axis="x", alpha=0.3)
-    legend(figure)
-    return figure
+    return legend(figure)

@@ -17,13 +17,12 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
-from papers.drawing import legend, panels, styles
+from papers.drawing import legend, panels, show_counts, styles
 from papers.results import Cell, Results, Row, arrange, columns, finished, in_percent, mean_over
-from papers.tables import Columns, differences_to, markdown, table_of, with_error, wrapped
+from papers.tables import MISSING, Columns, compared, differences_to, show, table_of
 from sweeping.runs import CHOICES, CHOSEN
 
 
@@ -46,19 +45,12 @@ def main(arguments: argparse.Namespace) -> None:
     base, shown = find_baseline(rows, arguments.baseline), columns(rows, arguments.score)
     facts = summarize(rows, base, shown, arguments.split)
     tables = {
-        "Methods": table_of({label: _shown(one) for label, one in facts.items()}),
-        f"Difference to {base.label}": table_of({
-            row.label: {name: with_error(value, "+") for name, value in
-                        differences_to(row, base, shown, arguments.split).items()}
-            for row in rows if row is not base
-        }),
+        "Methods": pd.DataFrame.from_dict(facts, orient="index", dtype=object).map(_shown),
+        f"Difference to {base.label}": compared(rows, base, shown, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}":
             table_of({row.label: times(row, base, arguments.share) for row in rows}),
     }  # fmt: skip
-    tables = {name: table for name, table in tables.items() if len(table.columns)}
-    print("\n\n".join(f"{name}\n\n{wrapped(table)}" for name, table in tables.items()))
-    parts = [f"## {name}\n\n{markdown(table)}" for name, table in tables.items()]
-    (folder / "compare.md").write_text("\n\n".join(parts) + "\n")
+    show({name: (table, "") for name, table in tables.items() if len(table.columns)}, folder / "compare.md")
     pd.DataFrame.from_dict(facts, orient="index").to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
 
@@ -92,34 +84,26 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
     facts = {}
     for row in rows:
         cells = {name: (cell, column[1]) for name, column in shown.items() if (cell := row.cell(*column))}
-        means = {name: value for name, (cell, score) in cells.items() if (value := cell.mean(score, split))}
+        means = [value for cell, score in cells.values() if (value := cell.mean(score, split))]
         runs = [one for cell, _ in cells.values() for one in cell.seeds.values()]
-        change = [*differences_to(row, base, shown, split).values()]
-        saved = [
-            sum(path.stat().st_size for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")) for one in runs
-        ]
+        changes = [*differences_to(row, base, shown, split).values()]
+        weights = [path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")]
         seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"] and "seconds" in one["epochs"][-1]]
         if means:
+            score, error = mean_over(means)
+            difference, of_difference = mean_over(changes) if changes else (None, None)
             facts[row.label] = {
-                "score": mean_over([*means.values()]), "columns": len(means),
-                "difference": mean_over(change) if change else None,
-                "trained": round(row.sizes().trained), "bytes": round(mean(saved)) or None,
+                "score": score, "score_error": error, "columns": len(means), "difference": difference,
+                "difference_error": of_difference, "trained": round(row.sizes().trained),
+                "bytes": sum(path.stat().st_size for path in weights) // len(runs) or None,
                 "seconds": mean(seconds) if seconds else None,
                 "seeds": max(len(cell.seeds) for cell, _ in cells.values()),
             }  # fmt: skip
     return facts
 
 
-def _shown(one: dict[str, Any]) -> dict[str, str | None]:
-    bytes_, seconds = one["bytes"], one["seconds"]
-    return {
-        "mean score": f"{with_error(one['score'])} of {one['columns']}",
-        "difference": with_error(one["difference"], "+"),
-        "trained": f"{one['trained']:,}",
-        "MB": f"{bytes_ / 1e6:,.2f}" if bytes_ else None,
-        "seconds": f"{seconds:,.0f}" if seconds else None,
-        "seeds": f"{one['seeds']}",
-    }
+def _shown(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
 def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
@@ -131,19 +115,16 @@ def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
     style = styles(facts)
     for own, name in zip(axes, known, strict=True):
         for label, one in facts.items():
-            if one[name] and one["difference"]:
-                middle, error = one["difference"]
+            if one[name] and one["difference"] is not None:
                 look = style[label] | {"linestyle": "none"}
-                own.errorbar([one[name]], [middle], [error or 0], label=label, capsize=2, **look)
+                error = one["difference_error"] or 0
+                own.errorbar([one[name]], [one["difference"]], [error], label=label, capsize=2, **look)
         own.axhline(0, color="black", linestyle="--", linewidth=0.8)
         own.set_xlabel(axes_of[name])
         if name != "seconds":
-            own.set_xscale("log")
-            own.xaxis.set_major_formatter(EngFormatter(sep=""))
-            own.xaxis.set_minor_formatter(NullFormatter())
+            show_counts(own)
     axes[0].set_ylabel(f"difference in {split} score (points)")
-    legend(figure)
-    return figure
+    return legend(figure)
 
 
 def times(row: Row, base: Row, share: float) -> dict[str, str]:
@@ -168,7 +149,7 @@ def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
     """Return the evaluations of a method on a task that all seeds have, in their order: the mean score in percent, and
     each seed's time; none for runs that were chosen by a loss, or whose times are not recorded."""
     runs = [
-        {entry["step"]: (in_percent(one, one["chosen_by"], entry[one["chosen_by"]]), entry["seconds"])
+        {entry["step"]: (in_percent(one, entry), entry["seconds"])
          for entry in one["epochs"] if "seconds" in entry and not one["chosen_by"].endswith("loss")}
         for one in cell.seeds.values()
     ]  # fmt: skip

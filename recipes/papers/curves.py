@@ -7,17 +7,18 @@ error as a band.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import MOMENT, save
 from common.scores import proper_name
-from papers.drawing import draw_line, legend, panels, seeds_of, styles
-from papers.results import MeanAndError, Results, Row, arrange, finished, in_percent, mean_and_error
+from papers.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
+from papers.results import Row, arrange, finished, in_percent
 from sweeping.runs import CHOICES, CHOSEN
 
 
@@ -29,49 +30,44 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Write the figure."""
+    """Write the numbers and the figure."""
     folder = Path(arguments.folder)
-    save(draw(arrange(finished(folder), arguments.choose), arguments.x, arguments.score), folder / "learning_curves")
+    points = summarize(arrange(finished(folder), arguments.choose), arguments.score)
+    write_lines(folder / "learning_curves.jsonl", points)
+    save(draw(points, arguments.x), folder / "learning_curves")
 
 
-def draw(rows: Sequence[Row], x: str = "epoch", score: str | None = None) -> Figure:
-    """Draw a panel per task, and a line per row.
+def summarize(rows: Sequence[Row], score: str | None = None) -> list[dict[str, Any]]:
+    """Return a point per row, task and step where all seeds have the score: its mean over the seeds, and the seeds'
+    mean epoch and seconds.
 
     Raises:
         RecipeError: If a run has no such score.
     """
-    tasks, style = sorted({task for row in rows for task in row.cells}), styles(row.label for row in rows)
-    figure, axes = panels(len(tasks))
-    for own, task in zip(axes, tasks, strict=True):
-        cells = {row.label: row.cells[task] for row in rows if task in row.cells}
-        for label, cell in cells.items():
-            draw_line(own, curve(cell.seeds, x, score), label=label, **style[label])
-        shown = score or next(iter(cells.values())).best["chosen_by"]
+    points = []
+    for label, task, cell in ((row.label, task, cell) for row in rows for task, cell in row.cells.items()):
+        evaluations: dict[int, list[dict[str, float]]] = {}
+        name = score or cell.best["chosen_by"]
+        for entry in (entry for one in cell.seeds.values() for entry in one["epochs"]):
+            if name not in entry:
+                raise RecipeError(f"--score must be a score of all runs; a run on {task} has {', '.join(entry)}.")
+            evaluations.setdefault(entry["step"], []).append(entry)
+        for own in (own for own in evaluations.values() if len(own) == len(cell.seeds)):
+            moment = {key: mean(entry[key] for entry in own) for key in MOMENT if key in own[0]}
+            values = band([in_percent(cell.best, entry, name) for entry in own])
+            points.append({"task": task, "line": label, "score": name, "seeds": len(own), **moment, **values})
+    return points
+
+
+def draw(points: Rows, x: str = "epoch") -> Figure:
+    """Draw a panel per task, and a line per row."""
+    shown, style = {point["task"]: point["score"] for point in points}, styles(point["line"] for point in points)
+    figure, axes = panels(len(shown))
+    for own, (task, score) in zip(axes, sorted(shown.items()), strict=True):
+        for line, look in style.items():
+            if found := [point for point in points if (point["task"], point["line"]) == (task, line)]:
+                draw_line(own, found, x, label=line, **look)
         own.set_title(proper_name(task), fontsize=7)
-        own.set(xlabel=x, ylabel=proper_name(shown) + ("" if shown.endswith("loss") else " (%)"))
-    seeds = max(len(cell.seeds) for row in rows for cell in row.cells.values())
-    figure.suptitle(f"Mean and standard error of {seeds_of(seeds)}" if seeds > 1 else "One seed", fontsize=8)
-    legend(figure)
-    return figure
-
-
-def curve(seeds: Mapping[int, Results], x: str, score: str | None) -> dict[float, MeanAndError]:
-    """Return a score's mean over the seeds and its standard error, by epoch, step or the seeds' mean seconds, at the
-    steps where all seeds have one.
-
-    Raises:
-        RecipeError: If a run has no such score.
-    """
-    values: dict[float, list[tuple[float, float]]] = {}
-    for results in seeds.values():
-        name = score or results["chosen_by"]
-        for epoch in results["epochs"]:
-            if name not in epoch:
-                have = ", ".join(key for key in epoch if key not in MOMENT)
-                raise RecipeError(f"--score must be a score of all runs; a run on {results['task']} has {have}.")
-            values.setdefault(epoch["step"], []).append((epoch[x], in_percent(results, name, epoch[name])))
-    return {
-        mean(at for at, _ in own): mean_and_error([value for _, value in own])
-        for _, own in sorted(values.items())
-        if len(own) == len(seeds)
-    }
+        own.set(xlabel=x, ylabel=proper_name(score) + ("" if score.endswith("loss") else " (%)"))
+    figure.suptitle(title_of(max(point["seeds"] for point in points)), fontsize=8)
+    return legend(figure)

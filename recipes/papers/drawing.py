@@ -1,4 +1,4 @@
-"""What the figures share: panels that fit on a page, lines with bands, boxes, and one legend below all panels."""
+"""What the figures share: lines with bands in panels that fit on a page, and one legend below all panels."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,9 +7,10 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 from common.figures import COLORS, COLUMN, MARKERS, PAGE, plt
-from papers.results import MeanAndError
+from papers.results import mean_and_error
 
 
 Rows = Sequence[Mapping[str, Any]]
@@ -45,48 +46,48 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
     }
 
 
-def draw_line(axes: Axes, points: Mapping[float, MeanAndError], **style: Any) -> None:
-    """Draw means by x as a line, with one standard error as a band, or as a bar where there is a single point."""
-    draw_band(axes, [(x, middle - (error or 0), middle, middle + (error or 0))
-                     for x, (middle, error) in sorted(points.items())], **style)  # fmt: skip
+def band(values: Sequence[float]) -> dict[str, float]:
+    """Return the mean of a point of `draw_line`, and one standard error below and above it."""
+    middle, error = mean_and_error(values)
+    return {"low": middle - (error or 0), "middle": middle, "high": middle + (error or 0)}
 
 
-def draw_band(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: Any) -> None:
-    """Draw points (x, low, middle, high) as a line with a band, or as a bar where there is a single one."""
-    x, low, middle, high = zip(*points, strict=True)
-    if len(points) > 1:
-        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+def draw_line(axes: Axes, points: Rows, x: str, **style: Any) -> None:
+    """Draw points, which have "low", "middle" and "high", as a line with a band, or as a bar if there is only one."""
+    at, *values = zip(*sorted(tuple(point[key] for key in (x, "low", "middle", "high")) for point in points),
+                      strict=True)  # fmt: skip
+    low, middle, high = values
+    if len(at) > 1:
+        axes.fill_between(at, low, high, color=style["color"], alpha=0.2, linewidth=0)
     else:
-        axes.vlines(x, low, high, color=style["color"])
-    if len(points) > 12:
+        axes.vlines(at, low, high, color=style["color"])
+    if len(at) > 12:
         style["marker"] = ""
-    axes.plot(x, middle, **style)
+    axes.plot(at, middle, **style)
 
 
-def draw_boxes(
-    axes: Axes, places: Sequence[float], scores: Sequence[Sequence[float]], colors: Sequence[str], hatch: str = "",
-    width: float = 0.35, vertical: bool = True,
-) -> None:  # fmt: skip
-    """Draw box plots with all scores as points."""
-    boxes = axes.boxplot(
-        scores, positions=places, widths=width, showfliers=False, patch_artist=True, medianprops={"color": "black"},
-        orientation="vertical" if vertical else "horizontal", manage_ticks=False,
-    )  # fmt: skip
-    for place, box, values, color in zip(places, boxes["boxes"], scores, colors, strict=True):
-        box.set(facecolor=color, alpha=0.4, hatch=hatch)
-        points = ([place] * len(values), values) if vertical else (values, [place] * len(values))
-        axes.plot(*points, ".", color="black", markersize=3, alpha=0.6)
+def show_counts(axes: Axes) -> None:
+    """Make the horizontal axis one of large numbers, on a logarithmic scale."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def legend(figure: Figure, columns: int = 2, **options: Any) -> None:
-    """Put one legend with the labels of all panels below them, so that it lies over no line."""
+def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
+    """Put one legend with the labels of all panels below them, so that it lies over no line; return the figure."""
     labelled = [axes.get_legend_handles_labels() for axes in figure.axes]
     found = {label: handle for handles, labels in labelled for handle, label in zip(handles, labels, strict=True)}
     if found:
         wide = figure.get_figwidth() > COLUMN
         figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns if wide else 1, **options)
+    return figure
 
 
 def seeds_of(number: int) -> str:
     """Return "one seed" or the number of seeds."""
     return "one seed" if number == 1 else f"{number} seeds"
+
+
+def title_of(seeds: int) -> str:
+    """Return what lines and bands are."""
+    return f"Mean and standard error of {seeds_of(seeds)}" if seeds > 1 else "One seed"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Houlsby et al. 2019 (arXiv 1902.00751): every table and figure, with BERT from the Hub. Run it from the repository,
-# or copy the lines that you need: interrupted commands resume. DRY_RUN=--dry_run only prints the commands of the sweeps
-# and what they cost. The presets compute in float32; for GPUs, FLAGS="--tf32 true" or FLAGS="--bf16 true" is faster.
+# or copy the lines that you need: interrupted commands resume. DRY_RUN=--dry_run only prints the commands of the sweeps.
+# The presets compute in float32; for GPUs, FLAGS="--tf32 true" or FLAGS="--bf16 true" is faster.
 # Each run keeps its best epoch on validation; the paper's code scores the last one: --load_best_model_at_end false.
 set -euo pipefail
 additional=${ADDITIONAL:-additional}  # the folder of the 17 further tasks, see docs/papers.md

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from common.edge import RecipeError
 from common.run import is_free, write_atomically
-from common.scores import COLUMNS, GLUE_TASKS, WNLI, proper_name
+from common.scores import COLUMNS, GLUE_TASKS, WNLI
 from papers.additional import counted_once
 from sweeping.runs import MEANT_FOR, choose
 
@@ -43,28 +43,22 @@ def finished(folder: Path) -> list[Results]:
         RecipeError: If there are none.
     """
     results = collect(folder) if folder.is_dir() else []
-    results = [one for one in results if one["best_score"] is not None and one.get("method") != NO_BERT]
+    results = [one for one in results if one["best_score"] is not None and one["method"] != NO_BERT]
     if not results:
         raise RecipeError(f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py.")
     return results
 
 
-def score_percent(results: Results, score: str | None = None, split: str = "validation") -> float:
-    """Return a run's score in percent, which SQuAD's scores already are; a loss unchanged.
+def in_percent(results: Results, scores: Mapping[str, float], name: str | None = None) -> float:
+    """Return one of a run's scores in percent, which SQuAD's scores already are, or a loss unchanged.
 
     Args:
         results: The run's results.
-        score: The name of a score of the kept epoch; default: the one that has chosen the epoch.
-        split: "validation", or "test" for runs that were scored on it.
+        scores: Scores of the run, such as those of an epoch.
+        name: The name of the score; default: the one that has chosen the epoch.
     """
-    score = score or results["chosen_by"]
-    scores = results["best_scores"] if split == "validation" else results["test"]
-    return in_percent(results, score, scores[score])
-
-
-def in_percent(results: Results, score: str, value: float) -> float:
-    """Return a value of a run's score in percent."""
-    return float(value if results["task"] == "squad" or score.endswith("loss") else 100 * value)
+    name = name or results["chosen_by"]
+    return float(scores[name] if results["task"] == "squad" or name.endswith("loss") else 100 * scores[name])
 
 
 @dataclass
@@ -84,7 +78,7 @@ class Cell:
         key = "best_scores" if split == "validation" else "test"
         if not all(score in (results.get(key) or {}) for results in self.seeds.values()):
             return {}
-        return {seed: score_percent(results, score, split) for seed, results in self.seeds.items()}
+        return {seed: in_percent(results, results[key], score) for seed, results in self.seeds.items()}
 
     def mean(self, score: str, split: str = "validation") -> MeanAndError | None:
         """Return a score's mean over the seeds and its standard error, in percent."""
@@ -117,21 +111,21 @@ class Row:
             return best_cell(self.runs[task], self.chosen, score)
         return self.cells.get(task)
 
-    def counted(self, best: bool = False) -> list[Results]:
-        """Return a run for each task of the papers: MNLI counts as two, complaints as one, and WNLI does not count
-        beside others. It is one at the chosen point, as the seeds do not change its size, or the best run."""
-        cells = {task: cell for task, cell in self.cells.items() if task != "wnli" or len(self.cells) == 1}
-        found = [cells[task] for task in counted_once(cells)]
-        if "mnli" in cells and MISMATCHED in cells["mnli"].best["best_scores"]:
-            found.append(best_cell(self.runs["mnli"], self.chosen, MISMATCHED))
-        return [cell.best if best else next(iter(cell.seeds.values())) for cell in found]
-
     def sizes(self, best: bool = False) -> "Sizes":
-        """Return the sizes at the chosen points, or those of the best runs."""
-        runs = self.counted(best)
-        shares = [_share(self.method, results) for results in runs]
-        total = sum(shares) if self.method == "full" else 1 + sum(shares)
-        return Sizes(mean(results["trainable_parameters"] for results in runs), mean(shares), total, len(runs))
+        """Return the sizes at the chosen points, or those of the best runs. As in the papers, MNLI counts as two
+        tasks, complaints as one, and WNLI not at all beside others."""
+        cells = {task: cell for task, cell in self.cells.items() if task != "wnli" or len(self.cells) == 1}
+        counted = [cells[task] for task in counted_once(cells)]
+        if "mnli" in cells and MISMATCHED in cells["mnli"].best["best_scores"]:
+            counted.append(best_cell(self.runs["mnli"], self.chosen, MISMATCHED))
+        # Seeds do not change the size.
+        runs = [cell.best if best else next(iter(cell.seeds.values())) for cell in counted]
+        trained = [one["trainable_parameters"] for one in runs]
+        encoder = [
+            one["total_parameters"] - size * (self.method in ADDING) for one, size in zip(runs, trained, strict=True)
+        ]
+        shares = [size / whole for size, whole in zip(trained, encoder, strict=True)]
+        return Sizes(mean(trained), mean(shares), sum(shares) + (self.method != "full"), len(runs))
 
 
 class Sizes(NamedTuple):
@@ -144,11 +138,6 @@ class Sizes(NamedTuple):
     tasks: int
 
 
-def _share(method: str, results: Results) -> float:
-    trained, total = results["trainable_parameters"], results["total_parameters"]
-    return trained / (total - trained if method in ADDING else total)
-
-
 def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
     """Arrange results as rows of cells. Runs without a validation score are left out.
 
@@ -156,22 +145,23 @@ def arrange(results: Iterable[Results], chosen: Sequence[str]) -> list[Row]:
     the seed and those in `chosen`, so that a mean is over seeds only. What differs only between tasks, such as
     --max_train_samples for a large one, makes no rows, except OF_ROW; `differences` names it.
     """
-    runs = _with_defaults([one for one in results if one["best_score"] is not None])
+    runs = [(one, _compared(one, chosen)) for one in results if one["best_score"] is not None]
+    names = sorted({name for _, compared in runs for name in compared})
     values: dict[tuple[str, str, str], set[str]] = {}
-    for one in runs:
-        for name, value in _compared(one, chosen).items():
-            values.setdefault((one["task"], method_of(one), name), set()).add(json.dumps(value, sort_keys=True))
+    for one, compared in runs:
+        for name in names:
+            values.setdefault((one["task"], one["method"], name), set()).add(json.dumps(compared.get(name)))
     telling = {(method, name) for (_, method, name), found in values.items() if len(found) > 1}
     rows: dict[str, dict[str, list[Results]]] = {}
-    for one in runs:
-        method, compared = method_of(one), _compared(one, chosen)
-        key = {name: value for name, value in compared.items() if name in OF_ROW or (method, name) in telling}
-        tasks = rows.setdefault(json.dumps({**key, "method": method}, sort_keys=True), {})
+    for one, compared in runs:
+        own = [name for name in names if (one["method"], name) in telling or (name in OF_ROW and name in compared)]
+        key = {name: compared.get(name) for name in own}
+        tasks = rows.setdefault(json.dumps({**key, "method": one["method"]}, sort_keys=True), {})
         tasks.setdefault(one["task"], []).append(one)
-    labels = _labels([json.loads(key) for key in rows])
+    keys = [json.loads(key) for key in rows]
+    labels = _labels(keys)
     return [
-        Row(label, json.loads(key)["method"], tasks, chosen)
-        for label, (key, tasks) in zip(labels, rows.items(), strict=True)
+        Row(label, key["method"], tasks, chosen) for label, key, tasks in zip(labels, keys, rows.values(), strict=True)
     ]
 
 
@@ -183,26 +173,13 @@ def differences(row: Row) -> dict[str, str]:
     return {task: _describe(own, differing) for task, own in by_task.items()}
 
 
-def _with_defaults(results: Sequence[Results]) -> list[Results]:
-    """Return the results with the same arguments: one that an earlier version did not have has its default."""
-    names = {name for one in results for name in one["arguments"]}
-    defaults = {name: value for one in results for name, value in one.get("defaults", {}).items()}
-    missing = {name: defaults.get(name) for name in sorted(names)}
-    return [{**one, "arguments": missing | one["arguments"]} for one in results]
-
-
-def method_of(results: Results) -> str:
-    """Return the method of a run."""
-    return str(results.get("method", "houlsby"))
-
-
 def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
     """Return the arguments that change what a run of its method learns, so that equal ones have equal values."""
     arguments = {
         name: float(value) if type(value) is int else value  # a default of 10 epochs is 10.0 on the command line
         for name, value in results["arguments"].items()
         if not is_free(name) and name not in {"task", "seed", *chosen}
-        if MEANT_FOR.get(name, method_of(results)) == method_of(results)
+        if MEANT_FOR.get(name, results["method"]) == results["method"]
     }
     if (results["task"], arguments.get("metric_for_best_model")) in {*COLUMNS.values(), *WNLI.values()}:
         # The tasks have different scores, which alone would put them in different rows.
@@ -219,7 +196,7 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     labels = []
     for row in rows:
         same_method = [other for other in rows if other["method"] == row["method"]]
-        telling = [name for name in row if any(other[name] != row[name] for other in same_method)]
+        telling = [name for name in row if any(other.get(name) != row[name] for other in same_method)]
         options = _describe(row, [name for name in row if name in MEANT_FOR or name in telling])
         labels.append(", ".join([row["method"], *([options] if options else [])]))
     return labels
@@ -278,19 +255,14 @@ def mean_over(values: Sequence[MeanAndError]) -> MeanAndError:
 def columns(rows: Iterable[Row], score: str = "main") -> dict[str, tuple[str, str]]:
     """Return task and score of each column with runs: GLUE's columns, then the other tasks' main scores.
 
-    A task whose runs were chosen by several scores, such as classes and a regression on the same data, has a column
-    for each. With the score "accuracy", tasks show their accuracy if all of their runs have one.
+    With the score "accuracy", tasks show their accuracy if all of their runs have one.
     """
     rows = list(rows)
     found = {name: column for name, column in (COLUMNS | WNLI).items() if any(row.cell(*column) for row in rows)}
-    scores: dict[str, dict[str, None]] = {}  # as ordered sets
     for row in rows:
         for task, cell in row.cells.items():
             if task not in GLUE_TASKS:
-                scores.setdefault(task, {})[cell.best["chosen_by"]] = None
-    for task, of_task in scores.items():
-        for name in of_task:
-            found[task if len(of_task) == 1 else f"{task}, {proper_name(name)}"] = (task, name)
+                found.setdefault(task, (task, cell.best["chosen_by"]))
     if score == "accuracy":
         cells = {task: [row.cells[task] for row in rows if task in row.cells] for task, _ in found.values()}
         for name, (task, _) in found.items():

@@ -1,12 +1,8 @@
 """How often replacing words by synonyms changes a prediction: the success rate of PWWS, for one run or several.
 
-Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the task's text: these are
-read from the folders of mlm.py that the runs started from. The attack is that of Ren et al. 2019, without their named
-entities; see pwws.py. Han et al. use OpenAttack's, which replaces none, either, but differs from this one: NLTK's
-tagger chooses the synonyms by the word's part of speech, here the part of speech is the word's most frequent one;
-synonyms of several words are cut to the first, here they are left out; texts are in lower case.
-
-The synonyms are WordNet's (Debian: apt install wordnet-base).
+Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the task's text, which are
+read from the folders of mlm.py that the runs started from. docs/papers.md says how the attack, that of Ren et al. 2019
+in pwws.py, differs from theirs. The synonyms are WordNet's (Debian: apt install wordnet-base).
 """
 
 import argparse
@@ -27,13 +23,13 @@ from tqdm.auto import tqdm
 from common.arguments import looks_like_a_path
 from common.data import sample
 from common.edge import RecipeError
-from common.figures import COLORS, COLUMN, PAGE, plt, save
+from common.figures import COLORS, COLUMN, save
 from common.scores import proper_name
-from papers.drawing import draw_line, styles, write_lines
+from papers.drawing import draw_line, panels, styles, write_lines
 from papers.pwws import Probabilities, pwws
 from papers.runs import FinishedRun, load_run
 from papers.stability import NAMES
-from papers.wordnet import WordNet, find_wordnet
+from papers.wordnet import WordNet
 
 
 DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger
@@ -44,7 +40,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--name", nargs="+", help="Name of each run in the figure; default: its folder's name.")
     add("--data_dir", help="Folder of the task's files; default: the run's own.")
-    add("--wordnet", help="Folder of WordNet's files; default: Debian's, or NLTK's data.")
+    add("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="WordNet's files, as of wordnet-base.")
     add("--max_eval_samples", type=int, default=200, help="Attack a random sample of this many validation texts.")
     add("--batch_size", type=int, default=64, help="Texts per forward.")
     add("--output_dir", help="Where to write; default: the first run's folder.")
@@ -55,7 +51,7 @@ def main(arguments: argparse.Namespace) -> None:
     names = arguments.name or [Path(folder).name for folder in arguments.folder]
     if len(names) != len(arguments.folder):
         raise RecipeError(f"--name must name each run; got {len(names)} names for {len(arguments.folder)} runs.")
-    wordnet, rows = WordNet(find_wordnet(arguments.wordnet)), []
+    wordnet, rows = WordNet(arguments.wordnet), []
     for name, folder in zip(names, arguments.folder, strict=True):
         rows.append(attack(name, load_run(folder, arguments.data_dir), wordnet, arguments))
         print(f"{name}: {rows[-1]['successes']} of {rows[-1]['attacked']} predictions changed")
@@ -133,9 +129,8 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     """Draw a bar per run, with its standard error. If some runs were pretrained, also draw a line per method, by
     epochs of pretraining."""
     pretrained = any(row["pretraining_epochs"] for row in rows)
-    size = (PAGE if pretrained else COLUMN, max(0.8 * COLUMN, 0.7 + 0.17 * len(rows)))
-    figure, panels = plt.subplots(1, 1 + pretrained, figsize=size, squeeze=False)
-    axes, label = panels[0][0], "attack success rate (%)"
+    figure, (axes, *others) = panels(1 + pretrained, max(0.8 * COLUMN, 0.7 + 0.17 * len(rows)))
+    label = "attack success rate (%)"
     rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
     bars = axes.barh(range(len(rows)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
@@ -144,13 +139,14 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(label)
     axes.margins(x=0.15)
-    if pretrained:
-        lines = panels[0][1]
+    for lines in others:
         known = [row for row in rows if row["pretraining_epochs"] is not None]
         for method, style in styles(row["method"] for row in known).items():
-            points = {row["pretraining_epochs"]: (100 * row["success_rate"], 100 * row["standard_error"])
-                      for row in known if row["method"] == method}  # fmt: skip
-            draw_line(lines, points, label=NAMES.get(method, method), **style)
+            rates = {row["pretraining_epochs"]: (100 * row["success_rate"], 100 * row["standard_error"])
+                     for row in known if row["method"] == method}  # fmt: skip
+            points = [{"x": at, "low": rate - error, "middle": rate, "high": rate + error}
+                      for at, (rate, error) in rates.items()]  # fmt: skip
+            draw_line(lines, points, "x", label=NAMES.get(method, method), **style)
         lines.set(xlabel="epochs of pretraining on the task's text", ylabel=label)
         lines.legend()
     title = f"PWWS on {proper_name(rows[0]['task'])}: {rows[0]['examples']} texts, {DIFFERENCE}"

@@ -1,6 +1,5 @@
 """Finished runs of glue.py, loaded again for an analysis of their models."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from common.data import sample
 from common.edge import RecipeError
 from common.glue_tasks import TASKS, GlueTask
 from common.model import load_saved
-from common.run import find_saved
+from common.run import RESULTS_FILE, find_saved, read_object
 from common.scores import proper_name
 
 
@@ -48,24 +47,6 @@ class FinishedRun:
             yield dict(batch.to(self.model.device))
 
 
-def read_run(folder: str) -> dict[str, Any]:
-    """Return the content of results.json of a run of glue.py.
-
-    Raises:
-        RecipeError: If the folder does not hold a finished run.
-    """
-    try:
-        results: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
-    except (OSError, ValueError) as error:
-        raise RecipeError(
-            f"{folder} must be the output folder of a finished run: {error}. Make one: accelerate launch "
-            f"recipes/glue.py --output_dir {folder}"
-        ) from error
-    if results.get("task") not in TASKS:
-        raise RecipeError(f"{folder} must be a run of recipes/glue.py; its task is {results.get('task')!r}.")
-    return results
-
-
 def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     """Load a run of glue.py, with the base model in the data type of the training.
 
@@ -76,9 +57,10 @@ def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
     Raises:
         RecipeError: If the folder does not hold a finished run, or the task's data are missing.
     """
-    results = read_run(folder)
+    results, saved = read_object(Path(folder, RESULTS_FILE)), find_saved(Path(folder))
+    if results is None or saved is None or results["task"] not in TASKS:
+        raise RecipeError(f"{folder} must be the output folder of a finished run of recipes/glue.py, and is not.")
     arguments, task = results["arguments"], TASKS[results["task"]]
-    saved = find_saved(Path(folder)) or folder  # which load_saved refuses
     loaded = load_saved(str(saved), task.labels, results["model"], "auto")
     if torch.accelerator.is_available():
         loaded.model.to(torch.accelerator.current_accelerator())

@@ -14,27 +14,27 @@ import argparse
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from common.figures import BLUE, COLUMN, ORANGE, PAGE, PINK, RED, SKY, plt, save
+from common.figures import COLORS, COLUMN, PAGE, PINK, RED, SKY, plt, save
 from common.scores import proper_name
-from papers.drawing import draw_boxes, legend, panels, seeds_of, write_lines
+from papers.drawing import Rows, legend, panels, seeds_of, write_lines
 from papers.gradients import FILE
-from papers.results import Results, best_cell, finished, in_percent, score_percent
+from papers.results import Results, best_cell, finished, in_percent
 from sweeping.runs import CHOSEN
 
 
 NAMES = {"full": "full fine-tuning", "houlsby": "adapters"}
-COLOR_OF = {"full": ORANGE, "houlsby": BLUE}
-Start = tuple[str, int]  # method, steps of pretraining
-Row = dict[str, Any]
+# In the figure of the gradients, whose other lines are layers.
+OTHERS = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
+Starts = Mapping[tuple[str, int, str], Sequence[Results]]  # task, steps of pretraining, method
+Curve = Mapping[float, float]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -44,55 +44,52 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> None:
     """Write the numbers and the figures."""
     folder = Path(arguments.folder)
-    results = [one for one in finished(folder) if one["task"] != "mlm"]
-    rows = summarize(results)
+    starts = by_start([one for one in finished(folder) if one["task"] != "mlm"])
+    rows = summarize(starts)
     write_lines(folder / "stability.jsonl", rows)
-    for task in sorted({row["task"] for row in rows}):
+    for task in dict.fromkeys(task for task, _, _ in starts):
         own = [row for row in rows if row["task"] == task]
         save(draw_seeds(own), folder / f"stability_{task}")
-        starts = by_start(results, task)
-        norms = {method: found for method in NAMES if (found := read_norms(starts.get((method, 0), ())))}
-        if norms:
-            save(draw_norms(norms, task), folder / f"gradient_norms_{task}")
+        norms = {NAMES[method]: read_norms(starts.get((task, 0, method), ())) for method in NAMES}
+        if norms := {name: found for name, found in norms.items() if found}:
+            figure = draw_lines(norms, proper_name(task), "step", "norm of the gradient", yscale="log")
+            save(legend(figure, columns=6), folder / f"gradient_norms_{task}")
         if any(row["pretraining_steps"] for row in own):
             save(draw_lengths(own), folder / f"pretraining_{task}")
             save(draw_epochs(own), folder / f"epochs_{task}")
             save(draw_curves(own), folder / f"learning_curves_{task}")
 
 
-def by_start(results: Iterable[Results], task: str) -> dict[Start, list[Results]]:
-    """Return the runs of a task by method and steps of pretraining, in the order of the figure, at the learning rate
-    that validation has chosen."""
-    found: dict[Start, list[Results]] = defaultdict(list)
-    for one in (one for one in results if one["task"] == task):
+def by_start(results: Iterable[Results]) -> Starts:
+    """Return the runs by task, steps of pretraining and method, at the learning rate that validation has chosen."""
+    found: dict[tuple[str, int, str], list[Results]] = defaultdict(list)
+    for one in results:
         checkpoint = re.search(r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or one["model"])
         method = "full" if one["method"] == "full" else "houlsby"
-        found[method, int(checkpoint[1]) if checkpoint else 0].append(one)
-    order = sorted(found, key=lambda start: (start[1], [*NAMES].index(start[0])))
-    return {start: _at_chosen_rate(found[start]) for start in order}
+        found[one["task"], int(checkpoint[1]) if checkpoint else 0, method].append(one)
+    for start, runs in found.items():
+        rate = _chosen(runs)[0]["arguments"]["learning_rate"]
+        found[start] = [one for one in runs if one["arguments"]["learning_rate"] == rate]
+    return dict(sorted(found.items()))
 
 
-def _at_chosen_rate(runs: Sequence[Results]) -> list[Results]:
-    chosen = next(iter(best_cell(runs, CHOSEN).seeds.values()))
-    rate = chosen["arguments"]["learning_rate"]
-    return [one for one in runs if one["arguments"]["learning_rate"] == rate]
+def _chosen(runs: Sequence[Results]) -> list[Results]:
+    return [*best_cell(runs, CHOSEN).seeds.values()]
 
 
-def summarize(results: Sequence[Results]) -> list[Row]:
-    """Return a row per task and start: the chosen rate, the scores by seed of the best and of the last epoch in
-    percent, and the mean score by number of epochs. The best epoch of a run hides a later collapse."""
+def summarize(starts: Starts) -> list[dict[str, Any]]:
+    """Return a row per start: the chosen rate, the scores by seed of the best and of the last epoch in percent, and
+    the mean score by number of epochs. The best epoch of a run hides a later collapse."""
     rows = []
-    for task in sorted({one["task"] for one in results}):
-        for (method, steps), runs in by_start(results, task).items():
-            chosen = best_cell(runs, CHOSEN).seeds
-            first = next(iter(chosen.values()))
-            rows.append({
-                "task": task, "method": method, "pretraining_steps": steps, "score": first["chosen_by"],
-                **{name: first["arguments"].get(name) for name in CHOSEN},
-                "scores": {seed: score_percent(one) for seed, one in chosen.items()},
-                "last": {seed: _score_at(one, one["epochs"][-1]) for seed, one in chosen.items()},
-                "by_epochs": by_epochs(runs),
-            })  # fmt: skip
+    for (task, steps, method), runs in starts.items():
+        chosen = _chosen(runs)
+        rows.append({
+            "task": task, "method": method, "pretraining_steps": steps, "score": chosen[0]["chosen_by"],
+            **{name: chosen[0]["arguments"].get(name) for name in CHOSEN},
+            "scores": {one["seed"]: in_percent(one, one["best_scores"]) for one in chosen},
+            "last": {one["seed"]: in_percent(one, one["epochs"][-1]) for one in chosen},
+            "by_epochs": by_epochs(runs),
+        })  # fmt: skip
     return rows
 
 
@@ -103,84 +100,11 @@ def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
     separate = len({one["arguments"].get("num_train_epochs") for one in runs}) > 1
     for one in runs:
         for entry in one["epochs"][-1:] if separate else one["epochs"]:
-            scores[entry["epoch"]].append(_score_at(one, entry))
+            scores[entry["epoch"]].append(in_percent(one, entry))
     return {at: mean(own) for at, own in sorted(scores.items()) if separate or len(own) == len(runs)}
 
 
-def _score_at(one: Results, entry: dict[str, float]) -> float:
-    return in_percent(one, one["chosen_by"], entry[one["chosen_by"]])
-
-
-def draw_seeds(rows: Sequence[Row]) -> Figure:
-    """Draw two boxes per start, for the best and the last epoch, with the runs as points."""
-    figure, (axes,) = panels(1, 0.9 + 0.3 * len(rows))
-    for shift, epoch, hatch in ((-0.2, "scores", ""), (0.2, "last", "////")):
-        places = [number + shift for number in range(len(rows))]
-        colors = [COLOR_OF[row["method"]] for row in rows]
-        draw_boxes(axes, places, [[*row[epoch].values()] for row in rows], colors, hatch, vertical=False)
-    steps = [f", {row['pretraining_steps']:,} steps first" if row["pretraining_steps"] else "" for row in rows]
-    axes.set_yticks(range(len(rows)), [NAMES[row["method"]] + of for row, of in zip(rows, steps, strict=True)])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set(title=f"{proper_name(rows[0]['task'])}, {seeds_of(max(len(row['scores']) for row in rows))}",
-             xlabel=_score(rows))  # fmt: skip
-    epochs = [Patch(facecolor="white", edgecolor="black", hatch=hatch) for hatch in ("", "////")]
-    figure.legend(epochs, ["best epoch", "last epoch"], loc="outside lower center", ncols=2)
-    return figure
-
-
-def draw_lengths(rows: Sequence[Row]) -> Figure:
-    """Draw a box per method, the distribution over the lengths of pretraining (figure 4). A point is the mean over the
-    seeds after the last epoch, from one length."""
-    figure, (axes,) = panels(1)
-    rows = [row for row in rows if row["pretraining_steps"]]
-    methods = [method for method in NAMES if any(row["method"] == method for row in rows)]
-    scores = [[mean(row["last"].values()) for row in rows if row["method"] == method] for method in methods]
-    draw_boxes(axes, range(len(methods)), scores, [COLOR_OF[method] for method in methods])
-    axes.set_xticks(range(len(methods)), [NAMES[method] for method in methods])
-    axes.set_xlim(-0.5, len(methods) - 0.5)
-    lengths = sorted({row["pretraining_steps"] for row in rows})
-    label = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
-    axes.set(title=proper_name(rows[0]["task"]), xlabel=label, ylabel=f"{_score(rows)}\nafter the last epoch")
-    return figure
-
-
-def draw_epochs(rows: Sequence[Row]) -> Figure:
-    """Draw boxes by steps of pretraining, the distribution over the epochs of fine-tuning (figures 9 and 10)."""
-    steps = sorted({row["pretraining_steps"] for row in rows})
-    figure, (axes,) = panels(1)
-    figure.set_figwidth(min(PAGE, max(COLUMN, 0.6 * len(steps))))
-    for shift, (method, color) in zip((-0.2, 0.2), COLOR_OF.items(), strict=True):
-        own = [row for row in rows if row["method"] == method]
-        places = [steps.index(row["pretraining_steps"]) + shift for row in own]
-        draw_boxes(axes, places, [[*row["by_epochs"].values()] for row in own], [color] * len(own))
-    axes.set_xticks(range(len(steps)), [f"{one:,}" for one in steps])
-    axes.set_xlim(-0.5, len(steps) - 0.5)
-    last = max(max(row["by_epochs"]) for row in rows)
-    title = f"{proper_name(rows[0]['task'])}, up to {last:g} epochs of fine-tuning"
-    axes.set(title=title, xlabel="steps of pretraining", ylabel=_score(rows))
-    patches = [Patch(facecolor=color, alpha=0.4) for color in COLOR_OF.values()]
-    figure.legend(patches, NAMES.values(), loc="outside lower center", ncols=2)
-    return figure
-
-
-def draw_curves(rows: Sequence[Row]) -> Figure:
-    """Draw the mean score over the seeds by epochs of fine-tuning: a panel per method, a line per length of
-    pretraining, from dark (none) to bright (figures 1 and 13)."""
-    shades = _shades(sorted({row["pretraining_steps"] for row in rows}))
-    methods = [method for method in NAMES if any(row["method"] == method for row in rows)]
-    figure, axes = panels(len(methods), sharey=True)
-    for own, method in zip(axes, methods, strict=True):
-        for row in (row for row in rows if row["method"] == method):
-            points, length = row["by_epochs"], row["pretraining_steps"]
-            marker = "." if len(points) <= 20 else ""
-            own.plot([*points], [*points.values()], color=shades[length], marker=marker, label=f"{length:,} steps")
-        own.set(title=f"{proper_name(rows[0]['task'])}, {NAMES[method]}", xlabel="epochs of fine-tuning")
-    axes[0].set_ylabel(_score(rows))
-    legend(figure, columns=6, title="pretraining")
-    return figure
-
-
-def read_norms(runs: Iterable[Results]) -> dict[str, dict[int, float]]:
+def read_norms(runs: Iterable[Results]) -> dict[str, Curve]:
     """Return the median over the runs of the gradient's norm, by layer and step."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in runs:
@@ -188,31 +112,99 @@ def read_norms(runs: Iterable[Results]) -> dict[str, dict[int, float]]:
         # Runs of another command have no such file.
         for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
             for layer, norm in row["norms"].items():
-                found[layer][row["step"]].append(norm)
+                name = layer.rpartition(".")[2]
+                found[f"layer {name}" if name.isdigit() else name][row["step"]].append(norm)
     return {layer: {step: median(norms) for step, norms in steps.items()} for layer, steps in found.items()}
 
 
-def draw_norms(norms: dict[str, dict[str, dict[int, float]]], task: str) -> Figure:
-    """Draw a panel per method: layers from dark (first) to bright (last), pooler and head dashed."""
-    figure, axes = panels(len(norms), sharey=True)
-    others = {"classifier": RED, "pooler": PINK, "embeddings": SKY}
-    for own, (method, layers) in zip(axes, norms.items(), strict=True):
-        shades = _shades([layer for layer in layers if layer.rpartition(".")[2].isdigit()])
-        for layer, steps in layers.items():
-            name = layer.rpartition(".")[2]
-            style = {"color": others.get(name, "black"), "linestyle": "--", "label": name}
-            if layer in shades:
-                style = {"color": shades[layer], "label": f"layer {name}"}
-            own.plot(steps.keys(), steps.values(), marker="", **style)
-        own.set(title=f"{proper_name(task)}, {NAMES[method]}", xlabel="step", yscale="log")
-    axes[0].set_ylabel("norm of the gradient")
-    legend(figure, columns=6)
+def draw_seeds(rows: Rows) -> Figure:
+    """Draw the distribution over the seeds, of the best and of the last epoch (figure 2)."""
+    steps = [f", {row['pretraining_steps']:,} steps first" if row["pretraining_steps"] else "" for row in rows]
+    boxes = {
+        NAMES[row["method"]] + of: {"best epoch": [*row["scores"].values()], "last epoch": [*row["last"].values()]}
+        for row, of in zip(rows, steps, strict=True)
+    }
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * len(rows)))
+    draw_boxes(figure, boxes, vertical=False)
+    seeds = seeds_of(max(len(row["scores"]) for row in rows))
+    axes.set(title=f"{proper_name(rows[0]['task'])}, {seeds}", xlabel=_score(rows))
+    return legend(figure)
+
+
+def draw_lengths(rows: Rows) -> Figure:
+    """Draw the distribution over the lengths of pretraining (figure 4). A point is the mean over the seeds after the
+    last epoch, from one length."""
+    rows = [row for row in rows if row["pretraining_steps"]]
+    lengths = sorted({row["pretraining_steps"] for row in rows})
+    name = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
+    boxes: dict[str, list[float]] = {}
+    for row in rows:
+        boxes.setdefault(NAMES[row["method"]], []).append(mean(row["last"].values()))
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.8 * COLUMN))
+    draw_boxes(figure, {name: boxes})
+    axes.set(title=proper_name(rows[0]["task"]), ylabel=f"{_score(rows)}\nafter the last epoch")
+    return legend(figure)
+
+
+def draw_epochs(rows: Rows) -> Figure:
+    """Draw the distribution over the epochs of fine-tuning by steps of pretraining (figures 9 and 10)."""
+    boxes: dict[str, dict[str, list[float]]] = {}
+    for row in rows:
+        of_length = boxes.setdefault(f"{row['pretraining_steps']:,}", {})
+        of_length[NAMES[row["method"]]] = [*row["by_epochs"].values()]
+    figure, axes = plt.subplots(figsize=(min(PAGE, max(COLUMN, 0.6 * len(boxes))), 0.8 * COLUMN))
+    draw_boxes(figure, boxes)
+    last = max(max(row["by_epochs"]) for row in rows)
+    title = f"{proper_name(rows[0]['task'])}, up to {last:g} epochs of fine-tuning"
+    axes.set(title=title, xlabel="steps of pretraining", ylabel=_score(rows))
+    return legend(figure)
+
+
+def draw_curves(rows: Rows) -> Figure:
+    """Draw the mean score over the seeds by epochs of fine-tuning, a line per length of pretraining (figures 1 and
+    13)."""
+    lines: dict[str, dict[str, Curve]] = {}
+    for row in sorted(rows, key=lambda row: row["method"]):
+        lines.setdefault(NAMES[row["method"]], {})[f"{row['pretraining_steps']:,} steps"] = row["by_epochs"]
+    figure = draw_lines(lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows))
+    return legend(figure, columns=6, title="pretraining")
+
+
+def draw_boxes(figure: Figure, boxes: Mapping[str, Mapping[str, Sequence[float]]], vertical: bool = True) -> None:
+    """Draw box plots in a figure of one panel: a group for each name, a box for each kind, all scores as points."""
+    (axes,) = figure.axes
+    kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
+    for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
+        shift = 0.4 * (number - (len(kinds) - 1) / 2)
+        scores = {place + shift: group[kind] for place, group in enumerate(boxes.values()) if kind in group}
+        axes.boxplot(
+            [*scores.values()], positions=[*scores], widths=0.35, showfliers=False, patch_artist=True, label=kind,
+            boxprops={"facecolor": color, "alpha": 0.4}, medianprops={"color": "black"}, manage_ticks=False,
+            orientation="vertical" if vertical else "horizontal",
+        )  # fmt: skip
+        for place, values in scores.items():
+            points = ([place] * len(values), values) if vertical else (values, [place] * len(values))
+            axes.plot(*points, ".", color="black", markersize=3, alpha=0.6)
+    if vertical:
+        axes.set(xticks=range(len(boxes)), xticklabels=boxes, xlim=(-0.5, len(boxes) - 0.5))
+    else:
+        axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5))
+
+
+def draw_lines(lines: Mapping[str, Mapping[str, Curve]], task: str, x: str, y: str, **options: Any) -> Figure:
+    """Draw a panel per method, with lines from dark (first) to bright (last); OTHERS are dashed."""
+    figure, axes = panels(len(lines), sharey=True)
+    for own, (method, curves) in zip(axes, lines.items(), strict=True):
+        shaded = [name for name in curves if name not in OTHERS]
+        shades = zip(shaded, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(shaded))), strict=True)
+        styles = {name: {"color": color} for name, color in shades}
+        styles |= {name: {"color": color, "linestyle": "--"} for name, color in OTHERS.items()}
+        for name, curve in curves.items():
+            own.plot([*curve], [*curve.values()], marker="." if len(curve) <= 20 else "", label=name, **styles[name])
+        own.set(title=f"{task}, {method}", xlabel=x, **options)
+    axes[0].set_ylabel(y)
     return figure
 
 
-def _shades(values: Sequence[Any]) -> dict[Any, Any]:
-    return dict(zip(values, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(values))), strict=True))
-
-
-def _score(rows: Sequence[Row]) -> str:
+def _score(rows: Rows) -> str:
     return f"{proper_name(rows[0]['score'])} (%)"

@@ -7,16 +7,15 @@ from typing import Any
 
 import pandas as pd
 
-from common.scores import COLUMNS, GLUE_TASKS, mean_of_nine, proper_name, server_average
+from common.scores import COLUMNS, ByTask, mean_of_nine, proper_name, server_average
 from papers.additional import PAPER, PAPER_COLUMNS, PRINTED, TOTAL_SIZES, TRAINED, counted_once
-from papers.numbers import PAPER_ROWS, SECOND_COLUMNS, SECOND_ROWS, SQUAD
+from papers.numbers import PAPER_ROWS, SECOND_COLUMNS, SQUAD
 from papers.results import (
     NO_BERT,
     Cell,
     MeanAndError,
     Results,
     Row,
-    Sizes,
     arrange,
     collect,
     columns,
@@ -28,14 +27,16 @@ from papers.results import (
 from sweeping.runs import MEANT_FOR
 
 
-MISSING, WIDTH = "-", 140
+MISSING = "-"
 Columns = Mapping[str, tuple[str, str]]
+Pages = dict[str, tuple[pd.DataFrame, str]]  # tables by their headings, each with a note
 NOTES = """\
 Scores: Matthews' correlation for CoLA, F1 for MRPC and QQP, Spearman's correlation for STS-B, else accuracy; in
 percent, on the validation split at the epoch that it has chosen, except for papers' rows that say "test". ±: standard
 error. Mean: over the seeds, at the point with the best mean; the seeds that have searched it are among them, so it is
 slightly optimistic. Best: of all runs, as in Houlsby et al. 2019. MNLI-mm has a point of its own, by its own score.
-Mean of nine: the plain mean of the columns from CoLA to RTE. Server's average: as GLUE's server defines it, the mean
+MRPC's, CoLA's and QQP's accuracy and STS-B's Pearson correlation are at the same points. Mean of nine: the plain mean
+of the columns from CoLA to RTE. Server's average: as GLUE's server defines it, the mean
 over its nine tasks, with WNLI, of the mean of each task's scores (two for MRPC, STS-B, QQP and MNLI); for a paper the
 total as printed, which is the plain mean of its columns in two rows of 2020 only.
 Trained: parameters per task, with the head, and as a share of the encoder. Total: for all tasks, in multiples of the
@@ -45,7 +46,8 @@ DIFFERENCES = """\
 over the columns; its error is that over the seeds, for these tasks."""
 ACCURACIES = """\
 The papers' columns stand first, then the runs', at the values that validation has chosen, with the standard error over
-the seeds. The averages as printed differ from those of the printed rows by 0.1 in two columns (74.1 and 75.0)."""
+the seeds. The averages as printed differ from those of the printed rows by 0.1 in two columns (74.1 and 75.0). The
+last column says how the data differ from the paper's."""
 
 
 def print_study(folder: Path, chosen: Sequence[str]) -> None:
@@ -62,41 +64,35 @@ def print_study(folder: Path, chosen: Sequence[str]) -> None:
 
     rows = arrange(collect(folder), chosen)
     pages = study(rows)
-    for name, (table, note) in pages.items():
-        print("\n\n".join([f"\n{name}", wrapped(table), *([note] if note else [])]))
+    show(pages, folder / "study.md")
+    for name, (table, _) in pages.items():
         table.to_csv(folder / f"study_{name.lower().replace(' ', '_')}.csv")
-    parts = [f"## {name}\n\n{markdown(table)}\n\n{note}".rstrip() for name, (table, note) in pages.items()]
-    (folder / "study.md").write_text("\n\n".join(parts) + "\n")
     if rows:
         save(draw(rows), folder / "study")
 
 
-def study(rows: Sequence[Row]) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return the tables by their headings, each with a note."""
+def show(pages: Pages, path: Path) -> None:
+    """Print tables at most 140 characters wide, and write them in Markdown."""
+    for name, (table, note) in pages.items():
+        # A wide table is turned, and columns that are too many for a line continue below.
+        turned = table.T if len(table) < len(table.columns) > 6 else table
+        print("\n\n".join([f"\n{name}", turned.to_string(line_width=140), *([note] if note else [])]))
+    parts = [
+        f"## {name}\n\n{table.to_markdown(tablefmt='github', disable_numparse=True)}\n\n{note}".rstrip()
+        for name, (table, note) in pages.items()
+    ]
+    path.write_text("\n\n".join(parts) + "\n")
+
+
+def study(rows: Sequence[Row]) -> Pages:
+    """Return the tables of a study."""
     tables = {
         "Scores": (scores(rows), NOTES if {*columns(rows)} & {*COLUMNS} else ""),
-        "Second scores": (second_scores(rows), ""),
-        "Difference to full": (compared(rows), DIFFERENCES),
+        "Difference to full": (compared(rows, full_fine_tuning(rows), columns(rows)), DIFFERENCES),
         "Chosen on validation": (settings(rows), ""),
         "Test accuracy": (test_accuracies(rows), ACCURACIES),
-        "Data": (data(rows), ""),
     }
     return {name: (table, note) for name, (table, note) in tables.items() if len(table)}
-
-
-def wrapped(table: pd.DataFrame) -> str:
-    """Return a table as text, whose columns continue below if they are too many for a line; a wide one is turned."""
-    return (table.T if len(table) < len(table.columns) > 6 else table).to_string(line_width=WIDTH)
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """Return a table in Markdown with aligned columns."""
-    cells = [[str(table.index.name or ""), *table.columns], *([str(name), *row] for name, row in zip(
-        table.index, table.astype(str).to_numpy().tolist(), strict=True
-    ))]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
 def table_of(lines: Mapping[str, Mapping[str, Any]], names: Iterable[str] | None = None) -> pd.DataFrame:
@@ -108,8 +104,10 @@ def table_of(lines: Mapping[str, Mapping[str, Any]], names: Iterable[str] | None
 
 def scores(rows: Sequence[Row]) -> pd.DataFrame:
     """Return the mean over the seeds and the best run of each row, and the papers' rows with a score there."""
-    shown = columns(rows)
-    of_glue = set(COLUMNS) <= set(shown)  # otherwise there are no averages
+    first = columns(rows)
+    second = {name: column for name, column in SECOND_COLUMNS.items()
+              if any((cell := row.cell(*column)) and cell.by_seed(column[1]) for row in rows)}  # fmt: skip
+    shown = first | second
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         cells = {name: cell for name, column in shown.items() if (cell := row.cell(*column))}
@@ -121,78 +119,53 @@ def scores(rows: Sequence[Row]) -> pd.DataFrame:
                 "trained": MISSING if row.method == NO_BERT else f"{sizes.trained:,.0f} ({sizes.share:.1%})",
                 "total": MISSING if row.method == NO_BERT else counted,
                 **{name: with_error(cell.mean(shown[name][1])) for name, cell in own.items()},
-                **(averages(own) if of_glue else {}),
+                **averages_of(own, shown),
             }
+    averages = [name for name in AVERAGES if any(line[name] != MISSING for line in lines.values())]
     for label, paper in PAPER_ROWS.items():
-        if own_scores := {name: f"{score}" for name, score in paper.scores.items() if name in shown}:
-            nine = [paper.scores.get(name) for name in COLUMNS]
-            printed = {
+        if {*paper.scores} & {*shown}:
+            nine, both = (
+                [paper.scores.get(name) for name in names] for names in (COLUMNS, ("CoLA accuracy", "MRPC accuracy"))
+            )
+            lines[label] = {
+                "trained": f"{paper.trained}%" if paper.trained else MISSING,
+                "total": f"{paper.size}x" if paper.size else MISSING,
+                **{name: f"{score}" for name, score in paper.scores.items()},
                 "mean of nine": MISSING if None in nine else f"{mean(nine):.1f}",
                 "server's average": f"{paper.total} printed" if paper.total else MISSING,
+                BOTH: MISSING if None in both else f"{mean(both):.2f}",
             }
-            lines[label] = {"trained": f"{paper.trained}%" if paper.trained else MISSING,
-                            "total": f"{paper.size}x" if paper.size else MISSING,
-                            **own_scores, **(printed if of_glue else {})}  # fmt: skip
     if "squad" in shown:
         lines |= {f"Houlsby 2019, BERT-large: {name}": {"squad": f"{score}"} for name, score in SQUAD.items()}
-    return table_of(lines, ["trained", "total", *shown, *(AVERAGES if of_glue else ())])
+    return table_of(lines, ["trained", "total", *shown, *averages])
 
 
-AVERAGES = {"mean of nine": mean_of_nine, "server's average": server_average}
+def mean_of_both(scores: ByTask) -> float | None:
+    """Return the mean of the accuracies of CoLA and MRPC, the total of Whritenour and Schoch 2019."""
+    both = [scores.get(task, {}).get("accuracy") for task in ("cola", "mrpc")]
+    return None if None in both else mean(both)
 
 
-def averages(cells: Mapping[str, Cell]) -> dict[str, str]:
-    """Return both averages; if all tasks have the same seeds, averages are taken per seed and have standard errors."""
-    by_task = {cell.best["task"]: cell for name, cell in cells.items() if name != "MNLI-mm"}
-    by_seed: dict[str, dict[str, dict[int, float]]] = {}
-    for task, names in GLUE_TASKS.items():
-        for name in names:
-            cell = cells.get("MNLI-mm") if name == "mismatched_accuracy" else by_task.get(task)
-            if cell and (values := cell.by_seed(name)):
-                by_seed.setdefault(task, {})[name] = values
-    seeds = {tuple(sorted(cell.seeds)) for cell in cells.values()}
-    samples: list[dict[str, dict[str, float]]] = [
-        {task: {name: values[seed] for name, values in own.items()} for task, own in by_seed.items()}
-        for seed in (seeds.pop() if len(seeds) == 1 else ())
-    ] or [{task: {name: mean(values.values()) for name, values in own.items()} for task, own in by_seed.items()}]
-    found = {}
-    for name, average in AVERAGES.items():
-        values = [average(sample) for sample in samples]
-        found[name] = with_error(None if None in values else mean_and_error(values))
-    return found
+BOTH = "mean of CoLA and MRPC"
+AVERAGES = {"mean of nine": mean_of_nine, "server's average": server_average, BOTH: mean_of_both}
 
 
-def second_scores(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the tasks' second scores at the same points, beside the papers', if the study has some."""
-    lines: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        means = {name: (cell := row.cell(*column)) and cell.mean(column[1]) for name, column in SECOND_COLUMNS.items()}
-        if own := {name: value for name, value in means.items() if value}:
-            plain = {name: value for name, (value, _) in own.items()}
-            lines[f"{row.label}: mean"] = {name: with_error(value) for name, value in own.items()} | _total(plain)
-    shown = [name for name in SECOND_COLUMNS if any(name in line for line in lines.values())]
-    for label, scores in SECOND_ROWS.items():
-        given = zip(SECOND_COLUMNS, scores, strict=True)
-        if of_paper := {name: value for name, value in given if value and name in shown}:
-            lines[label] = {name: f"{value:.2f}" for name, value in of_paper.items()} | _total(of_paper)
-    return table_of(lines, [*shown, TOTAL]) if shown else pd.DataFrame()
+def averages_of(cells: Mapping[str, Cell], shown: Columns) -> dict[str, str]:
+    """Return all averages; if all columns have the same seeds, they are taken per seed and have standard errors."""
+    values = {shown[name]: cell.by_seed(shown[name][1]) for name, cell in cells.items()}
+    by_seed = pd.DataFrame({column: own for column, own in values.items() if own})
+    samples = by_seed.mean().to_frame().T if by_seed.isna().any(axis=None) else by_seed
+    scores = [{task: line[task].to_dict() for task, _ in line.index} for _, line in samples.iterrows()]
+    found = {name: [average(one) for one in scores] for name, average in AVERAGES.items()}
+    return {name: with_error(None if None in own or not own else mean_and_error(own)) for name, own in found.items()}
 
 
-TOTAL = "mean of CoLA and MRPC"
-
-
-def _total(scores: Mapping[str, float]) -> dict[str, str]:
-    both = [scores.get(f"{task} accuracy") for task in ("CoLA", "MRPC")]
-    return {} if None in both else {TOTAL: f"{sum(both) / 2:.2f}"}
-
-
-def compared(rows: Sequence[Row], split: str = "validation") -> pd.DataFrame:
-    """Return the rows' means minus full fine-tuning's, each with the difference's standard error, and their mean."""
-    full, shown = full_fine_tuning(rows), columns(rows)
+def compared(rows: Sequence[Row], base: Row, shown: Columns, split: str = "validation") -> pd.DataFrame:
+    """Return the rows' means minus another row's, each with the difference's standard error, and their mean."""
     lines = {}
     for row in rows:
-        own = differences_to(row, full, shown, split)
-        if own and (row.method != "full" or not row.cells.items() <= full.cells.items()):
+        own = differences_to(row, base, shown, split)
+        if own and not row.cells.items() <= base.cells.items():
             once = counted_once(shown[name][0] for name in own)
             values = [value for name, value in own.items() if shown[name][0] in once]
             average = f"{with_error(mean_over(values), sign='+')} of {len(values)}"
@@ -241,55 +214,48 @@ def settings(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def test_accuracies(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the table of the 17 further tasks for the rows with test accuracies of them."""
-    found: dict[str, dict[str, MeanAndError]] = {}
-    for row in rows:
-        cells = {task: cell.mean("accuracy", "test") for task, cell in row.cells.items() if task in PAPER}
-        if tested := {task: value for task, value in cells.items() if value}:
-            found[row.label] = tested
-    return accuracies(found, {row.label: row.sizes() for row in rows if row.method != NO_BERT})
+    """Return the table of the 17 further tasks for the rows with test accuracies of them, with their sizes."""
+    found = {row.label: {task: cell.mean("accuracy", "test") for task, cell in row.cells.items()} for row in rows}
+    table = accuracies(found, {task: cell.best for row in rows for task, cell in row.cells.items()})
+    for row in (row for row in rows if row.label in table and row.method != NO_BERT):
+        sizes = row.sizes()
+        table.loc["total parameters", row.label] = f"{sizes.total:.3g}x"
+        table.loc["trained per task", row.label] = f"{sizes.share:.2%}"
+    return table
 
 
-def accuracies(found: Mapping[str, Mapping[str, MeanAndError]], sizes: Mapping[str, Sizes]) -> pd.DataFrame:
-    """Return the papers' test accuracies of the 17 further tasks beside others, with their means and sizes.
+def accuracies(found: Mapping[str, Mapping[str, MeanAndError | None]], results: Mapping[str, Results]) -> pd.DataFrame:
+    """Return the papers' test accuracies of the 17 further tasks beside others, with their means, and how the data
+    differ from the paper's.
 
     Args:
         found: Accuracies in percent by column and task.
-        sizes: The sizes of the columns.
+        results: Results of a run of each task.
     """
-    tasks = [task for task in PAPER if any(task in own for own in found.values())]
+    ours = {label: {task: own[task] for task in PAPER if own.get(task)} for label, own in found.items()}
+    ours = {label: own for label, own in ours.items() if own}
+    tasks = [task for task in PAPER if any(task in own for own in ours.values())]
     if not tasks:
         return pd.DataFrame()
-    printed = pd.DataFrame([(*PAPER[task].houlsby, *PAPER[task].mohebbi) for task in tasks], tasks, PAPER_COLUMNS)
-    lines: dict[str, dict[str, Any]] = {}
-    for task in tasks:
-        lines[proper_name(task)] = {name: f"{value}" for name, value in printed.loc[task].dropna().items()}
-        lines[proper_name(task)] |= {label: with_error(own.get(task)) for label, own in found.items()}
+    papers = {name: {task: (PAPER[task].accuracies[n], None) for task in tasks if n < len(PAPER[task].accuracies)}
+              for n, name in enumerate(PAPER_COLUMNS)}  # fmt: skip
+    groups = {proper_name(task): [task] for task in tasks}
     once = counted_once(tasks)
-    of_2020 = [task for task in once if PAPER[task].mohebbi[0] is not None]
-    groups = {f"mean of {len(once)}": once, f"mean of {len(of_2020)} of 2020": of_2020}
-    for label, present in ((label, group) for label, group in groups.items() if group):
-        means = printed.loc[present].mean(skipna=False).dropna()
-        lines[label] = {name: f"{value:.1f}" for name, value in means.items()} | {
-            name: with_error(mean_over([own[task] for task in present]))
-            for name, own in found.items()
-            if {*present} <= {*own}
-        }
-    shown = [(size, label) for label, size in sizes.items() if label in found]
+    groups[f"mean of {len(once)}"] = once
+    if of_2020 := [task for task in once if task in papers[PAPER_COLUMNS[-1]]]:
+        groups[f"mean of {len(of_2020)} of 2020"] = of_2020
+    lines: dict[str, dict[str, str]] = {}
+    for name, group in groups.items():
+        means = {label: mean_over([own[task] for task in group])
+                 for label, own in (papers | ours).items() if {*group} <= {*own}}  # fmt: skip
+        lines[name] = {label: with_error(value) if label in ours else f"{value[0]:.1f}"
+                       for label, value in means.items()}  # fmt: skip
+    for task in tasks:
+        rows, classes = sum(results[task]["dataset"]["rows"].values()), len(results[task]["labels"])
+        lines[proper_name(task)]["data"] = PAPER[task].difference(rows, classes)
     lines["all 17, as printed"] = dict(zip(PAPER_COLUMNS, PRINTED, strict=True))
-    lines["total parameters"] = TOTAL_SIZES | {label: f"{size.total:.3g}x" for size, label in shown}
-    lines["trained per task"] = TRAINED | {label: f"{size.share:.2%}" for size, label in shown}
-    return table_of(lines, [*PAPER_COLUMNS, *found])
-
-
-def data(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return how the data of the 17 further tasks differ from the paper's."""
-    runs: dict[str, Results] = {}
-    for row in rows:
-        runs |= {task: cell.best for task, cell in row.cells.items() if task in PAPER and "dataset" in cell.best}
-    return table_of({proper_name(task): {"data": PAPER[task].difference(sum(run["dataset"]["rows"].values()),
-                                                                  len(run["labels"]))}
-                     for task, run in runs.items()})  # fmt: skip
+    lines |= {"total parameters": TOTAL_SIZES, "trained per task": TRAINED}
+    return table_of(lines, [*papers, *ours, "data"])
 
 
 def with_error(value: MeanAndError | None, sign: str = "") -> str:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
 from papers.additional import counted_once
-from papers.drawing import draw_band, legend, panels, seeds_of, styles, write_lines
-from papers.results import Row, arrange, columns, finished, mean_and_error
+from papers.drawing import Rows, band, draw_line, legend, panels, seeds_of, show_counts, styles, write_lines
+from papers.results import Row, arrange, columns, finished
 from sweeping.runs import CHOSEN
 
 
@@ -73,39 +73,37 @@ def summarize(
     """
     found = []
     for row in rows:
-        cells = {name: (row.cell(*column), column[1]) for name, column in shown.items()}
-        scores = {
-            name: values for name, (cell, score) in cells.items() if cell and (values := cell.by_seed(score, split))
-        }
+        cells = {name: cell for name, column in shown.items() if (cell := row.cell(*column))}
+        scores = {name: values for name, cell in cells.items() if (values := cell.by_seed(shown[name][1], split))}
         if not each and (missing := shown.keys() - scores.keys()):
             print(f"{row.label}: left out, as it has no run on {', '.join(sorted(missing))}")
         elif scores:
-            found.append((row, scores))
+            found.append((row, cells, scores))
     if not found:
         raise RecipeError(f"No size has runs on all of {', '.join(shown)}. Make them with recipes/sweep.py.")
-    full = next((scores for row, scores in found if row.method == "full"), None)
+    full = next((scores for row, _, scores in found if row.method == "full"), None)
     points = []
-    for row, scores in sorted(found, key=lambda pair: pair[0].sizes().trained):
-        for panel in scores if each else ("",):
-            own = {panel: scores[panel]} if each else scores
+    for row, cells, scores in found:
+        for panel, own in (
+            {name: {name: values} for name, values in scores.items()}.items() if each else [("", scores)]
+        ):
             if each:
-                middle, error = mean_and_error([*own[panel].values()])
-                low, high = middle - (error or 0), middle + (error or 0)
+                values = band([*own[panel].values()])
             else:
-                base = {name: mean(full[name].values()) if full else 0.0 for name in own}
-                changes = [mean(values.values()) - base[name] for name, values in own.items()]
-                low, middle, high = np.percentile(changes, [20, 50, 80]).tolist()
-            runs = [run for name in own for run in row.cell(*shown[name]).seeds.values()]
-            size = SIZE_OF.get(row.method)
+                changes = [mean(of.values()) - (mean(full[name].values()) if full else 0) for name, of in own.items()]
+                values = dict(
+                    zip(("low", "middle", "high"), np.percentile(changes, [20, 50, 80]).tolist(), strict=True)
+                )
+            runs = [run for name in own for run in cells[name].seeds.values()]
+            letter, flag = SIZE_OF.get(row.method, ("", ""))
             points.append({
-                "panel": panel, "series": series(row), "size": size and f"{size[0]}={runs[0]['arguments'][size[1]]}",
+                "panel": panel, "series": series(row), "size": flag and f"{letter}={runs[0]['arguments'][flag]}",
                 "learning_rates": sorted({run["arguments"]["learning_rate"] for run in runs}),
-                "trained_parameters": round(mean(run["trainable_parameters"] for run in runs)),
-                "low": low, "middle": middle, "high": high, "relative": bool(full) and not each,
-                "score": shown[panel][1] if each else "score",
-                "scores": {name: [*values.values()] for name, values in own.items()},
+                "trained_parameters": round(mean(run["trainable_parameters"] for run in runs)), **values,
+                "relative": bool(full) and not each, "score": shown[panel][1] if each else "score",
+                "scores": {name: [*of.values()] for name, of in own.items()},
             })  # fmt: skip
-    return points
+    return sorted(points, key=lambda point: point["trained_parameters"])
 
 
 def series(row: Row) -> str:
@@ -115,50 +113,44 @@ def series(row: Row) -> str:
     return f"{name}, shared by {shared} layers" if shared else name
 
 
-def draw(points: Sequence[dict[str, Any]], split: str = "validation") -> Figure:
+def draw(points: Rows, split: str = "validation") -> Figure:
     """Draw a line and a band per series; a series of one point is a marker with a bar."""
-    names = [*dict.fromkeys(point["panel"] for point in points)]
+    names, order = [*dict.fromkeys(point["panel"] for point in points)], [*NAMES.values()]
     figure, axes = panels(len(names), COLUMN, most=2)
-    order = [*NAMES.values()]
-    lines = sorted(
-        {point["series"] for point in points}, key=lambda name: (order.index(name.partition(", ")[0]), name)
-    )
-    style = styles(lines)
+    lines = {point["series"] for point in points}
+    style = styles(sorted(lines, key=lambda name: (order.index(name.partition(", ")[0]), name)))
     for own_axes, name in zip(axes, names, strict=True):
         _draw_panel(own_axes, [point for point in points if point["panel"] == name], style, split)
-    legend(figure)
-    return figure
+    return legend(figure)
 
 
-def _draw_panel(axes: Axes, points: Sequence[dict[str, Any]], style: Mapping[str, Any], split: str) -> None:
+def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) -> None:
     relative, tasks = points[0]["relative"], [*dict.fromkeys(task for point in points for task in point["scores"])]
-    for name in style:
-        own = [point for point in points if point["series"] == name]
-        if not own or (relative and name == FULL):
-            continue
-        keys = ("trained_parameters", "low", "middle", "high")
-        draw_band(axes, [tuple(point[key] for key in keys) for point in own], label=name, **style[name])
-        before = 0.0
-        for point in (point for point in own if point["size"]):
-            at = (point["trained_parameters"], point["middle"])
-            if at[0] < 1.5 * before:  # the names would lie over one another
-                continue
-            before = at[0]
-            axes.annotate(point["size"], at, (0, 4), textcoords="offset points", ha="center", fontsize=5,
-                          color=style[name]["color"])  # fmt: skip
-    if relative:
-        axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
+    score = points[0]["score"]
     seeds = seeds_of(max(len(values) for point in points for values in point["scores"].values()))
-    unit = "" if points[0]["score"].endswith("loss") else " (%)"
     axes.set(
-        xscale="log", xlabel="trained parameters per task",
+        xlabel="trained parameters per task",
         title=f"{len(tasks)} tasks, {seeds}: median, 20th to 80th percentile" if len(tasks) > 1
         else f"{proper_name(tasks[0])}, {seeds}",
         ylabel="difference to full fine-tuning (points)" if relative
-        else f"{split} {proper_name(points[0]['score'])}{unit}",
+        else f"{split} {proper_name(score)}{'' if score.endswith('loss') else ' (%)'}",
     )  # fmt: skip
-    sizes = [point["trained_parameters"] for point in points if not (relative and point["series"] == FULL)]
+    if relative:
+        points = [point for point in points if point["series"] != FULL]
+    for name in style:
+        own = [point for point in points if point["series"] == name]
+        if own:
+            draw_line(axes, own, "trained_parameters", label=name, **style[name])
+        before = 0
+        for point in (point for point in own if point["size"]):
+            x = point["trained_parameters"]
+            if x >= 1.5 * before:  # otherwise the names would lie over one another
+                before, color = x, style[name]["color"]
+                axes.annotate(point["size"], (x, point["middle"]), (0, 4), textcoords="offset points", ha="center",
+                              fontsize=5, color=color)  # fmt: skip
+    if relative:
+        axes.axhline(0, color="black", linestyle="--", linewidth=0.8, label=FULL)
+    show_counts(axes)
+    sizes = [point["trained_parameters"] for point in points]
     # Powers of ten alone would leave a narrow range without a number.
     axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 1000 * min(sizes) else (1, 2, 5)))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The reproduction of Whritenour and Schoch 2019: accuracy of MRPC and CoLA, and their mean, in the table "Second
-# scores". See houlsby2019.sh on how to use it.
+# The reproduction of Whritenour and Schoch 2019: accuracy of MRPC and CoLA, and their mean. See houlsby2019.sh on
+# how to use it.
 set -euo pipefail
 python recipes/sweep.py recipes/glue.py --task mrpc cola --preset uva2019 --train_layer_norm false \
     --method houlsby full --seed 0 --output_dir runs/u ${FLAGS-} ${DRY_RUN-}

@@ -1,41 +1,17 @@
-"""Synonyms from the files of WordNet's database: Debian's wordnet-base, NLTK's data, or a folder.
+"""Synonyms from the files of WordNet's database, those of Debian's wordnet-base or NLTK's corpora/wordnet.
 
 WordNet's manual pages wndb(5WN) and cntlist(5WN) describe the format of the files. NLTK's own reader would need its
 copy of the data, a download that Debian's package makes unnecessary.
 """
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-
-from common.edge import RecipeError
 
 
 PARTS_OF_SPEECH = ("noun", "verb", "adj", "adv")
 # By the number after % in a sense's key; 5 are the adjectives that cluster around others.
 _NUMBERS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
-_FOLDERS = (
-    Path("/usr/share/wordnet"),  # Debian's wordnet-base
-    *(Path(folder, "corpora/wordnet") for folder in os.environ.get("NLTK_DATA", "").split(os.pathsep) if folder),
-    Path("~/nltk_data/corpora/wordnet").expanduser(),
-)
-
-
-def find_wordnet(folder: str | None) -> Path:
-    """Return the folder of the database: the given one, or the first of the usual ones.
-
-    Raises:
-        RecipeError: If there is none.
-    """
-    candidates = [Path(folder).expanduser()] if folder else _FOLDERS
-    found = next((path for path in candidates if (path / "index.noun").is_file()), None)
-    if found is None:
-        raise RecipeError(
-            f"WordNet's files (index.noun, data.noun, ...) are not in {', '.join(map(str, candidates))}. Install "
-            "Debian's wordnet-base, or unpack NLTK's corpora/wordnet.zip, and give the folder with --wordnet."
-        )
-    return found
 
 
 class WordNet:
@@ -46,30 +22,29 @@ class WordNet:
 
     Args:
         folder: Folder of the database.
-
-    Raises:
-        RecipeError: If it is not a complete database of WordNet.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._senses: dict[str, dict[str, list[int]]] = defaultdict(dict)
-        try:
-            for part in PARTS_OF_SPEECH:
-                for line in _lines(folder / f"index.{part}"):
-                    # lemma, pos, synset_cnt, p_cnt, p_cnt symbols, sense_cnt, tagsense_cnt, offsets
-                    lemma, _, count, *rest = line.split()
-                    self._senses[lemma][part] = [int(offset) for offset in rest[-int(count) :]]
-            self._frequency = _frequencies(folder / "cntlist.rev")
-        except (OSError, ValueError, KeyError) as error:
-            raise RecipeError(f"{folder} must hold a complete WordNet database: {error}") from error
+        for part in PARTS_OF_SPEECH:
+            for line in _lines(folder / f"index.{part}"):
+                # lemma, pos, synset_cnt, p_cnt, p_cnt symbols, sense_cnt, tagsense_cnt, offsets
+                lemma, _, count, *rest = line.split()
+                self._senses[lemma][part] = [int(offset) for offset in rest[-int(count) :]]
+        # How often the senses of each lemma and part of speech are tagged.
+        self._frequency: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        for line in _lines(folder / "cntlist.rev"):
+            key, _, count = line.split()
+            lemma, _, sense = key.partition("%")
+            self._frequency[lemma][_NUMBERS[sense[0]]] += int(count)
 
     def part_of_speech(self, word: str) -> str | None:
         """Return the word's most frequent part of speech in WordNet's tagged texts or, if it does not occur there, the
         one with the most senses; None if WordNet does not have the word in this form."""
         senses = self._senses.get(word.lower(), {})
-        frequency = self._frequency.get(word.lower(), {})
-        return max(senses, key=lambda part: (frequency.get(part, 0), len(senses[part])), default=None)
+        frequency = self._frequency[word.lower()]
+        return max(senses, key=lambda part: (frequency[part], len(senses[part])), default=None)
 
     def synonyms(self, word: str) -> list[str]:
         """Return the single words that share a sense with the word, in its part of speech, by its senses' order."""
@@ -92,13 +67,3 @@ class WordNet:
 def _lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as file:
         yield from (line for line in file if not line.startswith(" "))  # the licence
-
-
-def _frequencies(path: Path) -> dict[str, dict[str, int]]:
-    """Return how often the senses of each lemma and part of speech are tagged."""
-    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for line in _lines(path):
-        key, _, count = line.split()
-        lemma, _, sense = key.partition("%")
-        found[lemma][_NUMBERS[sense[0]]] += int(count)
-    return found

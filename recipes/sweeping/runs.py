@@ -68,9 +68,14 @@ class PlannedRun:
         """The content of results.json, or None if the run is not finished."""
         return json.loads((self.folder / "results.json").read_text()) if self.finished else None
 
+    @property
+    def constant(self) -> str:
+        """The recipe and the flags that the sweep does not vary, in any order, with --flag=value as two words."""
+        return " ".join(sorted(" ".join([self.recipe.name, *self.flags]).replace("=", " ").split()))
+
     def record(self) -> None:
         """Write the flags that the sweep does not vary into the run's folder, for `check`."""
-        (self.folder / "flags.json").write_text(json.dumps([self.recipe.name, *self.flags]) + "\n")
+        (self.folder / "flags.txt").write_text(self.constant)
 
     def check(self) -> None:
         """Refuse a finished run with other flags, whose score would be compared with those of this sweep.
@@ -78,19 +83,11 @@ class PlannedRun:
         Raises:
             RecipeError: The folder holds one.
         """
-        recorded = self.folder / "flags.json"
-        if self.finished and recorded.is_file():
-            before, now = json.loads(recorded.read_text()), [self.recipe.name, *self.flags]
-            if _sorted(before) != _sorted(now):
-                raise RecipeError(
-                    f"{self.folder} holds a finished run with other flags ({' '.join(before)}; now {' '.join(now)}). "
-                    "Give the same flags, or another --output_dir."
-                )
-
-
-def _sorted(words: Iterable[str]) -> list[str]:
-    """Return the words in any order, with --flag=value as two."""
-    return sorted(" ".join(words).replace("=", " ").split())
+        recorded = self.folder / "flags.txt"
+        if self.finished and recorded.is_file() and (before := recorded.read_text()) != self.constant:
+            raise RecipeError(
+                f"{self.folder} holds a finished run with other flags: {before}. Give another --output_dir."
+            )
 
 
 def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:

@@ -1,4 +1,4 @@
-"""The papers' figures: what they make of the runs in a folder, and that they are readable at the papers' full size."""
+"""The papers' figures: their numbers, from the runs in a folder, and that they are readable at full size."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from common.scores import GLUE_TASKS, proper_name
 from papers import chart, compare, curves, init_scale, robustness, stability, tradeoff
 from papers.additional import PAPER
 from papers.gradients import FILE, GradientNorms, layer_of
-from papers.pwws import FUNCTION_WORDS, pwws
+from papers.pwws import pwws
 from papers.results import arrange, columns, finished
 from papers.runs import load_run
-from papers.wordnet import WordNet, find_wordnet
+from papers.wordnet import WordNet
 from sweeping.runs import CHOSEN
 
 
@@ -51,35 +51,23 @@ ARGUMENTS = {
 
 @pytest.fixture
 def finished_run(tmp_path):
-    """Writes the results of a run that there might have been."""
+    """Writes the results of a run that there might have been, whose main score is the first of `scores`."""
     numbers = itertools.count()
 
-    def write(
-        task: str,
-        method: str,
-        seed: int,
-        score: float,
-        trained: int = 100,
-        scores: dict | None = None,
-        epochs: list | None = None,
-        test: float | None = None,
-        **arguments,
-    ) -> Path:
-        """Its main score is the first of `scores`, by default the task's."""
+    def write(task, method, seed, score=None, trained=100, scores=None, epochs=None, test=None, model="tiny",
+              **arguments) -> Path:  # fmt: skip
         scores = scores or {GLUE_TASKS.get(task, ("accuracy",))[0]: score, "accuracy": score}
+        name = next(iter(scores))
         folder = tmp_path / f"{next(numbers):03}"
         folder.mkdir()
-        (folder / "results.json").write_text(
-            json.dumps(
-                {
-                    "task": task, "method": method, "model": "tiny", "seed": seed, "best_score": score,
-                    "best_scores": scores, "chosen_by": next(iter(scores)), "trainable_parameters": trained,
-                    "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
-                    "test": None if test is None else {"accuracy": test},
-                    "total_parameters": 1000, "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
-                }
-            )
-        )  # fmt: skip
+        results = {
+            "task": task, "method": method, "model": model, "seed": seed, "best_score": scores[name],
+            "best_scores": scores, "chosen_by": name, "trainable_parameters": trained, "total_parameters": 1000,
+            "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
+            "test": None if test is None else {"accuracy": test},
+            "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
+        }  # fmt: skip
+        (folder / "results.json").write_text(json.dumps(results))
         return folder
 
     return write
@@ -93,6 +81,10 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def band(point: dict) -> list[float]:
+    return [point[key] for key in ("low", "middle", "high")]
+
+
 def assert_drawn(path: Path) -> None:
     assert path.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
     assert "<svg" in path.with_suffix(".svg").read_text()
@@ -100,166 +92,122 @@ def assert_drawn(path: Path) -> None:
 
 class TestTradeoff:
     def test_one_task_has_its_scores_and_full_fine_tuning_a_place(self, finished_run, tmp_path):
+        """Each method shows its own size; every recipe records all of them."""
         for seed, (full, small, large) in enumerate([(0.8, 0.7, 0.79), (0.9, 0.8, 0.83)]):
             finished_run("cola", "full", seed, full, 1000)
             finished_run("cola", "houlsby", seed, small, 20, r=1)
             finished_run("cola", "houlsby", seed, large, 50, r=8)
-        draw("tradeoff", tmp_path)
-        small, large, full = lines(tmp_path / "tradeoff.jsonl")
-        assert [point["series"] for point in (small, large, full)] == ["adapters", "adapters", "full fine-tuning"]
-        assert [point["trained_parameters"] for point in (small, large, full)] == [20, 50, 1000]
-        assert small["scores"] == {"CoLA": pytest.approx([70, 80])}
-        assert [point["size"] for point in (small, large, full)] == ["r=1", "r=8", None]
-        assert [small[key] for key in ("low", "middle", "high")] == pytest.approx([70, 75, 80])
-        assert [full[key] for key in ("low", "middle", "high")] == pytest.approx([80, 85, 90])
-        assert_drawn(tmp_path / "tradeoff")
-
-    def test_each_method_shows_its_own_size(self, finished_run, tmp_path):
-        sizes = {"r": 64, "lora_r": 8, "top_k": 3}  # every recipe records all of them
-        for trained, method in enumerate(("houlsby", "lora", "top_k", "layer_norm")):
-            finished_run("cola", method, 0, 0.5, 20 + trained, **sizes)
-        finished_run("cola", "houlsby", 0, 0.5, 30, share_layers=3, **sizes)
+        finished_run("cola", "top_k", 0, 0.5, 60, top_k=3)
+        finished_run("cola", "houlsby", 0, 0.5, 70, share_layers=3)
         draw("tradeoff", tmp_path)
         points = lines(tmp_path / "tradeoff.jsonl")
-        assert [point["size"] for point in points] == ["r=64", "r=8", "k=3", None, "r=64"]
-        assert points[-1]["series"] == "adapters, shared by 3 layers"
+        assert [(point["series"], point["trained_parameters"], point["size"]) for point in points] == [
+            ("adapters", 20, "r=1"), ("adapters", 50, "r=8"), ("fine-tuning of the top k layers", 60, "k=3"),
+            ("adapters, shared by 3 layers", 70, "r=64"), ("full fine-tuning", 1000, ""),
+        ]  # fmt: skip
+        assert points[0]["scores"] == {"CoLA": pytest.approx([70, 80])}
+        assert band(points[0]) == pytest.approx([70, 75, 80])
+        assert band(points[-1]) == pytest.approx([80, 85, 90])
+        assert_drawn(tmp_path / "tradeoff")
 
     def test_percentiles_over_tasks(self, finished_run, tmp_path):
+        """Validation chooses the rate of each task."""
         tasks = ["cola", "sst2", "mrpc", "rte", "qnli", "qqp"]
         for task, lost in zip(tasks, range(6), strict=True):
             finished_run(task, "full", 0, 0.9)
-            finished_run(task, "houlsby", 0, 0.9 - lost / 100)
+            finished_run(task, "houlsby", 0, 0.9 - lost / 100, learning_rate=(1e-3, 1e-4)[lost % 2])
+            finished_run(task, "houlsby", 0, 0.4, learning_rate=(1e-4, 1e-3)[lost % 2])
         draw("tradeoff", tmp_path)
         point = next(point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters")
-        # Of 0, -1, ... -5 points.
-        assert [point[key] for key in ("low", "middle", "high")] == pytest.approx([-4, -2.5, -1])
+        assert band(point) == pytest.approx([-4, -2.5, -1])  # of 0, -1, ... -5 points
 
-    def test_accuracy_where_a_task_has_it_and_test_scores(self, finished_run, tmp_path):
-        finished_run("mrpc", "houlsby", 0, 0.8, scores={"f1": 0.8, "accuracy": 0.7})
-        finished_run("stsb", "houlsby", 0, 0.6, scores={"spearmanr": 0.6, "pearson": 0.5})
+    def test_accuracy_where_a_task_has_it_test_scores_and_panels(self, finished_run, tmp_path):
+        """MNLI counts as two tasks, and the two ways to label complaints as one."""
+        finished_run("mrpc", "houlsby", 0, scores={"f1": 0.8, "accuracy": 0.7})
+        finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.6, "pearson": 0.5})
+        finished_run("mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83})
         for by in ("issue", "product"):
-            finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, scores={"accuracy": 0.5}, test=0.4)
+            finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, test=0.4)
         draw("tradeoff", tmp_path, "--score", "accuracy")
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        expected = {"MRPC": [70], "STS-B": [60], "customer_complaints_issue": [50]}
-        assert point["scores"] == {name: pytest.approx(value) for name, value in expected.items()}
+        expected = {"MRPC": 70, "STS-B": 60, "MNLI-m": 84, "MNLI-mm": 83, "customer_complaints_issue": 50}
+        assert point["scores"] == {name: pytest.approx([value]) for name, value in expected.items()}
         draw("tradeoff", tmp_path, "--split", "test", "--each")
         points = {point["panel"]: point["middle"] for point in lines(tmp_path / "tradeoff.jsonl")}
         assert points == {"customer_complaints_issue": pytest.approx(40)}
 
-    def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path, capsys):
+    def test_a_size_without_runs_on_all_tasks_is_left_out(self, finished_run, tmp_path):
         """Full fine-tuning is no exception; without it, scores are absolute."""
-        finished_run("cola", "full", 0, 0.9)
-        for task in ("cola", "rte"):
-            finished_run(task, "houlsby", 0, 0.7)
-        draw("tradeoff", tmp_path)
-        points = lines(tmp_path / "tradeoff.jsonl")
-        assert {point["series"]: point["middle"] for point in points} == {"adapters": pytest.approx(70)}
-        assert not any(point["relative"] for point in points)
-        assert "full: left out, as it has no run on RTE\n" in capsys.readouterr().out
-
-    def test_mnli_counts_as_two_tasks_and_has_two_panels(self, finished_run, tmp_path):
-        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
-        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
-        draw("tradeoff", tmp_path)
-        (point,) = lines(tmp_path / "tradeoff.jsonl")
-        assert point["middle"] == pytest.approx(83.5)
-        draw("tradeoff", tmp_path, "--each")
-        points = lines(tmp_path / "tradeoff.jsonl")
-        assert {point["panel"]: point["middle"] for point in points} == {
-            "MNLI-m": pytest.approx(84), "MNLI-mm": pytest.approx(83)
-        }  # fmt: skip
-
-    def test_validation_chooses_the_learning_rate_of_each_task(self, finished_run, tmp_path):
-        for task, rates in {"cola": (0.6, 0.5), "rte": (0.5, 0.7)}.items():
-            for rate, score in zip((1e-3, 1e-4), rates, strict=True):
-                finished_run(task, "houlsby", 0, score, learning_rate=rate)
-        draw("tradeoff", tmp_path)
-        (point,) = lines(tmp_path / "tradeoff.jsonl")
-        assert point["scores"] == {"CoLA": pytest.approx([60]), "RTE": pytest.approx([70])}
-
-    def test_nothing_to_draw(self, finished_run, tmp_path):
-        with pytest.raises(RecipeError, match="no run with a validation score"):
-            draw("tradeoff", tmp_path)
         finished_run("cola", "full", 0, 0.9)
         finished_run("rte", "houlsby", 0, 0.7)
         with pytest.raises(RecipeError, match="No size has runs on all of CoLA, RTE"):
             draw("tradeoff", tmp_path)
+        finished_run("cola", "houlsby", 0, 0.7)
+        draw("tradeoff", tmp_path)
+        points = lines(tmp_path / "tradeoff.jsonl")
+        assert {point["series"]: point["middle"] for point in points} == {"adapters": pytest.approx(70)}
+        assert not any(point["relative"] for point in points)
 
 
 class TestInitScale:
-    def test_means_and_deviations(self, finished_run, tmp_path):
+    def test_the_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
         for seed, score in enumerate([0.6, 0.8]):
             for task in ("cola", "rte"):
                 finished_run(task, "houlsby", seed, score, init_std=0.1)
                 finished_run(task, "houlsby", seed, score + 0.1)
                 finished_run(task, "houlsby", seed, score - 0.1, r=8)
-        draw("init_scale", tmp_path)
-        points = {(p["task"], p["r"], p["init_std"]): p for p in lines(tmp_path / "init_scale.jsonl")}
-        assert len(points) == 6
-        assert points["RTE", 64, 0.1]["mean"] == pytest.approx(70)
-        assert points["RTE", 64, 0.1]["error"] == pytest.approx(10)  # of 60 and 80
-        assert points["CoLA", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
-        assert_drawn(tmp_path / "init_scale")
-
-    def test_accuracy_is_shown_and_the_main_score_chooses(self, finished_run, tmp_path):
-        for rate, correlation, accuracy in ((1e-3, 0.5, 0.8), (3e-4, 0.6, 0.7)):
-            scores = {"matthews_correlation": correlation, "loss": 0.1, "accuracy": accuracy}
-            finished_run("cola", "houlsby", 0, correlation, scores=scores, learning_rate=rate)
+            scores = {"matthews_correlation": score + 0.2, "accuracy": 0.3}
+            finished_run("cola", "houlsby", seed, scores=scores, init_std=0.1, learning_rate=3e-4)
         shown = {}
         for score in ("accuracy", "main"):
             draw("init_scale", tmp_path, "--score", score)
-            (shown[score],) = lines(tmp_path / "init_scale.jsonl")
-        assert (shown["accuracy"]["mean"], shown["main"]["mean"]) == (pytest.approx(70), pytest.approx(60))
-        assert shown["accuracy"]["learning_rate"] == shown["main"]["learning_rate"] == 3e-4
+            points = lines(tmp_path / "init_scale.jsonl")
+            shown[score] = {(point["task"], point["r"], point["init_std"]): point for point in points}
+        accuracy, main = shown.values()
+        assert len(accuracy) == len(main) == 6
+        assert band(accuracy["RTE", 64, 0.1]) == pytest.approx([60, 70, 80])
+        assert accuracy["CoLA", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
+        assert (accuracy["CoLA", 64, 0.1]["middle"], main["CoLA", 64, 0.1]["middle"]) == pytest.approx((30, 90))
+        assert accuracy["CoLA", 64, 0.1]["learning_rate"] == 3e-4
+        assert_drawn(tmp_path / "init_scale")
 
     def test_the_mean_over_the_papers_eight(self, finished_run, tmp_path, capsys):
         """With both of MNLI's accuracies, and without WNLI and STS-B, which the runs of table 1 also have."""
+        finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.8, "pearson": 0.7})
+        with pytest.raises(RecipeError, match="No task has an accuracy: give --score main"):
+            draw("init_scale", tmp_path)
         tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
         for task, score in {**tasks, "wnli": 0.5}.items():
             finished_run(task, "houlsby", 0, score)
-        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
-        mnli = {"matched_accuracy": 0.84, "mismatched_accuracy": 0.83, "matched_loss": 0.5, "mismatched_loss": 0.5}
-        finished_run("mnli", "houlsby", 0, 0.84, scores=mnli)
+        finished_run("mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83})
         finished_run("cola", "full", 0, 0.9)
         finished_run("cola", "houlsby", 0, 0.8, r=8)
         draw("init_scale", tmp_path)
         points = lines(tmp_path / "init_scale.jsonl")
         assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI-m", "MNLI-mm"}
         average = 100 * (sum(tasks.values()) + 0.84 + 0.83) / 8
-        assert init_scale.means(points, "r") == {64: pytest.approx(average)}, "r=8 has no run on seven tasks"
+        assert init_scale.means(points) == {64: pytest.approx(average)}, "r=8 has no run on seven tasks"
         assert f"r=64: mean of 8 tasks {average:.1f}; Houlsby et al. 2019, BERT-large: 85.8" in capsys.readouterr().out
 
-    def test_a_regression_has_no_accuracy(self, finished_run, tmp_path):
-        finished_run("stsb", "houlsby", 0, 0.8, scores={"spearmanr": 0.8, "pearson": 0.7})
-        with pytest.raises(RecipeError, match="No task has an accuracy: give --score main"):
-            draw("init_scale", tmp_path)
-        draw("init_scale", tmp_path, "--score", "main")
-        assert lines(tmp_path / "init_scale.jsonl")[0]["mean"] == pytest.approx(80)
 
-
-class TestLearningCurves:
-    def test_means_and_errors_by_epoch(self, finished_run, tmp_path):
-        for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
-            epochs = [
-                {"epoch": n + 1.0, "step": 10 * (n + 1), "seconds": 30.0 * (n + 1) + 2 * seed, "accuracy": one}
-                for n, one in enumerate(scores)
-            ]
-            finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
-        (row,) = arrange(finished(tmp_path), CHOSEN)
-        # 60 and 80 have a standard error of 10; the third epoch has one seed only.
-        for x, (first, second) in {"epoch": (1, 2), "step": (10, 20), "seconds": (31, 61)}.items():
-            points = curves.curve(row.cells["rte"].seeds, x, None)
-            assert points == {
-                first: (pytest.approx(70), pytest.approx(10)), second: (pytest.approx(70), pytest.approx(0))
-            }  # fmt: skip
-        draw("curves", tmp_path)
-        assert_drawn(tmp_path / "learning_curves")
-
-    def test_a_score_that_no_run_has(self, finished_run, tmp_path):
-        finished_run("rte", "houlsby", 0, 0.8)
-        with pytest.raises(RecipeError, match="a run on rte has accuracy"):
-            draw("curves", tmp_path, "--score", "f1")
+def test_learning_curves(finished_run, tmp_path):
+    for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
+        epochs = [
+            {"epoch": n + 1.0, "step": 10 * (n + 1), "seconds": 30.0 * (n + 1) + 2 * seed, "accuracy": one}
+            for n, one in enumerate(scores)
+        ]
+        finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
+    draw("curves", tmp_path, "--x", "seconds")
+    first, second = lines(tmp_path / "learning_curves.jsonl")  # the third epoch has one seed only
+    assert [(point["epoch"], point["step"], point["seconds"]) for point in (first, second)] == [
+        (1, 10, 31),
+        (2, 20, 61),
+    ]
+    assert band(first) == pytest.approx([60, 70, 80])
+    assert band(second) == pytest.approx([70, 70, 70])
+    assert_drawn(tmp_path / "learning_curves")
+    with pytest.raises(RecipeError, match=r"a run on rte has .*accuracy"):
+        draw("curves", tmp_path, "--score", "f1")
 
 
 class TestCompare:
@@ -290,7 +238,7 @@ class TestCompare:
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
         assert (found["bytes"], found["seconds"], found["seeds"]) == (3_000_000, 11, 2)
         # Of 0.90 - 0.90 and 0.85 - 0.99.
-        assert json.loads(found["difference"].replace("(", "[").replace(")", "]")) == pytest.approx([-7, 7])
+        assert (found["difference"], found["difference_error"]) == pytest.approx((-7, 7))
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
         assert_drawn(tmp_path / "compare")
 
@@ -302,8 +250,9 @@ class TestCompare:
         rows = arrange(finished(tmp_path), CHOSEN)
         base = compare.find_baseline(rows, "full")
         facts = compare.summarize(rows, base, columns(rows), "validation")
-        difference = next(one for label, one in facts.items() if label != "full")["difference"]
-        assert difference == pytest.approx((-0.5, math.sqrt(2) / 2))  # each task has an error of one
+        found = next(one for label, one in facts.items() if label != "full")
+        # Each task has an error of one.
+        assert (found["difference"], found["difference_error"]) == pytest.approx((-0.5, math.sqrt(2) / 2))
 
     def test_variants_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
         for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
@@ -311,74 +260,55 @@ class TestCompare:
                 epochs = [{"epoch": n, "step": n, "accuracy": score - n / 10} for n in (0, 1)]
                 finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
         draw("compare", tmp_path, "--baseline", "variant paper", "--epoch", "best")
-        table = (tmp_path / "compare.md").read_text()
-        assert "75.00 ± 5.00" in table
-        assert "-7.50 ± 2.50" in table  # of -10 and -5
-
-    def test_what_cannot_be_compared(self, finished_run, tmp_path):
-        finished_run("rte", "houlsby", 0, 0.8)
-        with pytest.raises(RecipeError, match=r"--baseline must be one of: houlsby.*; got 'full'\."):
-            draw("compare", tmp_path)
-        epoch = {"epoch": 1.0, "step": 1, "accuracy": 0.0, "seconds": 1.0}
-        finished_run("rte", "full", 0, 0.0, epochs=[epoch])
-        full = next(row for row in arrange(finished(tmp_path), CHOSEN) if row.label == "full")
-        assert compare.times(full, full, 0.99) == {}, "a share of a score that is not positive says nothing"
+        found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
+        paper, tanh = (found.loc[next(label for label in found.index if name in label)] for name in ("paper", "tanh"))
+        assert (paper["score"], paper["score_error"]) == pytest.approx((75, 5))
+        assert (tanh["difference"], tanh["difference_error"]) == pytest.approx((-7.5, 2.5))  # of -10 and -5
 
 
 class TestStability:
-    def test_starts_and_norms(self, finished_run, tmp_path):
-        for seed in range(3):
-            for method, start in (("full", None), ("houlsby", None), ("houlsby", "x/checkpoint-20")):
-                folder = finished_run("rte", method, seed, 0.5 + seed / 10, init_adapter=start)
-                norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
-                (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
+    def test_seeds_the_chosen_rate_and_the_gradients(self, finished_run, tmp_path):
+        """The best run alone is at another rate. The last epoch shows a collapse."""
+        for rate, scores in {3e-4: (0.7, 0.8, 0.9), 1e-3: (0.5, 0.6, 0.95)}.items():
+            for seed, score in enumerate(scores):
+                for method in ("full", "houlsby"):
+                    epochs = [
+                        {"epoch": 1.0, "step": 10, "accuracy": score},
+                        {"epoch": 2.0, "step": 20, "accuracy": 0.5},
+                    ]
+                    folder = finished_run("rte", method, seed, score, epochs=epochs, learning_rate=rate)
+                    norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
+                    (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
-        starts = [(row["method"], row["pretraining_steps"]) for row in rows]
-        assert starts == [("full", 0), ("houlsby", 0), ("houlsby", 20)]
-        assert rows[0]["scores"] == {str(seed): pytest.approx(50 + 10 * seed) for seed in range(3)}
-        assert_drawn(tmp_path / "stability_rte")
-        assert_drawn(tmp_path / "gradient_norms_rte")  # although the runs were moved
+        assert [(row["method"], row["pretraining_steps"], row["learning_rate"]) for row in rows] == [
+            ("full", 0, 3e-4), ("houlsby", 0, 3e-4)
+        ]  # fmt: skip
+        for row in rows:
+            assert row["scores"] == {str(seed): pytest.approx(70 + 10 * seed) for seed in range(3)}
+            assert row["last"] == {str(seed): pytest.approx(50) for seed in range(3)}
         read = stability.read_norms({"folder": path.parent} for path in tmp_path.glob(f"*/{FILE}"))
-        assert read["bert.encoder.layer.0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
-
-    def test_validation_chooses_the_learning_rate(self, finished_run, tmp_path):
-        """By the mean over the seeds: the best run alone is at the other rate."""
-        for rate, scores in {3e-4: (0.7, 0.8), 1e-3: (0.5, 0.9)}.items():
-            for seed, score in enumerate(scores):
-                finished_run("rte", "houlsby", seed, score, learning_rate=rate)
-        draw("stability", tmp_path)
-        (row,) = lines(tmp_path / "stability.jsonl")
-        assert row["scores"] == {"0": pytest.approx(70), "1": pytest.approx(80)}
-        assert row["learning_rate"] == 3e-4
-
-    def test_the_last_epoch_shows_a_collapse(self, finished_run, tmp_path):
-        epochs = [{"epoch": 1.0, "step": 10, "accuracy": 0.7}, {"epoch": 2.0, "step": 20, "accuracy": 0.5}]
-        finished_run("rte", "houlsby", 0, 0.7, epochs=epochs)
-        draw("stability", tmp_path)
-        (row,) = lines(tmp_path / "stability.jsonl")
-        assert (row["scores"], row["last"]) == ({"0": pytest.approx(70)}, {"0": pytest.approx(50)})
+        assert read["layer 0"] == {1: 3.0, 2: 3.0}  # the median of 2, 3 and 4
+        for name in ("stability_rte", "gradient_norms_rte"):  # although the runs were moved
+            assert_drawn(tmp_path / name)
 
     def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
         """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
-        for method, model, start in (("houlsby", "tiny", "x/checkpoint-{}"), ("full", "x/checkpoint-{}", None)):
-            for steps in (0, 20, 30):
-                epochs = [{"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)]
-                begun = steps and start and start.format(steps)
-                folder = finished_run(
-                    "rte", method, 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=begun or None
-                )
-                results = json.loads((folder / "results.json").read_text())
-                results["model"] = model.format(steps) if steps else "tiny"
-                (folder / "results.json").write_text(json.dumps(results))
+        for steps in (0, 20, 30):
+            epochs = [{"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)]
+            start = f"x/checkpoint-{steps}" if steps else None
+            finished_run("rte", "houlsby", 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=start)
+            finished_run("rte", "full", 0, epochs[-1]["accuracy"], epochs=epochs, model=start or "tiny")
         draw("stability", tmp_path)
-        rows = {(row["method"], row["pretraining_steps"]): row for row in lines(tmp_path / "stability.jsonl")}
-        assert [*rows] == [(method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")]
-        assert rows["full", 30]["by_epochs"] == {"1.0": pytest.approx(81), "2.0": pytest.approx(82)}
-        assert rows["houlsby", 0]["by_epochs"] == {"1.0": pytest.approx(51), "2.0": pytest.approx(52)}
+        rows = lines(tmp_path / "stability.jsonl")
+        starts = [(row["method"], row["pretraining_steps"]) for row in rows]
+        assert starts == [(method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")]
+        for row in rows:
+            first = 51 + row["pretraining_steps"]
+            assert row["by_epochs"] == {"1.0": pytest.approx(first), "2.0": pytest.approx(first + 1)}
         for name in ("pretraining", "epochs", "learning_curves"):
             assert_drawn(tmp_path / f"{name}_rte")
-        boxes = stability.draw_lengths([*rows.values()]).axes[0].get_lines()
+        boxes = stability.draw_lengths(rows).axes[0].get_lines()
         points = [[*line.get_ydata()] for line in boxes if line.get_marker() == "."]
         assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
 
@@ -391,23 +321,16 @@ class TestStability:
 
 
 class TestGradientNorms:
-    @pytest.mark.parametrize(
-        ("parameter", "layer"),
-        [
-            ("bert.encoder.layer.3.output.LayerNorm.weight", "bert.encoder.layer.3"),
-            ("base_model.model.bert.encoder.layer.11.output.dropout.houlsby_adapter.default.up_proj.weight",
-             "bert.encoder.layer.11"),
-            ("module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.up_proj.bias",
-             "decoder.block.0"),
-            ("base_model.model.classifier.modules_to_save.default.weight", "classifier"),
-            ("bert.pooler.dense.bias", "bert.pooler"),
-            ("bert.embeddings.LayerNorm.houlsby_norm.default.weight", "bert.embeddings"),
-            ("pre_classifier.weight", "pre_classifier"),
-            ("shared.weight", "shared"),
-        ],
-    )  # fmt: skip
-    def test_layers(self, parameter, layer):
-        assert layer_of(parameter) == layer
+    def test_layers(self):
+        parameters = {
+            "bert.encoder.layer.3.output.LayerNorm.weight": "bert.encoder.layer.3",
+            "module.base_model.model.decoder.block.0.layer.2.dropout.houlsby_adapter.a.bias": "decoder.block.0",
+            "base_model.model.classifier.modules_to_save.default.weight": "classifier",
+            "bert.pooler.dense.bias": "bert.pooler",
+            "bert.embeddings.LayerNorm.houlsby_norm.default.weight": "bert.embeddings",
+            "pre_classifier.weight": "pre_classifier",
+        }
+        assert {name: layer_of(name) for name in parameters} == parameters
 
     @pytest.mark.parametrize(("clip", "accumulated"), [(1e-3, 1), (0.0, 2)])
     def test_the_norms_of_a_run_by_hand(self, tmp_path, clip, accumulated):
@@ -460,23 +383,19 @@ def cut_or_overprinted(figure) -> list[str]:
 class TestFullSize:
     """With as many tasks and runs as the papers have: as wide as a page, and no name is cut off or overprinted."""
 
-    @pytest.mark.parametrize("kind", ["chart", "curves", "tradeoff", "compare"])
-    def test_eighteen_tasks(self, finished_run, tmp_path, kind):
+    def test_eighteen_tasks(self, finished_run, tmp_path):
         epochs = [
             {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100} for n in range(1, 21)
         ]
         for task in PAPER:
             for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
-                finished_run(task, method, 0, 0.7, trained, scores={"accuracy": 0.7}, epochs=epochs)
+                finished_run(task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs)
         rows = arrange(finished(tmp_path), CHOSEN)
-        figure = {
-            "chart": lambda: chart.draw(rows),
-            "curves": lambda: curves.draw(rows),
-            "tradeoff": lambda: tradeoff.draw(tradeoff.summarize(rows, columns(rows), each=True)),
-            "compare": lambda: compare.draw(compare.summarize(rows, rows[0], columns(rows), "validation"), "test"),
-        }[kind]()
-        assert figure.get_figwidth() < 7
-        assert not cut_or_overprinted(figure)
+        facts = compare.summarize(rows, rows[0], columns(rows), "validation")
+        for drawn in (chart.draw(rows), curves.draw(curves.summarize(rows)), compare.draw(facts, "test"),
+                      tradeoff.draw(tradeoff.summarize(rows, columns(rows), each=True))):  # fmt: skip
+            assert drawn.get_figwidth() < 7
+            assert not cut_or_overprinted(drawn)
 
     def test_twenty_two_starts(self):
         rows = [
@@ -531,28 +450,10 @@ class TestAblation:
         change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
         assert expected["relative_change"] == pytest.approx(change)
 
-    def test_the_depth_of_adapters_that_may_be_cut(self, trained, tmp_path):
-        for name, changes in (("cut", {"adapter_drop": True}), ("upper", {"layers": [2, 3]})):
-            folder = shutil.copytree(trained / "houlsby", tmp_path / name)
-            results = json.loads((folder / "results.json").read_text())
-            results["arguments"] |= changes
-            results["best_scores"] = {results["chosen_by"]: 0.5}
-            (folder / "results.json").write_text(json.dumps(results))
-        draw("ablation", tmp_path / "cut", "--score", "main", "--norms", "remove")
-        draw("depth", tmp_path)
-        *cut, upper = lines(tmp_path / "depth.jsonl")
-        assert_drawn(tmp_path / "depth")
-        name = results["chosen_by"]
-        spans = {tuple(row["span"] or ()): row["scores"][name] for row in lines(tmp_path / "cut" / "ablation.jsonl")}
-        expected = [spans[(0, 2)], spans[(0, 1)], spans[(0, 0)], spans[()]]
-        assert [row["mean"] for row in cut] == pytest.approx([100 * value for value in expected])
-        assert (upper["layers"], upper["depth"], upper["cost"]) == (2, 4, (2 + 8 * 2) / (8 * 4))
-        assert upper["mean"] == 50
-
     def test_what_has_no_adapters_or_is_no_run(self, trained, tmp_path):
-        with pytest.raises(RecipeError, match="needs a run with adapters"):
+        with pytest.raises(ValueError, match="layers that have a Houlsby adapter, here none"):
             draw("ablation", trained / "full")
-        with pytest.raises(RecipeError, match=r"must be the output folder of a finished run.*recipes/glue.py"):
+        with pytest.raises(RecipeError, match="must be the output folder of a finished run"):
             draw("ablation", tmp_path)
 
 
@@ -585,39 +486,24 @@ def write_wordnet(folder: Path) -> Path:
     return folder
 
 
-class TestWordNet:
-    @pytest.mark.parametrize(
-        ("word", "part", "synonyms"),
-        [
-            ("film", "noun", ["movie", "coat"]),  # both senses, without the synonym of two words
-            ("Film", "noun", ["movie", "coat"]),
-            ("good", "adj", ["fine", "honest"]),  # tagged more often as an adjective; "Good" is the word itself
-            ("well", "adv", ["good"]),
-            ("light", "adj", ["pale", "airy"]),  # never tagged: the part of speech with the most senses
-            ("films", None, []),
-            ("unheard", None, []),
-        ],
-    )
-    def test_synonyms(self, tmp_path, word, part, synonyms):
-        wordnet = WordNet(write_wordnet(tmp_path))
-        assert wordnet.part_of_speech(word) == part
-        assert wordnet.synonyms(word) == synonyms
+def test_synonyms(tmp_path):
+    wordnet = WordNet(write_wordnet(tmp_path))
+    expected = {
+        "film": ("noun", ["movie", "coat"]),  # both senses, without the synonym of two words
+        "Film": ("noun", ["movie", "coat"]),
+        "good": ("adj", ["fine", "honest"]),  # tagged more often as an adjective; "Good" is the word itself
+        "well": ("adv", ["good"]),
+        "light": ("adj", ["pale", "airy"]),  # never tagged: the part of speech with the most senses
+        "films": (None, []),
+    }
+    assert {word: (wordnet.part_of_speech(word), wordnet.synonyms(word)) for word in expected} == expected
 
-    @pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's wordnet-base, which is not installed")
-    def test_the_real_database(self):
-        wordnet = WordNet(find_wordnet(None))
-        assert wordnet.synonyms("movie") == ["film", "picture", "pic", "flick"]
-        assert wordnet.part_of_speech("good") == "adj"
 
-    def test_nowhere(self, tmp_path):
-        with pytest.raises(RecipeError, match=r"are not in .*wordnet-base"):
-            find_wordnet(str(tmp_path))
-
-    @pytest.mark.parametrize("broken", ["index.adv", "cntlist.rev"])
-    def test_incomplete(self, tmp_path, broken):
-        (write_wordnet(tmp_path) / broken).unlink()
-        with pytest.raises(RecipeError, match="must hold a complete WordNet database"):
-            WordNet(tmp_path)
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's wordnet-base, which is not installed")
+def test_synonyms_of_the_real_database():
+    wordnet = WordNet(DEBIAN)
+    assert wordnet.synonyms("movie") == ["film", "picture", "pic", "flick"]
+    assert wordnet.part_of_speech("good") == "adj"
 
 
 class Toy:
@@ -646,29 +532,21 @@ class TestPwws:
     then great, then plot."""
 
     @pytest.mark.parametrize(
-        ("start", "text", "success", "replaced"),
+        ("start", "label", "movie", "text", "success", "replaced"),
         [
-            (0.24, "great plot movie", True, 1),  # 0.64 - 0.15 is below a half
-            (0.30, "fine plot movie", True, 2),  # 0.70 - 0.15 is not
-            (0.36, "fine story movie", True, 3),  # 0.76 - 0.15 - 0.10 - 0.02 = 0.49
-            (0.50, "fine story movie", False, 3),
+            (0.24, 1, -0.05, "great plot movie", True, 1),  # 0.64 - 0.15 is below a half
+            (0.30, 1, -0.05, "fine plot movie", True, 2),  # 0.70 - 0.15 is not
+            (0.36, 1, -0.05, "fine story movie", True, 3),  # 0.76 - 0.15 - 0.10 - 0.02 = 0.49
+            (0.50, 1, -0.05, "fine story movie", False, 3),
+            (0.19, 1, -0.01, "fine plot film", True, 1),  # the falls are 0.10 and 0.11, the scores 0.039 and 0.035
+            (0.08, 0, -0.05, "superb plot film", True, 1),  # of label 0, superb is the better substitute
         ],
     )
-    def test_greedy_order(self, start, text, success, replaced):
-        model = Toy(start, **WEIGHTS)
-        found = attack("great plot film", 1, model)
+    def test_greedy_order(self, start, label, movie, text, success, replaced):
+        model = Toy(start, **{**WEIGHTS, "movie": movie})
+        found = attack("great plot film", label, model)
         assert (found.text, found.success, found.replaced, found.words) == (text, success, replaced, 3)
         assert found.queries == 1 + 3 + 5 + replaced
-
-    def test_a_salient_word_goes_before_one_that_lowers_the_probability_more(self):
-        """With movie at -0.01 the falls are 0.10 and 0.11, the scores 0.039 and 0.035."""
-        found = attack("great plot film", 1, Toy(0.19, **{**WEIGHTS, "movie": -0.01}))
-        assert found.text == "fine plot film"
-
-    def test_the_other_label(self):
-        """Probabilities of label 0, 0.4 and upwards; superb is now the better substitute, by 0.05."""
-        found = attack("great plot film", 0, Toy(0.08, **WEIGHTS))
-        assert (found.text, found.success) == ("superb plot film", True)
 
     def test_the_rest_of_the_text_stays_to_the_letter(self):
         found = attack(
@@ -682,10 +560,6 @@ class TestPwws:
         found = attack("it is in a", 1, model, {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]})
         assert (found.text, found.success, found.replaced, found.queries) == ("it is in a", False, 0, 0)
         assert model.queries == 0
-
-    def test_function_words(self):
-        assert {"the", "in", "it", "not"} <= FUNCTION_WORDS
-        assert not {"serious", "empty", "film"} & FUNCTION_WORDS
 
 
 class TestRobustness:
@@ -723,18 +597,6 @@ class TestRobustness:
         assert epochs(tmp_path / start) == (None if start == "adapter" else 0)
         shutil.rmtree(tmp_path / start)
         assert epochs(tmp_path / start) is None, "it was moved"
-
-    def test_lines_by_epochs_of_pretraining(self):
-        rows = [
-            {"run": f"{method}{epochs}", "method": method, "pretraining_epochs": epochs, "task": "sst2",
-             "examples": 200, "success_rate": 0.8 - epochs / 10, "standard_error": 0.02}
-            for method in ("full", "houlsby") for epochs in (2, 0, 1)
-        ]  # fmt: skip
-        bars, drawn = robustness.draw(rows).axes
-        assert len(bars.patches) == 6
-        assert [line.get_label() for line in drawn.get_lines()] == ["full fine-tuning", "adapters"]
-        assert [*drawn.get_lines()[0].get_ydata()] == pytest.approx([80, 70, 60])
-        assert len(robustness.draw([row for row in rows if not row["pretraining_epochs"]]).axes) == 1
 
     def test_batches_do_not_change_the_order(self, trained):
         one = load_run(str(trained / "houlsby"))
