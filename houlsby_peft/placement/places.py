@@ -20,7 +20,7 @@ from ..heads.head import find_head
 from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
 from .inference import Unknown, find_attentions, infer_layers, log_inferred
-from .table import ARCHITECTURES, UNSUPPORTED, Architecture, SubLayer
+from .table import ARCHITECTURES, EMBEDDINGS, REFORMER, SHARED_NORMS, SubLayer
 
 
 logger = logging.getLogger(__name__)
@@ -71,11 +71,11 @@ class View:
         found = (key for key in self.modules if module is not None and self.modules[key] is base_module(module))
         return next(found, None)
 
-    def row_around(self, key: str) -> Architecture | None:
-        """Return the table's row of the innermost model around a module that has one; None if there is none."""
+    def type_around(self, key: str) -> str:
+        """Return the `model_type` of the innermost known model around a module; "" if there is none."""
         known = {outer: kind for outer, kind in self.types.items() if kind in ARCHITECTURES}
         around = [outer for outer in known if not outer or is_inside(key, outer)]
-        return ARCHITECTURES[known[max(around, key=len)]] if around else None
+        return known[max(around, key=len)] if around else ""
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
@@ -131,10 +131,10 @@ def look_up_layers(view: View) -> Layers:
     """Return the sub-layers of all lists of layers that the table describes."""
     found: Layers = {}
     for stack, module in view.modules.items():
-        row = view.row_around(stack)
-        if row is None or not isinstance(module, nn.ModuleList):
+        if not isinstance(module, nn.ModuleList):
             continue
-        kinds = [kind for kind in row.stacks if f".{stack}".endswith(f".{kind.layers}")]
+        stacks = ARCHITECTURES.get(view.type_around(stack), ())
+        kinds = [kind for kind in stacks if f".{stack}".endswith(f".{kind.layers}")]
         layers: Layers = {}
         for index in range(len(module)):
             names = f"{stack}.{index}."
@@ -186,15 +186,16 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
     describes, possibly because another version of transformers names its modules differently, is inferred.
     """
-    refusal = next((UNSUPPORTED[kind] for kind in view.types.values() if kind in UNSUPPORTED), None)
+    if "reformer" in view.types.values():
+        raise ValueError(REFORMER)
     known = look_up_layers(view)
     layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
     stacks = {stack for stack, _ in layers}
     rest = {key: module for key, module in view.modules.items() if not any(is_inside(key, stack) for stack in stacks)}
     inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
     layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
-    if refusal or unknown:
-        raise ValueError(refusal or _explain_unknown(unknown, layers))
+    if unknown:
+        raise ValueError(_explain_unknown(unknown, layers))
     if inferred:
         log_inferred(inferred)
     for (stack, index), sub_layers in layers.items():
@@ -202,11 +203,9 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
             key, width = (full_name(stack, index, name) for name in (end.output, end.tells_width))
             place = Place(key, position, stack, index, width)
             if config.kind != "houlsby" and _is_selected(place, config):
-                row = view.row_around(key)
                 entry, norm = (name and full_name(stack, index, name) for name in (end.entry, end.norm))
                 place = replace(place, entry=entry, norm=norm)
-                is_known = row is not None and row.has_entries and entry is not None
-                if not is_known or not all(name in view.modules for name in place.modules):
+                if entry is None or not all(name in view.modules for name in place.modules):
                     raise ValueError(
                         "HoulsbyConfig.kind must be 'houlsby' where the table does not tell which module the residual "
                         f"input of a sub-layer enters; got {config.kind!r}, and this is not known for {key!r} of "
@@ -249,8 +248,7 @@ def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:
     """Return the end of the embeddings."""
     found = []
     for key in view.modules:
-        row = view.row_around(key)
-        end = row.embeddings if row else None
+        end = EMBEDDINGS.get(view.type_around(key))
         if end and f".{key}".endswith(f".{end.output}") and is_included(key, config):
             projection = key.removesuffix(end.output) + end.tells_width
             found.append(Place(key, "embeddings", "", None, projection))
@@ -268,8 +266,7 @@ def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Pla
     if not config.train_layer_norm:
         return
     whole = [*bottlenecks, *([] if config.modules_to_save == [] else view.head)]
-    rows = [ARCHITECTURES[kind] for kind in view.types.values() if kind in ARCHITECTURES]
-    frozen = tuple(f".{name}" for row in rows for name in row.frozen_norms)
+    shared = tuple(f".{SHARED_NORMS[kind]}" for kind in view.types.values() if kind in SHARED_NORMS)
     # The narrowest output of a sub-layer in each adapted layer, and by layer the widths of the norms in it.
     adapted: dict[tuple[str, int], int] = {}
     for place in bottlenecks.values():
@@ -279,7 +276,7 @@ def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Pla
             adapted[layer] = min(width, adapted.get(layer, width))
     norms: dict[tuple[str, int] | None, dict[str, int]] = {}
     for key, module in view.modules.items():
-        if is_norm(module) and not f".{key}".endswith(frozen) and not any(is_inside(key, other) for other in whole):
+        if is_norm(module) and not f".{key}".endswith(shared) and not any(is_inside(key, other) for other in whole):
             around = next((layer for layer in adapted if is_inside(key, full_name(*layer, ""))), None)
             if is_included(key, config):
                 norms.setdefault(around, {})[key] = output_width(key, module)

@@ -1,9 +1,8 @@
-"""Print where the adapters of a configuration go in a model, and which architectures are known.
+"""Print where the adapters of a configuration go in a model.
 
 As a command, from the model's configuration alone; no weights are needed:
 
     python -m houlsby_peft.placement bert-base-uncased --r 64 --model_class AutoModelForSequenceClassification
-    python -m houlsby_peft.placement --architectures
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from ..config import KINDS, HoulsbyConfig
 from ..record import Place, fold_places
 from .places import output_width
 from .plan import Plan
-from .table import ARCHITECTURES, UNSUPPORTED
 
 
 def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
@@ -62,26 +60,6 @@ def placement_map(model: nn.Module, config: HoulsbyConfig | None = None) -> str:
     return "\n".join([type(model).__name__, "", *_align(rows), "", *_align(numbers)])
 
 
-def architectures_list() -> str:
-    """Return the known architectures in Markdown, as in docs/architectures.md: all names, then notes on some."""
-    names_of: dict[str, list[str]] = {}
-    for architecture in ARCHITECTURES.values():
-        names_of.setdefault(architecture.note, []).extend(architecture.name.split(", "))
-    names = sorted({name for names in names_of.values() for name in names}, key=str.lower)
-    notes = [f"- {', '.join(dict.fromkeys(names))}: {note}." for note, names in names_of.items() if note]
-    late = [
-        architecture.name
-        for architecture in ARCHITECTURES.values()
-        if any(end.late_dropout for stack in architecture.stacks for _, end in stack.positions)
-    ]
-    notes.append(
-        f"- {', '.join(sorted(late, key=str.lower))}: in training, the dropout of a sub-layer comes after the "
-        "adapter, because it is not a module that can be wrapped."
-    )
-    notes += [f"- Not supported: {why}" for why in UNSUPPORTED.values()]
-    return "\n".join([", ".join(names) + ".", "", *notes])
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(
@@ -89,9 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__.split("\n")[0],
         epilog="The flags without a description are fields of HoulsbyConfig.",
     )
-    parser.add_argument("model", nargs="?", help="model on the Hub or local folder; only its configuration is read")
+    parser.add_argument("model", help="model on the Hub or local folder; only its configuration is read")
     parser.add_argument("--model_class", help="class in transformers; default: the one that the configuration names")
-    parser.add_argument("--architectures", action="store_true", help="print the known architectures, in Markdown")
     defaults = HoulsbyConfig()
     parser.add_argument("--r", type=int, default=defaults.r)
     parser.add_argument("--share_layers", type=int, default=defaults.share_layers)
@@ -99,12 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--invertible", choices=("nice",))
     parser.add_argument("--positions", nargs="+", metavar="POSITION")
     options = vars(parser.parse_args(arguments))
-    name, model_class, architectures = (options.pop(key) for key in ("model", "model_class", "architectures"))
-    if architectures:
-        print(architectures_list())
-        return
-    if name is None:
-        parser.error("name a model, or give --architectures")
+    name, model_class = options.pop("model"), options.pop("model_class")
     try:
         # On the meta device, from its configuration; code from the Hub is not run.
         model_config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -18,7 +18,7 @@ from tiny_models import perturb, tiny_bert
 BASE = "__base__"
 NAMES = [["one", BASE, "two"], ["two"], [], ["two", "one", "one"]]
 # A row of each distinct layer with more than one layer in a list.
-LAYERS = {ARCHITECTURES[name.partition(":")[0]].stacks: name for name in reversed(ROWS)}.values()
+LAYERS = {ARCHITECTURES[name.partition(":")[0]]: name for name in reversed(ROWS)}.values()
 # Bloom's layers read a bias with several rows for each text; the other adapts the parts of one layer by their names.
 ALL_ROWS = ("bloom", "timesformer:places")
 

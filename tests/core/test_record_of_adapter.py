@@ -18,7 +18,7 @@ from houlsby_peft.checkpoints.saved import SavedAdapter
 from houlsby_peft.hub.info import describe
 from houlsby_peft.placement import places
 from houlsby_peft.placement.places import find_places
-from houlsby_peft.placement.table import ARCHITECTURES, Architecture, Stack, SubLayer
+from houlsby_peft.placement.table import ARCHITECTURES, Stack, SubLayer
 from tiny_models import perturb, tiny_bert
 
 
@@ -146,7 +146,7 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
 
     # The same where another row names other modules.
     other = (Stack("encoder.layer", SubLayer("attention.output"), SubLayer("output")),)
-    monkeypatch.setitem(ARCHITECTURES, "bert", Architecture("BERT", other))
+    monkeypatch.setitem(ARCHITECTURES, "bert", other)
     loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 

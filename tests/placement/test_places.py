@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -18,6 +22,7 @@ from tiny_models import perturb, tiny_bert
 
 
 EVERY_POSITION = ("attention", "feed_forward", "cross_attention")
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 def config_of(name, **changes):
@@ -152,19 +157,20 @@ def test_cross_attention_that_the_model_does_not_have():
         get_peft_model(ROWS["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
 
 
-@pytest.mark.parametrize("name", ["Reformer", "SqueezeBert", "XLM", "XLNet"])
-def test_the_remedy_for_an_architecture_that_is_refused_works(name):
+@pytest.mark.parametrize("name", ["Reformer", "SqueezeBERT", "XLM", "XLNet"])
+def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
     sizes = {"hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24, "attention_head_size": 8,
              "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "embedding_size": 16,
              "local_attn_chunk_length": 4, "axial_pos_embds": False}  # fmt: skip
     own = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
-    config = getattr(transformers, f"{name}Config")(vocab_size=50, **(own if name.startswith("XL") else sizes))
-    base, ids = getattr(transformers, f"{name}Model")(config), torch.randint(3, 50, (2, 8))
-    with pytest.raises(ValueError, match="target_modules=") as error:
+    prefix = name.replace("BERT", "Bert")
+    config = getattr(transformers, f"{prefix}Config")(vocab_size=50, **(own if name.startswith("XL") else sizes))
+    base, ids = getattr(transformers, f"{prefix}Model")(config), torch.randint(3, 50, (2, 8))
+    with pytest.raises(ValueError, match="target_modules"):
         get_peft_model(base, HoulsbyConfig(r=4))
-    text = str(error.value)
-    remedy = text[text.index("target_modules=[") + len("target_modules=[") : text.index("]")]
-    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy.replace("'", "").split(", ")))
+    advice = next(item for item in PAGE.read_text().split("\n- ") if re.match(rf"(\w+ and )?{name}\b", item))
+    remedy = ast.literal_eval(re.search(r"`target_modules=(\[.*?\])`", advice)[1])
+    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
     if name == "Reformer":
         base.enable_input_require_grads()
     perturb(model)

@@ -2,19 +2,21 @@
 
 Read the model's layer in transformers and write down here, without looking at the table: the projection that ends each
 sub-layer, how many norms the layers have, how the sub-layers' outputs meet the skip connections, and whether a dropout
-module stands between. A new architecture is one row here and one in `houlsby_peft/placement/table.py`.
+module stands between. What shares the row of another model in `houlsby_peft/placement/table.py` shares its row here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
 import written_out_layers as written_out
+from houlsby_peft.placement.table import ARCHITECTURES
 
 
 LAYERS = 2
@@ -37,8 +39,6 @@ class Row:
         dropout: positions with a dropout module of their own between projection and skip; by the name of the list
             of layers, where the lists differ.
         inputs: which inputs the model takes, a name in `_INPUTS`.
-        checkpointing: whether transformers has gradient checkpointing for it.
-        inferred: whether the inference finds the same projections without the row.
         layer: the layer's forward pass, instead of `skip` and `after`; by the name of the list of layers, where the
             lists differ.
     """
@@ -51,8 +51,6 @@ class Row:
     after: dict[str, str] = field(default_factory=dict)
     dropout: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     inputs: str = "text"
-    checkpointing: bool = True
-    inferred: bool = True
     layer: Callable[..., torch.Tensor] | dict[str, Callable[..., torch.Tensor]] | None = None
 
     def layers(self, base: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
@@ -153,7 +151,12 @@ _SPEECH = {
     "num_conv_pos_embedding_groups": 2,
 }
 _GROUPED = {"num_key_value_heads": 1}
-_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 12, "decoder_sparse_step": 1}
+_EXPERTS = {
+    **dict.fromkeys(("num_local_experts", "num_experts"), 3),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 12),
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+}
 
 
 def _bert(
@@ -280,7 +283,6 @@ def _wav2vec2(
     name: str,
     skip: str = "post",
     attention: str = "attention.out_proj",
-    inferred: bool = True,
     **changes: Any,
 ) -> Row:
     return Row(
@@ -291,7 +293,6 @@ def _wav2vec2(
         after={"attention": "layer_norm", "feed_forward": "final_layer_norm"} if skip == "post" else {},
         dropout=("attention", "feed_forward"),
         inputs="speech",
-        inferred=inferred,
     )
 
 
@@ -314,7 +315,6 @@ _WAV2VEC2_BERT: dict[str, Any] = {
     "norms": 6 * LAYERS,
     "dropout": _CONFORMER_DROPOUT,
     "inputs": "mel",
-    "inferred": False,
     "layer": written_out.conformer,
 }
 _SEAMLESS = {
@@ -362,7 +362,6 @@ def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row
         norms=sum(map(len, each)),
         dropout=("attention", "feed_forward", "feed_forward 2", "cross_attention"),
         inputs="queries_and_text" if text else "queries",
-        inferred=not text,
         layer=written_out.qformer,
     )
 
@@ -380,7 +379,6 @@ def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parake
         {"layers": {**ends, "feed_forward 2": "feed_forward2.linear2"}},
         norms=norms,
         inputs="mel",
-        inferred=False,
         layer=layer,
     )
 
@@ -401,7 +399,6 @@ def _seamless(name: str, conformer_norms: int) -> Row:
         norms=conformer_norms * LAYERS + 3 + 3 * LAYERS,
         dropout=dict(zip(stacks, dropout, strict=True)),
         inputs="mel_to_text",
-        inferred=False,
         layer=dict(zip(stacks, layers, strict=True)),
     )
 
@@ -414,7 +411,6 @@ def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> Ro
         {"encoder.layer": {**ends, "feed_forward 2": "ffn.1.output.dense", "feed_forward 3": "output.dense"}},
         norms=norms * LAYERS,
         dropout=dropout,
-        inferred=False,
         layer=written_out.mobilebert,
     )
 
@@ -426,7 +422,6 @@ def _gemma4(norms: int, *ends: str, **changes: Any) -> Row:
         {**_GEMMA4, **changes},
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj", **feed_forwards}},
         norms=norms * LAYERS,
-        inferred=False,
         layer=written_out.gemma4,
     )
 
@@ -449,8 +444,6 @@ def _timesformer(ends: dict[str, str], norms: int, layer: Callable[..., torch.Te
         norms=norms * LAYERS,
         dropout=("attention 2", "feed_forward") if layer else ("attention", "feed_forward"),
         inputs="video",
-        checkpointing=False,
-        inferred=False,
         layer=layer,
     )
 
@@ -468,7 +461,6 @@ def _granite(experts: int) -> Row:
             "residual_multiplier": 0.7,
         },
         {"layers": (ends, {"attention": "self_attn.o_proj", **ends})},
-        inferred=False,
         layer=written_out.granite,
     )
 
@@ -477,7 +469,8 @@ _CLIP_TOWERS = {"text_config": SIZES, "vision_config": SIZES}
 _BOTH_TOWERS = ("text_model.", "vision_model.")
 _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
 
-# Keys are a `model_type` of the table, with a variant after a colon where a configuration changes the layer.
+# Keys are a `model_type` of the table, with a variant after a colon where a configuration changes the layer. Those of
+# models that copy the layer of another one are added at the end.
 ROWS: dict[str, Row] = {
     "albert": Row(
         "AlbertModel",
@@ -492,7 +485,6 @@ ROWS: dict[str, Row] = {
         skip="post",
         after={"attention": "attention.LayerNorm", "feed_forward": "full_layer_layer_norm"},
         dropout=("attention",),
-        checkpointing=False,
     ),
     "bamba": Row(
         "BambaModel",
@@ -503,14 +495,12 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.o_proj", "feed_forward": "feed_forward.down_proj"},
             )
         },
-        inferred=False,
         layer=written_out.jamba,
     ),
     "bart": _bart("BartModel", "post"),
     "beit": _vit("BeitModel", skip="factor"),
     "bert": _bert("BertModel"),
     "bert:cross": _bert("BertModel", is_decoder=True, add_cross_attention=True),
-    "bert-generation": _bert("BertGenerationEncoder"),
     "big_bird": _bert("BigBirdModel", attention_type="original_full", sep_token_id=2),
     "blip_2_qformer": _qformer("Blip2QFormerModel", 2, text=False),
     "blip_2_vision_model": _blip_vision("Blip2VisionModel"),
@@ -519,10 +509,11 @@ ROWS: dict[str, Row] = {
         {},
         {"h": {"attention": "self_attention.dense", "feed_forward": "mlp.dense_4h_to_h"}},
     ),
-    "camembert": _bert("CamembertModel"),
     "clip": _clip("CLIPModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
     "clip_text_model": _clip("CLIPTextModel", {}, ("",), "text"),
     "clip_vision_model": _clip("CLIPVisionModel", {}, ("",), "image"),
+    "siglip_text_model": _clip("SiglipTextModel", {}, ("",), "text"),
+    "siglip_vision_model": _clip("SiglipVisionModel", {}, ("",), "image"),
     "deberta": _bert("DebertaModel", relative_attention=True, pos_att_type=["p2c", "c2p"]),
     "deberta-v2": _bert("DebertaV2Model"),
     "deberta-v2:v3": _bert(
@@ -534,14 +525,11 @@ ROWS: dict[str, Row] = {
         share_att_key=True,
         conv_kernel_size=3,
     ),
-    "deit": _vit("DeiTModel"),
     "dinov2": Row(
         "Dinov2Model",
         {"mlp_ratio": 2},
         {"encoder.layer": {"attention": "layer_scale1", "feed_forward": "layer_scale2"}},
         inputs="image",
-        # The inference finds the projections, which come before the layer scale.
-        inferred=False,
     ),
     "distilbert": Row(
         "DistilBertModel",
@@ -551,8 +539,6 @@ ROWS: dict[str, Row] = {
         after={"attention": "sa_layer_norm", "feed_forward": "output_layer_norm"},
         dropout=("feed_forward",),
     ),
-    "electra": _bert("ElectraModel", embedding_size=8),
-    "ernie": _bert("ErnieModel"),
     "esm": _bert("EsmModel", skip="pre", mask_token_id=3),
     "falcon": _falcon(1, parallel_attn=True),
     "falcon:sequential": _falcon(2, parallel_attn=False),
@@ -561,7 +547,6 @@ ROWS: dict[str, Row] = {
         "FalconH1Model",
         {**_GROUPED, **_MAMBA, "mamba_d_ssm": 32, "attention_out_multiplier": 0.7, "mlp_multipliers": [0.9, 0.8]},
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
-        inferred=False,
         layer=written_out.falcon_h1,
     ),
     "florence_vision": Row(
@@ -580,11 +565,8 @@ ROWS: dict[str, Row] = {
         {f"blocks.{stage}": _FLORENCE_ENDS for stage in range(4)},
         norms=16,
         inputs="image_alone",
-        checkpointing=False,
-        inferred=False,
         layer=written_out.florence_vision,
     ),
-    "gemma": _llama("GemmaModel", head_dim=6),
     "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
     "gemma3_text": _llama("Gemma3TextModel", norms_per_layer=4, head_dim=6),
     "gemma3n_text": Row(
@@ -603,7 +585,6 @@ ROWS: dict[str, Row] = {
         },
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
         norms=7 * LAYERS,
-        inferred=False,
         layer=written_out.gemma3n,
     ),
     "gemma4_audio": Row(
@@ -623,8 +604,6 @@ ROWS: dict[str, Row] = {
         },
         norms=9 * LAYERS,
         inputs="mel",
-        checkpointing=False,
-        inferred=False,
         layer=written_out.gemma4_audio,
     ),
     "gemma4_text": _gemma4(4),
@@ -639,11 +618,9 @@ ROWS: dict[str, Row] = {
         skip="branch",
         after={"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"},
         inputs="patches",
-        inferred=False,
     ),
     "gpt2": _gpt2("GPT2Model"),
     "gpt2:cross": _gpt2("GPT2Model", add_cross_attention=True),
-    "gpt_bigcode": _gpt2("GPTBigCodeModel"),
     "gpt_neo": Row(
         "GPTNeoModel",
         {
@@ -664,14 +641,11 @@ ROWS: dict[str, Row] = {
     ),
     "granitemoehybrid": _granite(3),
     "granitemoehybrid:dense": _granite(0),
-    "hubert": _wav2vec2("HubertModel"),
-    "hubert:stable": _wav2vec2("HubertModel", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
     "ibert": Row(
         "IBertModel",
         {},
         {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense"}},
         dropout=("attention", "feed_forward"),
-        checkpointing=False,
         layer=written_out.ibert,
     ),
     "inkling_text": Row(
@@ -691,7 +665,6 @@ ROWS: dict[str, Row] = {
             "layer_types": ["hybrid_sliding", "hybrid"],
         },
         {"layers": {"attention": "attn_sconv", "feed_forward": "mlp_sconv"}},
-        inferred=False,
     ),
     "instructblip_qformer": _qformer("InstructBlipQFormerModel", 2),
     "instructblip_vision_model": _blip_vision("InstructBlipVisionModel"),
@@ -713,7 +686,6 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"},
             )
         },
-        inferred=False,
         layer=written_out.jamba,
     ),
     "lasr_encoder": _parakeet("LasrEncoder", written_out.lasr),
@@ -726,7 +698,6 @@ ROWS: dict[str, Row] = {
                 {"attention": "self_attn.out_proj", "feed_forward": "feed_forward.w2"},
             )
         },
-        inferred=False,
         layer=written_out.lfm2,
     ),
     "lilt": _bert(
@@ -768,16 +739,11 @@ ROWS: dict[str, Row] = {
         after={"attention": "attention.output.LayerNorm", "feed_forward": "output.LayerNorm"},
         dropout=("attention", "attention 2", "feed_forward", "feed_forward 2", "cross_attention"),
         inputs="text_and_regions",
-        checkpointing=False,
-        inferred=False,
         layer={"encoder.x_layers": written_out.lxmert},
     ),
     "m2m_100": _bart("M2M100Model", "pre"),
-    "marian": _bart("MarianModel", "post"),
-    "mbart": _bart("MBartModel", "pre"),
     "megatron-bert": _bert("MegatronBertModel", skip="pre"),
-    "mistral": _llama("MistralModel"),
-    "mixtral": _llama("MixtralModel", mlp="mlp", num_local_experts=3),
+    "mixtral": _llama("MixtralModel", mlp="mlp", **_EXPERTS),
     "mobilebert": _mobilebert(norms=7),
     "mobilebert:no bottleneck": _mobilebert(
         4, ("attention", "feed_forward 3"), use_bottleneck=False, hidden_size=16, intra_bottleneck_size=16
@@ -804,9 +770,7 @@ ROWS: dict[str, Row] = {
         skip="post",
         after={"attention": "attention.LayerNorm", "feed_forward": "output.LayerNorm"},
         dropout=("attention", "feed_forward"),
-        checkpointing=False,
     ),
-    "mt5": _t5("MT5Model"),
     "nemotron_asr_streaming_encoder": _parakeet("NemotronAsrStreamingEncoder", norms=6 * LAYERS),
     "nemotron_h": Row(
         "NemotronHModel",
@@ -832,7 +796,6 @@ ROWS: dict[str, Row] = {
             )
         },
         norms=3,
-        inferred=False,
         layer=written_out.nemotron_h,
     ),
     "olmo2": _llama("Olmo2Model"),
@@ -849,7 +812,6 @@ ROWS: dict[str, Row] = {
         after={"attention": "self_attn_layer_norm", "feed_forward": "final_layer_norm"},
     ),
     "parakeet_encoder": _parakeet("ParakeetEncoder"),
-    "pegasus": _bart("PegasusModel", "pre"),
     "phi": Row(
         "PhiModel",
         _GROUPED,
@@ -862,19 +824,9 @@ ROWS: dict[str, Row] = {
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
         dropout=("attention", "feed_forward"),
     ),
-    "plbart": _bart("PLBartModel", "post"),
-    "qwen2": _llama("Qwen2Model"),
-    "qwen2_moe": _llama("Qwen2MoeModel", mlp="mlp", num_experts=3, shared_expert_intermediate_size=12, **_EXPERTS),
-    "qwen3": _llama("Qwen3Model", head_dim=6),
-    "qwen3_moe": _llama("Qwen3MoeModel", mlp="mlp", head_dim=6, num_experts=3, **_EXPERTS),
-    "rembert": _bert("RemBertModel", input_embedding_size=8),
-    "roberta": _bert("RobertaModel"),
     "roberta-prelayernorm": _bert("RobertaPreLayerNormModel", skip="pre"),
     "seamless_m4t": _seamless("SeamlessM4TForSpeechToText", 5),
     "seamless_m4t_v2": _seamless("SeamlessM4Tv2ForSpeechToText", 6),
-    "siglip": _clip("SiglipModel", _CLIP_TOWERS, _BOTH_TOWERS, "text_and_image"),
-    "siglip_text_model": _clip("SiglipTextModel", {}, ("",), "text"),
-    "siglip_vision_model": _clip("SiglipVisionModel", {}, ("",), "image"),
     "starcoder2": _llama("Starcoder2Model", mlp="mlp.c_proj"),
     "t5": _t5("T5Model"),
     "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
@@ -882,7 +834,6 @@ ROWS: dict[str, Row] = {
     "timesformer:places": _timesformer(
         {"attention": "attention.output.dense", "feed_forward": "output.dense"}, 2, None, attention_type="space_only"
     ),
-    "umt5": _t5("UMT5Model"),
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
     "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
@@ -904,20 +855,17 @@ ROWS: dict[str, Row] = {
         norms=5 * LAYERS,
         dropout=_CONFORMER_DROPOUT,
         inputs="speech",
-        inferred=False,
         layer=written_out.conformer,
     ),
     # The attention reads the weights of its projection without calling it.
-    "wavlm": _wav2vec2("WavLMModel", attention="attention", inferred=False),
+    "wavlm": _wav2vec2("WavLMModel", attention="attention"),
     "whisper": _bart("WhisperModel", "pre", inputs="speech_to_text", **_WHISPER),
-    "xlm-roberta": _bert("XLMRobertaModel"),
     "xlm-roberta-xl": _bert("XLMRobertaXLModel", skip="pre", dropout=("attention",)),
     "xmod": Row(
         "XmodModel",
         {"languages": ("en_XX",), "default_language": "en_XX"},
         {"encoder.layer": _LXMERT_ENDS},
         dropout=("attention",),
-        inferred=False,
         layer=written_out.xmod,
     ),
     "zamba2": Row(
@@ -932,7 +880,10 @@ ROWS: dict[str, Row] = {
         },
         {"layers": ({}, {"feed_forward": "linear"}) * 2},
         norms=6,
-        inferred=False,
         layer=written_out.zamba2,
     ),
 }
+for model_type, stacks in ARCHITECTURES.items():
+    if model_type not in ROWS:
+        copied = next(row for name, row in ROWS.items() if ARCHITECTURES[name.partition(":")[0]] == stacks)
+        ROWS[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])
