@@ -70,20 +70,16 @@ class MixedBatch:
         if inputs is None or layer._get_available_adapters().isdisjoint(self.names):
             return run_adapter(layer, BASE, args, kwargs)
         self.is_changed = True
-        names = self._names_of_rows(layer, inputs)
+        names = self.names
+        if self.rows is None:
+            check_number(names, inputs)
+        elif (times := self.rows.times(layer, inputs)) != 1:
+            names = tuple(name for name in names for _ in range(times))
         if isinstance(layer, HoulsbyLayer):
             return self._run_bottlenecks(layer, names, *args)
         if isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1 and _can_stack_norms(layer.base_layer):
             return self._run_norms(layer, names, inputs)
         return self._run_each(layer, names, args, kwargs, inputs.device)
-
-    def _names_of_rows(self, layer: nn.Module, hidden: torch.Tensor) -> tuple[str, ...]:
-        """Return the adapter at each index of the first dimension of what reaches a layer."""
-        if self.rows is not None:
-            times = self.rows.times(layer, hidden)
-            return self.names if times == 1 else tuple(name for name in self.names for _ in range(times))
-        check_number(self.names, hidden)
-        return self.names
 
     def _run_each(
         self, layer: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
@@ -138,8 +134,16 @@ class MixedBatch:
         """Normalize all rows at once, and then apply to each row the weights of its adapter's norm."""
         key = (layer, names, hidden.dim(), hidden.device)
         if key not in self._norms:
+            norms: dict[str, nn.Module] = {name: layer.norm(name) for name in dict.fromkeys(names)}
+            some = next(iter(norms.values()))
+            order = {name: position for position, name in enumerate(norms)}
+            index = torch.tensor([order[name] for name in names], device=next(some.parameters()).device)
+            dtype = max((next(norm.parameters()).dtype for norm in norms.values()), key=lambda dtype: dtype.itemsize)
             shape = (len(names), *[1] * (hidden.dim() - 2), hidden.shape[-1])
-            self._norms[key] = _norms_of_rows({name: layer.norm(name) for name in dict.fromkeys(names)}, names, shape)
+            self._norms[key] = {
+                part: torch.stack([norm.get_parameter(part).to(dtype) for norm in norms.values()])[index].view(shape)
+                for part, _ in some.named_parameters()
+            }
         rows, base = self._norms[key], layer.base_layer
         wide = hidden.to(rows["weight"].dtype)
         if isinstance(base, nn.LayerNorm):
@@ -190,7 +194,11 @@ def _group(used: Mapping[str, Any], names: Sequence[str], device: torch.device) 
         # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
         key: object = name
         if _can_be_stacked(bottleneck):
-            key = (_find_facts(bottleneck), len(rows[name]).bit_length())
+            # All but the values of its weights that determines what it computes in evaluation.
+            facts = tuple((fact, value) for fact, value in vars(bottleneck).items() if not fact.startswith("_"))
+            weight = bottleneck.down_proj.weight
+            shape = (tuple(bottleneck._parameters), weight.shape, weight.dtype)
+            key = (facts, shape, len(rows[name]).bit_length())
         members.setdefault(key, []).append(name)
     groups = []
     for key, group in members.items():
@@ -216,13 +224,6 @@ def _can_be_stacked(bottleneck: Any) -> bool:
     return next(bottleneck.activation.parameters(), None) is None and all(
         type(weight) in (nn.Parameter, torch.Tensor) and not weight.is_meta for weight in weights
     )
-
-
-def _find_facts(bottleneck: Bottleneck) -> object:
-    """Return all but the values of its weights that determines what a bottleneck computes in evaluation."""
-    own = {name: value for name, value in vars(bottleneck).items() if not name.startswith("_")}
-    weight = bottleneck.down_proj.weight
-    return tuple(own.items()), tuple(bottleneck._parameters), weight.shape, weight.dtype
 
 
 def _stack(bottlenecks: Sequence[Bottleneck]) -> Bottleneck:
@@ -259,20 +260,6 @@ def _can_stack_norms(base: nn.Module) -> bool:
     """Return whether a norm multiplies by its weights last; a subclass of PyTorch's norms may do anything."""
     plain = next((cls for cls in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, cls)), None)
     return (plain is None or type(base).forward is plain.forward) and not has_offloaded_params(base)
-
-
-def _norms_of_rows(
-    norms: Mapping[str, nn.Module], names: Sequence[str], shape: tuple[int, ...]
-) -> dict[str, torch.Tensor]:
-    """Return the weights of each row's norm, by their names in the norm."""
-    some = next(iter(norms.values()))
-    order = {name: position for position, name in enumerate(norms)}
-    rows = torch.tensor([order[name] for name in names], device=next(some.parameters()).device)
-    dtype = max((next(norm.parameters()).dtype for norm in norms.values()), key=lambda dtype: dtype.itemsize)
-    return {
-        key: torch.stack([norm.get_parameter(key).to(dtype) for norm in norms.values()])[rows].view(shape)
-        for key, _ in some.named_parameters()
-    }
 
 
 def _join(layer: nn.Module, outputs: Sequence[Any], rows: Sequence[torch.Tensor]) -> Any:
@@ -373,6 +360,7 @@ def hook_other_wrappers(model: nn.Module, batches: Mapping[int, Batch]) -> None:
         is_other = isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, HoulsbyHead)
         if is_other and "follows_mixed_batches" not in vars(module):
             vars(module)["follows_mixed_batches"] = True
+            # A copy of the model gets a copy of this, with its own batches.
             module.register_forward_hook(partial(_run_rows, batches), with_kwargs=True)
 
 

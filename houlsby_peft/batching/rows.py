@@ -13,9 +13,10 @@ import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from threading import get_ident
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft.utils import AuxiliaryTrainingWrapper
@@ -30,6 +31,8 @@ from ..layer import BASE, Batch, HoulsbyTunerLayer, is_inside
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
 # The state of a generation, which a run on other rows would change.
 _STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
+# Of each call of a module: the shape, and the means over all dimensions but the first and the last.
+_Calls: TypeAlias = list[tuple[torch.Size, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,6 @@ class Layout:
     """How a module keeps rows in the first dimension of the hidden states that reach it."""
 
     name: str
-    # Several if the module is called in several ways.
-    dims: frozenset[int] = frozenset()
     # Otherwise each row has several indices in succession.
     is_one_per_row: bool = False
     # Why the rows are unknown, if they are.
@@ -61,19 +62,17 @@ class Rows:
         """Return how many successive indices of the first dimension belong to each row."""
         layout = self.layouts[module]
         size, problem = hidden.shape[0], layout.problem
-        if problem:
-            pass
-        elif hidden.dim() not in layout.dims:
-            problem = f"there were {set(layout.dims) or 'no'} dimensions when two rows ran alone"
-        elif layout.is_one_per_row:
+        if layout.is_one_per_row:
             if size not in (self.number, self.number * self.repeats):
                 problem = "the model has changed the number of rows"
-        elif hidden.dim() > 2:
-            if size % self.number:
+        elif not problem:
+            is_right = size % self.number == 0
+            if hidden.dim() <= 2:
+                # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
+                per_row = {length * times for length in (1, *self.lengths) for times in (1, self.repeats)}
+                is_right = size in {self.number * each for each in per_row}
+            if not is_right:
                 problem = "the rows have different numbers of hidden states"
-        # Flattened. If padding were left out, the total could be a multiple of the rows by chance.
-        elif all(size != self.number * length * times for length in (1, *self.lengths) for times in (1, self.repeats)):
-            problem = "the rows have different numbers of hidden states"
         if problem:
             raise AdapterError(
                 "In a mixed batch, it must be known which hidden states belong to which row; got the shape "
@@ -95,6 +94,17 @@ class RowFinder:
         self.model = model
         self.batches = batches
         self._found: dict[object, dict[nn.Module, Layout]] = {}
+
+    @cached_property
+    def _changed(self) -> dict[nn.Module, tuple[str, str]]:
+        """The name of each module that adapters have changed, and of the outermost list of layers that it is in."""
+        modules = dict(self.model.named_modules())
+        lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
+        return {
+            module: (name, min((outer for outer in lists if is_inside(name, outer)), key=len, default=name))
+            for name, module in modules.items()
+            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
+        }
 
     @contextmanager
     def run(self, batch: Batch) -> Iterator[None]:
@@ -147,13 +157,48 @@ class RowFinder:
             tries.append(inputs | {"decoder_input_ids": torch.zeros(number, 1, dtype=torch.long, device=device)})
         problems = []
         for each in tries:
-            trials = _Trials(self, number, args[len(names) :], each)
             try:
-                return trials.compare()
+                return self._compare(number, args[len(names) :], each)
             except Exception as error:
                 line = (str(error).splitlines() or [""])[0][:200]
                 problems.append(f"the model does not run on two rows alone ({type(error).__name__}: {line})")
-        return {module: Layout(name, problem=problems[0]) for module, name in trials.changed.items()}
+        return {module: Layout(name, problem=problems[0]) for module, (name, _) in self._changed.items()}
+
+    def _compare(self, number: int, args: tuple[Any, ...], inputs: dict[str, Any]) -> dict[nn.Module, Layout]:
+        """Compare runs of the base model on one and on two rows of a batch."""
+
+        def try_rows(inputs: dict[str, Any], *rows: int) -> dict[nn.Module, _Calls]:
+            trial = _Trial()
+            own_args, own_inputs = select_rows((args, inputs), torch.tensor(rows), number)
+            with torch.no_grad(), self.run(trial):
+                self.model(*own_args, **own_inputs)
+            return trial.calls
+
+        others = _find_others(inputs)
+        text = {name: value for name, value in inputs.items() if name not in others}
+        own_lists: set[str] | None = None
+        if others:
+            # Where images are optional, each may belong to any row of the text. If they are needed, each row has one.
+            with suppress(Exception):
+                own_lists = {self._changed[module][1] for module in try_rows(text, 0)}
+        problem = "no hidden states come here when two rows run alone"
+        try:
+            one, two = try_rows(inputs, 0), try_rows(inputs, 0, number - 1)
+        except Exception:
+            if own_lists is None:
+                raise
+            # Images of all rows may be packed into one tensor.
+            one, two = try_rows(text, 0), try_rows(text, 0, number - 1)
+            problem = _FOREIGN
+        layouts = {}
+        for module, (name, outer) in self._changed.items():
+            if module not in two:
+                layouts[module] = Layout(name, problem=problem)
+            elif own_lists is not None and outer not in own_lists:
+                layouts[module] = Layout(name, problem=_FOREIGN)
+            else:
+                layouts[module] = _find_layout(name, one.get(module, []), two[module])
+        return layouts
 
 
 def run_adapter(layer: Any, adapter_name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -183,12 +228,11 @@ def first_tensor(values: Iterable[Any]) -> torch.Tensor | None:
     return next((value for value in values if isinstance(value, torch.Tensor) and value.dim()), None)
 
 
-class Trial:
+class _Trial:
     """A run of the base model on a few rows, which records what reaches the modules that adapters have changed."""
 
     def __init__(self) -> None:
-        # By module and call: the shape, and the means over all dimensions but the first and the last.
-        self.calls: dict[nn.Module, list[tuple[torch.Size, torch.Tensor]]] = {}
+        self.calls: dict[nn.Module, _Calls] = {}
 
     def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record what reaches a layer, and return what the base model computes there."""
@@ -197,66 +241,6 @@ class Trial:
             means = hidden.float().reshape(len(hidden), -1, hidden.shape[-1] if hidden.dim() > 1 else 1).mean(1)
             self.calls.setdefault(layer, []).append((hidden.shape, means))
         return run_adapter(layer, BASE, args, kwargs)
-
-
-class _Trials:
-    """Runs of the base model on one and two rows of a batch, whose inputs are all arguments that have a name."""
-
-    def __init__(self, finder: RowFinder, number: int, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
-        self.finder = finder
-        self.number = number
-        self.args = args
-        self.inputs = inputs
-        modules = dict(finder.model.named_modules())
-        self.lists = [name for name, module in modules.items() if isinstance(module, nn.ModuleList)]
-        # The modules that adapters have changed.
-        self.changed: dict[nn.Module, str] = {
-            module: name
-            for name, module in modules.items()
-            if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))
-        }
-
-    def compare(self) -> dict[nn.Module, Layout]:
-        """Return the layout of each module that adapters have changed."""
-        others = _find_others(self.inputs)
-        text = {name: value for name, value in self.inputs.items() if name not in others}
-        own_stacks: set[str] | None = None
-        if others:
-            # Where images are optional, each may belong to any row of the text. If they are needed, each row has one.
-            with suppress(Exception):
-                own_stacks = {self._stack(module) for module in self._run(text, [0]).calls}
-        problem = "no hidden states come here when two rows run alone"
-        try:
-            one, two = self._run(self.inputs, [0]), self._run(self.inputs, [0, self.number - 1])
-        except Exception:
-            if own_stacks is None:
-                raise
-            # Images of all rows may be packed into one tensor.
-            one, two = self._run(text, [0]), self._run(text, [0, self.number - 1])
-            problem = _FOREIGN
-        foreign = {module for module in two.calls if own_stacks is not None and self._stack(module) not in own_stacks}
-        layouts: dict[nn.Module, Layout] = {}
-        for module, name in self.changed.items():
-            if module in foreign:
-                layouts[module] = Layout(name, problem=_FOREIGN)
-            elif module in two.calls:
-                layouts[module] = _compare(name, one.calls.get(module, []), two.calls[module])
-            else:
-                layouts[module] = Layout(name, problem=problem)
-        return layouts
-
-    def _run(self, inputs: dict[str, Any], rows: list[int]) -> Trial:
-        """Run some rows through the base model."""
-        trial = Trial()
-        args, kwargs = select_rows((self.args, inputs), torch.tensor(rows), self.number)
-        with torch.no_grad(), self.finder.run(trial):
-            self.finder.model(*args, **kwargs)
-        return trial
-
-    def _stack(self, module: nn.Module) -> str:
-        """Return the name of the outermost list of layers that a module is in, or its own name."""
-        name = self.changed[module]
-        return min((outer for outer in self.lists if is_inside(name, outer)), key=len, default=name)
 
 
 def _find_others(inputs: dict[str, Any]) -> set[str]:
@@ -273,20 +257,14 @@ def _find_others(inputs: dict[str, Any]) -> set[str]:
     return tensors.keys() - text - known
 
 
-def _compare(
-    name: str, one: list[tuple[torch.Size, torch.Tensor]], two: list[tuple[torch.Size, torch.Tensor]]
-) -> Layout:
+def _find_layout(name: str, one: _Calls, two: _Calls) -> Layout:
     """Return the layout of a module from what one row and two rows have given to it."""
     if [(2 * shape[0], *shape[1:]) for shape, _ in one] != [tuple(shape) for shape, _ in two]:
         shown = [", ".join(str(tuple(shape)) for shape, _ in calls) or "none" for calls in (one, two)]
         return Layout(name, problem=f"one row alone has {shown[0]} there, and two rows have {shown[1]}")
-    dims = frozenset(len(shape) for shape, _ in two)
-    is_one_per_row = all(shape[0] == 1 for shape, _ in one)
-    if len(dims) != 1 and not is_one_per_row:
-        return Layout(name, problem="it is called with different numbers of dimensions")
     if not all(_is_in_order(alone, both) for (_, alone), (_, both) in zip(one, two, strict=True)):
         return Layout(name, problem="they are in another order than the rows")
-    return Layout(name, dims, is_one_per_row)
+    return Layout(name, is_one_per_row=all(shape[0] == 1 for shape, _ in one))
 
 
 def _is_in_order(alone: torch.Tensor, both: torch.Tensor) -> bool:

@@ -50,20 +50,15 @@ _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
 }
 
 
-class Unknown(Exception):
-    """Why a list of layers cannot be inferred, with modules of it that `target_modules` could name."""
-
-    def __init__(self, reason: str, example: list[str]) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.example = example
+class _Unknown(Exception):
+    """Why a list of layers cannot be inferred."""
 
 
 def infer_layers(
     modules: Mapping[str, nn.Module],
     positions: Collection[str],
     is_included: Callable[[str], bool] = lambda name: True,
-) -> tuple[dict[tuple[str, int], dict[str, SubLayer]], dict[str, Unknown]]:
+) -> tuple[dict[tuple[str, int], dict[str, SubLayer]], dict[str, str]]:
     """Return the sub-layers of every layer by position, and why lists with attention cannot be inferred.
 
     A layer without any module that is included is left out.
@@ -72,7 +67,7 @@ def infer_layers(
     around = {outer for name in attentions for outer in _outer_names(name)}
     lists = [key for key, module in modules.items() if key in around and _is_list(module)]
     found: dict[tuple[str, int], dict[str, SubLayer]] = {}
-    unknown: dict[str, Unknown] = {}
+    unknown: dict[str, str] = {}
     # Lists with attention in each item come first: T5 keeps the sub-layers of each layer in a list as well.
     for is_hybrid in (False, True):
         for key in sorted(lists, key=lambda key: -key.count(".")):  # the innermost first
@@ -89,13 +84,13 @@ def infer_layers(
             if number and (number < len(layers)) == is_hybrid:
                 try:
                     found |= {(key, index): ends for index, ends in _infer_list(layers, positions).items()}
-                except Unknown as why:
-                    unknown[key] = why
+                except _Unknown as why:
+                    unknown[key] = str(why)
     for name, stack in attentions.items():
         is_asked = "cross_attention" in positions or not _is_cross(name, modules[name])
         known = [*(f"{key}.{index}" for key, index in found), *unknown]
         if is_asked and is_included(name) and not any(is_inside(name, key) for key in known):
-            unknown[stack] = Unknown(f"{name} is not in a layer that has a feed-forward as well", [])
+            unknown[stack] = f"{name} is not in a layer that has a feed-forward as well"
     return found, unknown
 
 
@@ -181,8 +176,7 @@ class _Layer:
                 continue
             elif ends or position == "feed_forward" or (position == "attention" and has_self_attention):
                 count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
-                example = [found[-1] for other in ("attention", "feed_forward") if (found := self._ends(other))]
-                raise Unknown(f"for the {position} of {self.key} {count}", example)
+                raise _Unknown(f"for the {position} of {self.key} {count}")
         return result
 
     def _ends_of_attention(self, attention: str, projections: Collection[str]) -> list[str]:
@@ -235,20 +229,18 @@ class _Layer:
 def _infer_list(layers: Mapping[int, _Layer], positions: Collection[str]) -> dict[int, dict[str, SubLayer]]:
     """Return the sub-layers of each layer of a list."""
     found = {index: layer.sub_layers(positions) for index, layer in layers.items() if layer.attentions}
-    ends: list[str] = []
+    parts: set[str] = set()
     if len(found) < len(layers) and "feed_forward" in positions:
         every = [layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions]
-        ends = [sub_layer.output for each in every for sub_layer in each.values()]
-    parts = {end.partition(".")[0] for end in ends}
+        parts = {sub_layer.output.partition(".")[0] for each in every for sub_layer in each.values()}
     for index, layer in layers.items():
         if index not in found:
             own = [name for name in layer.modules if name in layer.sizes or name.endswith(".experts")]
             has_feed_forward = any(name.partition(".")[0] in parts for name in own)
             if parts and layer.sizes and not has_feed_forward:
-                raise Unknown(
+                raise _Unknown(
                     f"{layer.key} has linear modules, such as {next(iter(layer.sizes))}, but neither an attention nor "
-                    f"a part {' or '.join(sorted(parts))}, as the layers with attention have",
-                    ends[:1],
+                    f"a part {' or '.join(sorted(parts))}, as the layers with attention have"
                 )
             found[index] = layer.sub_layers(positions, parts) if has_feed_forward else {}
     return dict(sorted(found.items()))

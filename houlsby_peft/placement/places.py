@@ -19,7 +19,7 @@ from ..config import HoulsbyConfig
 from ..heads.head import find_head
 from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
-from .inference import Unknown, find_attentions, infer_layers, log_inferred
+from .inference import find_attentions, infer_layers, log_inferred
 from .table import ARCHITECTURES, EMBEDDINGS, REFORMER, SHARED_NORMS, SubLayer
 
 
@@ -103,7 +103,11 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
             )
     else:
         candidates = _find_candidates(view, config) if config.target_modules is None else _find_named(view, config)
-        places = {place.key: _sized(place, config) for place in candidates if _is_selected(place, config)}
+        places = {place.key: place for place in candidates if _is_selected(place, config)}
+        for key in places:
+            r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), key), config.r)
+            if r != config.r:
+                places[key] = replace(places[key], r=r)
         places |= {place.key: place for place in _find_norms(view, config, places)}
         if config.invertible is not None:
             end = _find_embeddings(view, config)
@@ -215,12 +219,6 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
             yield place
 
 
-def _sized(place: Place, config: HoulsbyConfig) -> Place:
-    """Return a place with the size that `rank_pattern` gives it, if any."""
-    r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), place.key), config.r)
-    return place if r == config.r else replace(place, r=r)
-
-
 def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     """Yield the modules that `target_modules` names."""
     names = SimpleNamespace(target_modules=config.target_modules, exclude_modules=None, modules_to_save=None)
@@ -328,11 +326,9 @@ def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
     return ("", int(found["layer"])) if found else ("", None)
 
 
-def _explain_unknown(unknown: Mapping[str, Unknown], known: Layers) -> str:
+def _explain_unknown(unknown: Mapping[str, str], known: Layers) -> str:
     """Return rule, value and remedy for lists of layers that can neither be looked up nor inferred."""
-    reasons = "; ".join(f"in {stack or 'the model itself'}, {why.reason}" for stack, why in unknown.items())
-    ends = [end.output for sub_layers in known.values() for _, end in sub_layers]
-    example = list(dict.fromkeys(ends + [end for why in unknown.values() for end in why.example]))
+    reasons = "; ".join(f"in {stack or 'the model itself'}, {why}" for stack, why in unknown.items())
     excluded: list[str] | str = list(unknown)
     # A name in a list is a suffix; where it would also exclude a list that is known, only a pattern is exact.
     if any(f".{stack}." in f"{key}." for stack in unknown for key, _ in known):
@@ -341,6 +337,5 @@ def _explain_unknown(unknown: Mapping[str, Unknown], known: Layers) -> str:
     return (
         "Every list of layers with attention must be adapted or left out on purpose. In an architecture that is not "
         "in the table, each sub-layer must end in one module that can be distinguished from the others; "
-        f"{reasons}. {leave_out} the modules whose output meets the skip connection in target_modules"
-        f"{f', for example target_modules={example}' if example else ''}."
+        f"{reasons}. {leave_out} the modules whose output meets the skip connection in target_modules."
     )

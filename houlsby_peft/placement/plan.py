@@ -16,7 +16,7 @@ from torch import nn
 from ..bottleneck import Bottleneck, InvertibleCoupling
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_other_base
 from ..checkpoints.weights import FILE_PREFIX, first_of
-from ..config import HEADS_OF_PEFT, HoulsbyConfig
+from ..config import HoulsbyConfig
 from ..errors import AdapterError
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
@@ -68,8 +68,6 @@ class Plan:
         self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
         if problem := next(_find_problems(model, self.places), None):
             raise ValueError(f"An adapter cannot wrap {problem}")
-        if not config.is_loaded:
-            self._log_unmatched()
 
     @cached_property
     def base(self) -> dict[str, Any]:
@@ -156,57 +154,41 @@ class Plan:
         Raises:
             ValueError: The adapter does not fit.
         """
-        self._check_name(adapter_name)
-        config, model = self.config, self.view.model
-        if not config.is_loaded:
-            return
-        check_base_is_loaded(model)
-        if (saved := config.names_in_file) is not None:
-            for head, own in self.heads.items():
-                inside = base_module(model.get_submodule(head)) if own is None else own
-                # The names before that of the head may be mapped while the file is loaded.
-                ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
-                missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
-                if missing:
-                    # PEFT would fail after it has changed the model.
-                    raise AdapterError(
-                        f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
-                    )
-
-    def _check_name(self, adapter_name: str) -> None:
-        """Refuse an adapter's name that PEFT could not tell from other names in the model.
-
-        Log which modules of other methods the adapter wraps, whose names PEFT then saves with `base_layer`.
-        """
         with torch.device("meta"):
             first = [next(iter(places.values())) for places in (self.bottlenecks, self.ends) if places]
             owned = [self.new_bottleneck(place) for place in first]
-        weights = [name for module in owned for name in module.state_dict()]
-        weights += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
-        added = f"{FILE_PREFIX}.base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm"
-        others = {
-            name: module
-            for name, module in self.view.model.named_modules()
-            if isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
-        }
-        methods = {type(m).__module__ for m in others.values() if adapter_name in m._get_available_adapters()}
+        names = [name for module in owned for name in module.state_dict()]
+        names += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
+        names += [*self.view.modules, f"{FILE_PREFIX}.base_layer.original_module.modules_to_save"]
+        names.append("houlsby_adapter.houlsby_norm")
         problem = None
-        if adapter_name in {part for key in (*self.view.modules, *weights, added) for part in key.split(".")}:
+        if adapter_name in {part for name in names for part in name.split(".")}:
             # PEFT leaves out the weights whose names have such a part when it saves another adapter.
             problem = "part of the names of the model's modules"
-        elif methods:
-            problem = f"that of an adapter of another method, {first_of(sorted(methods))}"
+        for module in self.view.model.modules():
+            is_other = isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+            if is_other and adapter_name in module._get_available_adapters():  # type: ignore[operator]
+                problem = f"that of an adapter of another method, {type(module).__module__}"
         if problem:
             raise ValueError(
                 f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
                 f"adapter_name, such as {'task_' + adapter_name!r}."
             )
-        wrapped = {name for place in self.places.values() for name in (place.key, place.entry)}
-        if both := [name for name in others if name in wrapped]:
-            log_once(
-                f"Adapters of another method are in modules that this adapter wraps ({first_of(both)}). From now on, "
-                "PEFT saves them under names that no other model has. Save them before, or add this adapter first."
-            )
+        if not self.config.is_loaded:
+            return
+        check_base_is_loaded(self.view.model)
+        if (saved := self.config.names_in_file) is None:
+            return
+        for head, own in self.heads.items():
+            inside = base_module(self.view.model.get_submodule(head)) if own is None else own
+            # The names before that of the head may be mapped while the file is loaded.
+            ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
+            missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
+            if missing:
+                # PEFT would fail after it has changed the model.
+                raise AdapterError(
+                    f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
+                )
 
     def new_record(self, adapter_name: str = "default") -> AdapterRecord:
         """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it.
@@ -226,26 +208,6 @@ class Plan:
             report_other_base(self.config.base_model_name_or_path, self.view.model, differences, adapter_name)
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
-
-    def _log_unmatched(self) -> None:
-        """Log what a new adapter's configuration asks for in vain, a typing error; PEFT warns about `rank_pattern`."""
-        config, names = self.config, list(self.view.modules)
-        targets = config.target_modules if isinstance(config.target_modules, list) else []
-        saved = set(config.modules_to_save or ()).difference(*HEADS_OF_PEFT.values())
-        asked = config.layers_to_transform
-        asked = [asked] if isinstance(asked, int) else asked or []
-        layers = {place.layer for place in self.bottlenecks.values()}
-        unmatched: dict[str, list[Any]] = {
-            "target_modules": [end for end in targets if not any(f".{key}".endswith(f".{end}") for key in names)],
-            "modules_to_save": sorted(end for end in saved if not any(key.endswith(end) for key in names)),
-            "layers_to_transform": [layer for layer in asked if layer not in layers],
-        }
-        for field, values in unmatched.items():
-            if values:
-                log_once(
-                    f"HoulsbyConfig.{field} names what {type(self.view.model).__name__} does not have or adapt: "
-                    f"{', '.join(map(repr, values))}."
-                )
 
     def _check_apart(self, heads: Collection[str]) -> None:
         """Refuse to train as a whole what holds a place of another adapter, or the other way round.

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-from peft import NoMatchingPeftModuleError, get_peft_model
+from peft import get_peft_model
 from torch import nn
 from transformers import FalconMambaConfig, FalconMambaModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.head import HoulsbyHead
-from houlsby_peft.placement.inference import log_once
 from tiny_models import perturb, tiny_bert
 
 
@@ -100,23 +97,6 @@ def test_modules_to_save_are_found_by_the_end_of_their_name():
     assert wrapped == {"bert.pooler", "classifier"} | {
         f"bert.encoder.layer.{i}.attention.self.query" for i in range(4)
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"target_modules": ["o_proj", "output.dense"]}, "target_modules .*: 'o_proj'"),
-        ({"modules_to_save": ["classifier", "no_such"]}, "modules_to_save .*: 'no_such'"),
-        ({"layers_to_transform": [0, 5]}, "layers_to_transform .*: 5"),
-    ],
-    ids=str,
-)
-def test_what_is_asked_for_in_vain_is_logged(options, said, caplog):
-    log_once.cache_clear()
-    get_peft_model(tiny_bert(), HoulsbyConfig(**{"r": 2, **options}))
-    assert re.search(said, caplog.text)
-    with pytest.raises(NoMatchingPeftModuleError, match="target_modules"):
-        get_peft_model(tiny_bert(), HoulsbyConfig(target_modules=["o_proj"]))
 
 
 def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
