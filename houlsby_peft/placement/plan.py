@@ -159,8 +159,8 @@ class Plan:
             owned = [self.new_bottleneck(place) for place in first]
         names = [name for module in owned for name in module.state_dict()]
         names += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
-        names += [*self.view.modules, f"{FILE_PREFIX}.base_layer.original_module.modules_to_save"]
-        names.append("houlsby_adapter.houlsby_norm")
+        names += [*self.view.modules, FILE_PREFIX]
+        names.append("base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm")
         problem = None
         if adapter_name in {part for name in names for part in name.split(".")}:
             # PEFT leaves out the weights whose names have such a part when it saves another adapter.
