@@ -204,14 +204,6 @@ def test_an_excluded_candidate_leaves_the_other_one():
     }
 
 
-def test_attentions_in_a_list_of_their_own_are_refused():
-    layers = HomeMade().blocks
-    model = nn.ModuleDict({"attentions": nn.ModuleList(layer.attention for layer in layers)})
-    model["nets"] = nn.ModuleList(layer.net0 for layer in layers)
-    with pytest.raises(ValueError, match=r"in attentions, attentions\.0 is not in a layer"):
-        find_places(model, HoulsbyConfig())
-
-
 def test_decoder_layers_of_pytorch():
     torch.manual_seed(0)
     hidden, memory = torch.randn(2, 3, 16), torch.randn(2, 5, 16)
