@@ -74,7 +74,7 @@ class Windows:
             context,
             truncation="only_second",
             max_length=self.max_length,
-            stride=max(0, min(self.stride, room // 2)),
+            stride=self.stride if self.stride < room else max(0, room // 2),
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )

@@ -95,6 +95,11 @@ class TestWindows:
                 assert context[window.spans[first][0] : window.spans[last][1]] == "lived in paris"
         assert marked >= 1
 
+    def test_windows_share_as_many_tokens_as_asked_for(self, tokenizer):
+        """Also more than half of what a window holds beside the question."""
+        for before, after in itertools.pairwise(windows_of(tokenizer, stride=60).split("where", long_context(300))):
+            assert [span for span in before.spans if span][-60:] == [span for span in after.spans if span][:60]
+
     def test_no_answer_is_marked_at_the_first_token(self, tokenizer):
         data = Dataset.from_list([question("q", "ada", "ada"), question("r", "ada")])
         rows = training_windows(data, windows_of(tokenizer))
