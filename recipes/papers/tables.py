@@ -14,7 +14,6 @@ from papers.results import (
     NO_BERT,
     Cell,
     MeanAndError,
-    Results,
     Row,
     arrange,
     collect,
@@ -90,7 +89,7 @@ def study(rows: Sequence[Row]) -> Pages:
         "Scores": (scores(rows), NOTES if {*columns(rows)} & {*COLUMNS} else ""),
         "Difference to full": (compared(rows, full_fine_tuning(rows), columns(rows)), DIFFERENCES),
         "Chosen on validation": (settings(rows), ""),
-        "Test accuracy": (test_accuracies(rows), ACCURACIES),
+        "Test accuracy": (accuracies(rows), ACCURACIES),
     }
     return {name: (table, note) for name, (table, note) in tables.items() if len(table)}
 
@@ -213,27 +212,12 @@ def settings(rows: Sequence[Row]) -> pd.DataFrame:
     return table_of(lines, [*(rows[0].chosen if rows else ()), *last])
 
 
-def test_accuracies(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the table of the 17 further tasks for the rows with test accuracies of them, with their sizes."""
-    found = {row.label: {task: cell.mean("accuracy", "test") for task, cell in row.cells.items()} for row in rows}
-    table = accuracies(found, {task: cell.best for row in rows for task, cell in row.cells.items()})
-    for row in (row for row in rows if row.label in table and row.method != NO_BERT):
-        sizes = row.sizes()
-        table.loc["total parameters", row.label] = f"{sizes.total:.3g}x"
-        table.loc["trained per task", row.label] = f"{sizes.share:.2%}"
-    return table
-
-
-def accuracies(found: Mapping[str, Mapping[str, MeanAndError | None]], results: Mapping[str, Results]) -> pd.DataFrame:
-    """Return the papers' test accuracies of the 17 further tasks beside others, with their means, and how the data
-    differ from the paper's.
-
-    Args:
-        found: Accuracies in percent by column and task.
-        results: Results of a run of each task.
-    """
-    ours = {label: {task: own[task] for task in PAPER if own.get(task)} for label, own in found.items()}
-    ours = {label: own for label, own in ours.items() if own}
+def accuracies(rows: Sequence[Row]) -> pd.DataFrame:
+    """Return the papers' test accuracies of the 17 further tasks beside those of the rows that have some, with their
+    means and sizes, and how the data differ from the paper's."""
+    found = {row.label: {task: value for task, cell in row.cells.items()
+                         if task in PAPER and (value := cell.mean("accuracy", "test"))} for row in rows}  # fmt: skip
+    ours = {label: own for label, own in found.items() if own}
     tasks = [task for task in PAPER if any(task in own for own in ours.values())]
     if not tasks:
         return pd.DataFrame()
@@ -250,11 +234,14 @@ def accuracies(found: Mapping[str, Mapping[str, MeanAndError | None]], results: 
                  for label, own in (papers | ours).items() if {*group} <= {*own}}  # fmt: skip
         lines[name] = {label: with_error(value) if label in ours else f"{value[0]:.1f}"
                        for label, value in means.items()}  # fmt: skip
+    runs = {task: cell.best for row in rows for task, cell in row.cells.items()}
     for task in tasks:
-        rows, classes = sum(results[task]["dataset"]["rows"].values()), len(results[task]["labels"])
-        lines[proper_name(task)]["data"] = PAPER[task].difference(rows, classes)
+        count, classes = sum(runs[task]["dataset"]["rows"].values()), len(runs[task]["labels"])
+        lines[proper_name(task)]["data"] = PAPER[task].difference(count, classes)
     lines["all 17, as printed"] = dict(zip(PAPER_COLUMNS, PRINTED, strict=True))
-    lines |= {"total parameters": TOTAL_SIZES, "trained per task": TRAINED}
+    sizes = {row.label: row.sizes() for row in rows if row.label in ours and row.method != NO_BERT}
+    lines["total parameters"] = TOTAL_SIZES | {label: f"{size.total:.3g}x" for label, size in sizes.items()}
+    lines["trained per task"] = TRAINED | {label: f"{size.share:.2%}" for label, size in sizes.items()}
     return table_of(lines, [*papers, *ours, "data"])
 
 

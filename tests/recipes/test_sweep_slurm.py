@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -32,16 +31,6 @@ def slurm(recipe, monkeypatch):
     return lambda file: subprocess.Popen(
         ["bash", file, recipe, *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_options(file):
-    subprocess.run(["bash", "-n", file], check=True)
-    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", file.read_text(), re.MULTILINE))
-    gpus = {"eight_gpus.sbatch": "8", "array.sbatch": "1", "ddp.sbatch": "8"}
-    assert options["gpus-per-node"] == gpus[file.name]
-    assert options["signal"] == "B:USR1@120"
-    assert "requeue" in options
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ from common.labels import MULTI, SINGLE
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
+from papers.additional import PAPER_COLUMNS
+from papers.results import arrange, collect
+from papers.tables import accuracies
 from recipe_runs import results_of, run, write
 
 
@@ -324,15 +327,10 @@ def test_the_papers_tasks(flags, encoder, tmp_path):
                "--output_dir", tmp_path / "run", *flags]  # fmt: skip
     run(paper_tasks, *command, "--task", "sms_spam")
     results = results_of(tmp_path / "run")
-    table = (tmp_path / "run" / "table.md").read_text()
-    rows = {
-        cells[0]: cells[1:]
-        for line in table.splitlines()
-        if (cells := [each.strip() for each in line.split("|")[1:-1]])
-    }
-    own = rows[""].index("this run")
-    assert rows["sms spam"][own] == rows["mean of 1"][own] == f"{100 * results['test']['accuracy']:.2f}"
-    assert "sms spam: 180 rows, 2 classes; paper: 5,573, 2" in table
+    table = accuracies(arrange(collect(tmp_path / "run"), ()))
+    (own,) = {*table} - {*PAPER_COLUMNS, "data"}
+    assert table[own]["sms spam"] == table[own]["mean of 1"] == f"{100 * results['test']['accuracy']:.2f}"
+    assert table["data"]["sms spam"] == "180 rows, 2 classes; paper: 5,573, 2"
     if "two_layer" in flags:
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
         assert sum(value.numel() for key, value in weights.items() if "classifier" in key) == 32 * 32 + 32 + 2 * 32 + 2
