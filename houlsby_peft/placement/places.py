@@ -165,23 +165,17 @@ def is_norm(module: nn.Module) -> bool:
 
 def output_width(key: str, module: nn.Module) -> int:
     """Return the size of the last dimension of a module's output; of the channels, for a convolution."""
-    if width := _width(module):
-        return width
-    raise ValueError(
-        f"A bottleneck needs the width of the output that it is applied to; {key!r} is a {type(module).__name__}, "
-        "which does not tell it. Name a module with weights in target_modules, such as the projection before it."
-    )
-
-
-def _width(module: nn.Module) -> int | None:
     for attribute in ("out_features", "nf", "embedding_dim", "out_channels", "embed_dim"):
         width = getattr(module, attribute, None)
         if isinstance(width, int):
             return width
-    if not is_norm(module):
-        return None
-    weight = module.get_parameter("weight")
-    return getattr(weight, "ds_shape", weight.shape)[-1]  # under DeepSpeed's ZeRO-3, a weight itself is empty
+    if is_norm(module):
+        weight = module.get_parameter("weight")
+        return int(getattr(weight, "ds_shape", weight.shape)[-1])  # under DeepSpeed's ZeRO-3, a weight itself is empty
+    raise ValueError(
+        f"A bottleneck needs the width of the output that it is applied to; {key!r} is a {type(module).__name__}, "
+        "which does not tell it. Name a module with weights in target_modules, such as the projection before it."
+    )
 
 
 def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
@@ -229,11 +223,10 @@ def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
         for _, end in found
     }
     layers, inner = {".".join(map(str, layer)) for layer in known}, []
-    for key, module in view.modules.items():
+    for key in view.modules:
         if check_target_module_exists(names, key):
-            width = _width(module)
-            yield Place(key, "custom", *_layer_of(key, config), key if width else ends.get(key, key))
-            if width and key not in {*ends, *ends.values()} and any(is_inside(key, layer) for layer in layers):
+            yield Place(key, "custom", *_layer_of(key, config), ends.get(key, key))
+            if key not in {*ends, *ends.values()} and any(is_inside(key, layer) for layer in layers):
                 inner.append(key)
     if inner:
         logger.warning(

@@ -568,7 +568,6 @@ ROWS: dict[str, Row] = {
         layer=written_out.florence_vision,
     ),
     "gemma2": _llama("Gemma2Model", norms_per_layer=4, head_dim=6),
-    "gemma3_text": _llama("Gemma3TextModel", norms_per_layer=4, head_dim=6),
     "gemma3n_text": Row(
         "Gemma3nTextModel",
         {
