@@ -36,9 +36,10 @@ install: $(INSTALLED)  ## make .venv and install the project and its tools, at t
 demo: $(or $(wildcard $(INSTALLED)),$(VENV)/demo)  ## train an adapter on generated sentences: offline, in minutes
 	@OMP_NUM_THREADS=$(CORES) $(BIN)/python recipes/demo.py --use_cpu
 
-# One thread for each of the two workers: more would only get in each other's way.
+# One thread for each of the two workers: more would only get in each other's way. What the tests of a file share is made
+# once, as one worker runs them all.
 test: $(INSTALLED)  ## run all tests but the slow ones, which train on real data or need heavy libraries
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-oldest:  ## run the library's tests under the oldest supported PEFT, transformers and torch
 	$(MAKE) install VENV=.venv-oldest LOCK=constraints/oldest.txt PROJECT='-e .[test]'

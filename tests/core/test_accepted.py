@@ -95,12 +95,12 @@ def test_a_cell_that_runs_again_makes_the_adapter_again(before, after, tmp_path,
 
 
 def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
-    source = get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).eval()
+    source = get_peft_model(tiny_bert(num_hidden_layers=1), HoulsbyConfig(r=4)).eval()
     perturb(source)
     weights = {
         key.removeprefix("base_model.model."): value for key, value in get_peft_model_state_dict(source).items()
     }
-    compiled = torch.compile(tiny_bert(), backend="eager")
+    compiled = torch.compile(tiny_bert(num_hidden_layers=1), backend="eager")
     keys_of_compiled = {f"_orig_mod.{key}": value for key, value in weights.items()}
     model = inject_adapter_in_model(HoulsbyConfig(r=4), compiled, state_dict=keys_of_compiled)
     set_peft_model_state_dict(model._orig_mod, weights)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
-from filelock import FileLock
 
 from distributed_checks import CHECKS
 from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs, run, start
@@ -23,37 +22,23 @@ from distributed_runs import CONFIGS, ROOT, STEPS, STRATEGIES, Run, make_inputs,
 SHARED = ("--share_layers", "3")
 
 
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory, worker_id) -> Path:
-    """The same folder for all of xdist's processes."""
-    base = tmp_path_factory.getbasetemp()
-    return base if worker_id == "master" else base.parent
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    make_inputs(folder)
+    return folder
 
 
-def made_once(path: Path, make) -> None:
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            make(path)
-
-
-@pytest.fixture(scope="session")
-def inputs(folder) -> Path:
-    made_once(folder / "distributed-inputs", make_inputs)
-    return folder / "distributed-inputs"
-
-
-@pytest.fixture(scope="session")
-def one(folder, inputs) -> Run:
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, inputs) -> Run:
     """In one process."""
-    made_once(folder / "distributed-one", lambda path: run(inputs, path, None, *SHARED))
-    return Run(folder / "distributed-one")
+    return run(inputs, tmp_path_factory.mktemp("one"), None, *SHARED)
 
 
-@pytest.fixture(scope="session")
-def ddp(folder, inputs) -> Run:
+@pytest.fixture(scope="module")
+def ddp(tmp_path_factory, inputs) -> Run:
     """In two processes, and nothing interrupts it."""
-    made_once(folder / "distributed-ddp", lambda path: run(inputs, path, "ddp", *SHARED))
-    return Run(folder / "distributed-ddp")
+    return run(inputs, tmp_path_factory.mktemp("ddp"), "ddp", *SHARED)
 
 
 def check_all(two: Run, one: Run, name: str, inputs: Path) -> None:
@@ -81,8 +66,14 @@ def test_two_processes_do_what_one_does_inside_the_norm(name, inputs, tmp_path):
     check_all(run(inputs, tmp_path / name, name, *shared), one, name, inputs)
 
 
-def test_two_processes_under_ddp_do_what_one_does(inputs, one, ddp):
-    check_all(ddp, one, "ddp", inputs)
+def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it_saves(inputs, one, tmp_path):
+    """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
+    flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")
+    killed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
+    log = (tmp_path / "log.txt").read_text()
+    assert "exitcode: -9" in log
+    assert "checkpoint-15: it is incomplete" in log
+    check_all(killed, one, "ddp", inputs)
 
 
 @pytest.mark.slow
@@ -123,18 +114,8 @@ def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tm
     two = run(inputs, tmp_path, "ddp", "--layers", "1", "2")
     for record in two.records:
         assert record["find_unused_parameters"] is False
-        assert sum(record["exchanged"]) == STEPS * 4 * two.results["trainable_parameters"]
+        assert record["exchanged_per_step"] == 4 * two.results["trainable_parameters"]
     assert {key.split("layer.")[1][0] for key in two.adapter if "houlsby" in key} == {"1", "2"}
-
-
-def assert_same_end(resumed: Run, whole: Run) -> None:
-    assert [record["processes"] for record in resumed.records] == [2, 2]
-    assert resumed.records[0]["steps"] == list(range(1, STEPS + 1))
-    assert resumed.records[0]["losses"] == pytest.approx(whole.records[0]["losses"], abs=1e-7)
-    for name in ("best_epoch", "best_score"):
-        assert resumed.results[name] == whole.results[name]
-    for key, weight in whole.adapter.items():
-        assert torch.equal(resumed.adapter[key], weight), key
 
 
 # 10: in the middle of an epoch; 20: nothing is left to do but choosing and saving the best.
@@ -144,17 +125,14 @@ def test_a_resumed_run_ends_as_one_without_a_break(step, inputs, ddp, tmp_path):
     for checkpoint in ddp.output.glob("checkpoint-*"):
         if int(checkpoint.name.rpartition("-")[2]) <= step:
             shutil.copytree(checkpoint, tmp_path / "output" / checkpoint.name)
-    assert_same_end(run(inputs, tmp_path, "ddp", *SHARED, "--resume_from_checkpoint", "last"), ddp)
-
-
-def test_a_process_is_killed_while_it_saves(inputs, ddp, tmp_path):
-    """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
-    flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")
-    resumed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
-    log = (tmp_path / "log.txt").read_text()
-    assert "exitcode: -9" in log
-    assert "checkpoint-15: it is incomplete" in log
-    assert_same_end(resumed, ddp)
+    resumed = run(inputs, tmp_path, "ddp", *SHARED, "--resume_from_checkpoint", "last")
+    assert [record["processes"] for record in resumed.records] == [2, 2]
+    assert resumed.records[0]["steps"] == list(range(1, STEPS + 1))
+    assert resumed.records[0]["losses"] == pytest.approx(ddp.records[0]["losses"], abs=1e-7)
+    for name in ("best_epoch", "best_score"):
+        assert resumed.results[name] == ddp.results[name]
+    for key, weight in ddp.adapter.items():
+        assert torch.equal(resumed.adapter[key], weight), key
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 from demo import minimal_pairs
+from houlsby_peft_cli import main
 from recipe_runs import write
 
 
@@ -19,26 +21,38 @@ ROOT = Path(__file__).parents[2]
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]
 
 
-def command(folder, *words):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "houlsby_peft_cli", *map(str, words)],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs the command in a folder of its own, and in this process the recipe that the command becomes."""
+    monkeypatch.chdir(tmp_path)
+
+    def become(python, words):
+        monkeypatch.setattr(sys, "argv", words[1:])
+        runpy.run_path(words[1], run_name="__main__")
+
+    def run(*words):
+        monkeypatch.setattr(os, "execv", become)
+        try:
+            main([*map(str, words)])
+        except SystemExit as stopped:
+            return stopped.code or "", capsys.readouterr().out
+        return "", capsys.readouterr().out
+
+    return run
 
 
-def test_train_and_evaluate_from_another_folder(encoder, tmp_path):
+def test_train_and_evaluate_from_another_folder(encoder, command, tmp_path):
     write(tmp_path / "tickets.csv", text=SENTENCES, label=["good", "bad", "good"] * 20)
     write(tmp_path / "new.csv", text=SENTENCES[:9], label=["good", "bad", "good"] * 3)
     flags = ("--model_name", encoder, "--r", 4, "--num_train_epochs", 1, "--use_cpu")
-    status, printed, error = command(tmp_path, "train", "tickets.csv", *flags)
-    assert status == 0, error
+    words = [sys.executable, "-m", "houlsby_peft_cli", "train", "tickets.csv", *map(str, flags)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tickets"
     assert json.loads((run / "results.json").read_text())["arguments"]["r"] == 4
-    assert str(Path("runs", "tickets", "mistakes.csv")) in printed
-    status, printed, error = command(tmp_path, "evaluate", "runs/tickets", "new.csv", "--use_cpu")
-    assert status == 0, error
+    assert str(Path("runs", "tickets", "mistakes.csv")) in done.stdout
+    assert command("evaluate", "runs/tickets", "new.csv", "--use_cpu")[0] == ""
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert evaluation["per_class"]["scores"]["bad"]["support"] == 3
     mistakes = pd.read_csv(run / "evaluation_mistakes.csv")
@@ -48,11 +62,11 @@ def test_train_and_evaluate_from_another_folder(encoder, tmp_path):
         assert lines[int(where.removeprefix("line ")) - 1].startswith(text)
 
 
-def test_help_and_mistakes(tmp_path):
-    assert "--label_columns" in command(tmp_path, "train", "--help")[1]
-    assert "--warmup_steps" in command(tmp_path, "train", "--help-all")[1]
-    assert command(tmp_path, "train")[2].startswith("error: The data are missing")
-    status, _, error = command(tmp_path, "train", "nothing.csv")
-    assert status == 1
+def test_help_and_mistakes(command):
+    assert "--label_columns" in command("train", "--help")[1]
+    assert "--warmup_steps" in command("train", "--help-all")[1]
+    assert command("train")[0].startswith("error: The data are missing")
+    error, _ = command("train", "nothing.csv")
+    assert error.startswith("error: ")
     assert "nothing.csv" in error
     assert len(error.splitlines()) == 1

@@ -103,7 +103,7 @@ class WatchedTrainer(RecipeTrainer):
             "gradient_norms": [entry["grad_norm"] for entry in log if "loss" in entry],
             "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
             **optimizer_bytes(self.optimizer, self.model),
-            "exchanged": CountBytes.exchanged,
+            "exchanged_per_step": CountBytes.exchanged / (self.state.global_step - CountBytes.first_step),
             "ungathered": self.save_ungathered(),
         }
 
@@ -135,19 +135,20 @@ def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
 
 
 class CountBytes(TrainerCallback):
-    """The bytes of each gradient exchange of DDP."""
+    """The bytes that DDP exchanges from the step on at which this process begins."""
 
-    exchanged: list[int] = []  # noqa: RUF012
+    exchanged = first_step = 0
 
     def __init__(self, trainer: RecipeTrainer) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        CountBytes.first_step = state.global_step
         if isinstance(self.trainer.model_wrapped, DistributedDataParallel):
             self.trainer.model_wrapped.register_comm_hook(None, self.exchange)
 
     def exchange(self, group, bucket):  # DDP checks the annotations, if there are any
-        self.exchanged.append(bucket.buffer().nbytes)
+        CountBytes.exchanged += bucket.buffer().nbytes
         return allreduce_hook(group, bucket)
 
 

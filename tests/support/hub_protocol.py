@@ -37,12 +37,11 @@ class Commit:
 
 @dataclass
 class Repo:
-    """A repository with the branch main, and tags."""
+    """A repository with the branch main."""
 
     name: str
     private: bool = False
     commits: list[Commit] = field(default_factory=list)
-    tags: dict[str, str] = field(default_factory=dict)
 
     def commit(self, message: str, changes: dict[str, bytes | None]) -> Commit:
         """Add a commit; a content of None deletes the file."""
@@ -124,7 +123,7 @@ def may_write(user: tuple[str, str] | None, repo_id: str) -> bool:
 
 def find_commit(request: Request) -> tuple[Repo, Commit]:
     repo, revision = find_repo(request), request.path_params.get("revision", "main")
-    oid = repo.head.oid if revision == "main" else repo.tags.get(revision, revision)
+    oid = repo.head.oid if revision == "main" else revision
     found = next((commit for commit in repo.commits if commit.oid == oid), None)
     if found is None:
         raise Refused(404, f"Invalid rev id: {revision}", "RevisionNotFound")

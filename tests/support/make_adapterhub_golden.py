@@ -3,18 +3,13 @@
 Run it with adapters 1.3.0 in an environment of its own, because the library pins an older version of transformers:
 
     python -m venv other && other/bin/pip install adapters==1.3.0
-    other/bin/python tests/support/make_adapterhub_golden.py write          # writes tests/data/adapterhub
-    other/bin/python tests/support/make_adapterhub_golden.py check FOLDER   # compares folders that were converted back
-
-`FOLDER` holds folders with the names of golden ones, as `tests/support/convert_back.py FOLDER` writes them.
+    other/bin/python tests/support/make_adapterhub_golden.py
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,27 +237,6 @@ def write() -> None:
     (GOLDEN / "plain.json").write_text(json.dumps(plain))
 
 
-def check(converted: Path) -> None:
-    """Compare the outputs of folders that were converted back with the expected ones."""
-    worst = 0.0
-    for folder in sorted(path for path in converted.iterdir() if path.name in CASES):
-        expected = torch.tensor(json.loads((GOLDEN / folder.name / EXPECTED).read_text()), dtype=torch.float64)
-        found = torch.tensor(evaluate(folder.name, folder), dtype=torch.float64)
-        difference = (found - expected).abs().max().item()
-        worst = max(worst, difference)
-        print(f"{folder.name:<28} {difference:.1e}")
-        if not difference <= 1e-10:
-            sys.exit(f"{folder.name} differs.")
-    print(f"The largest difference is {worst:.1e}.")
-
-
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("write", "check"))
-    parser.add_argument("folder", nargs="?", type=Path)
-    chosen = parser.parse_args()
-    if chosen.command == "write":
-        write()
-    else:
-        check(chosen.folder)
+    write()
