@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import transformers
-from packaging.version import Version
 
 
 if TYPE_CHECKING:
+    import torch
+
     from local_hub import LocalHub
 
 
@@ -30,6 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    import torch  # not by the process that only hands out the tests
+    import transformers
+    from packaging.version import Version
+
     transformers.set_seed(0)  # so that no test depends on those that ran before it
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
@@ -40,6 +43,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def token_ids() -> torch.Tensor:
     """A batch of 5 sentences of 7 tokens."""
+    import torch
+
     return torch.randint(0, 99, (5, 7), generator=torch.Generator().manual_seed(0))
 
 

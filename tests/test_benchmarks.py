@@ -12,7 +12,6 @@ import gpu
 import mixed
 from methods import FLOOR, METHODS, OURS
 from models import SHAPES, build, flops, inputs, saved_bytes
-from report import table
 from timing import FEWEST, compared, interleaved
 
 
@@ -51,13 +50,6 @@ def test_a_time_limit_ends_the_rounds_but_leaves_enough_of_them():
     assert len(interleaved({"a": lambda: None}, rounds=5, at_most=60)["a"]) == 5
 
 
-def test_a_table_in_markdown():
-    rows = [{"name": "a", "bytes": 12345, "range": [0.5, 1.25]}, {"name": "bb", "note": "left out"}]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table(rows, "github").splitlines()]
-    assert cells[0] == ["name", "bytes", "range", "note"]
-    assert cells[2:] == [["a", "12,345", "0.5 to 1.25", ""], ["bb", "", "", "left out"]]
-
-
 def failing(error):
     def rows():
         yield {"figure": 1}
@@ -86,13 +78,6 @@ def test_what_is_not_measured_is_named_and_a_second_run_measures_it(tmp_path):
     assert not result["left out"]
     with pytest.raises(SystemExit, match="another GPU"):
         gpu.read(tmp_path, {**facts, "gpu": "H200"})
-
-
-@pytest.mark.parametrize(("rows", "number"), [(256, 64), (5, 5), (7, 1)])
-def test_rows_are_spread_evenly(rows, number):
-    names = mixed.spread(rows, number)
-    assert list(dict.fromkeys(names)) == [f"task_{task}" for task in range(number)]
-    assert {names.count(name) for name in names} == {rows // number}
 
 
 @pytest.mark.cuda

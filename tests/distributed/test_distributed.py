@@ -69,10 +69,10 @@ def test_two_processes_do_what_one_does_inside_the_norm(name, inputs, tmp_path):
 def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it_saves(inputs, one, tmp_path):
     """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
     flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")
-    killed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=15)
+    killed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=8)
     log = (tmp_path / "log.txt").read_text()
     assert "exitcode: -9" in log
-    assert "checkpoint-15: it is incomplete" in log
+    assert "checkpoint-8: it is incomplete" in log
     check_all(killed, one, "ddp", inputs)
 
 
@@ -118,9 +118,9 @@ def test_adapters_in_some_layers_need_no_search_for_unused_parameters(inputs, tm
     assert {key.split("layer.")[1][0] for key in two.adapter if "houlsby" in key} == {"1", "2"}
 
 
-# 10: in the middle of an epoch; 20: nothing is left to do but choosing and saving the best.
+# 8: in the middle of an epoch; 12: nothing is left to do but choosing and saving the best.
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [10, STEPS])
+@pytest.mark.parametrize("step", [8, STEPS])
 def test_a_resumed_run_ends_as_one_without_a_break(step, inputs, ddp, tmp_path):
     for checkpoint in ddp.output.glob("checkpoint-*"):
         if int(checkpoint.name.rpartition("-")[2]) <= step:

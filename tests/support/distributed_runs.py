@@ -24,12 +24,12 @@ from tiny_models import tiny_bert
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "launch" / "accelerate"
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
-STEPS = 20
+STEPS = 12
 # Labels that are hard to learn, and validation splits that divide neither by two processes nor by the batch size.
-ROWS = {"train": 160, "validation_matched": 31, "validation_mismatched": 23}
+ROWS = {"train": 96, "validation_matched": 31, "validation_mismatched": 23}
 FLAGS = (
     f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 --train_sampling_strategy random "
-    "--eval_strategy steps --eval_steps 5 --save_strategy steps --save_steps 5 --save_total_limit 4 "
+    "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --save_total_limit 4 "
     "--per_device_eval_batch_size 4 --disable_tqdm true --report_to none --base_dtype float32"
 ).split()
 ENVIRONMENT = {
