@@ -122,10 +122,9 @@ def test_a_base_model_that_reads_characters(tmp_path):
     CanineTokenizer().save_pretrained(tmp_path / "base")
     folders = {task: save(tmp_path / task, tmp_path / "base", task) for task in ("topic", "answer")}
     texts = ["a fine film " * 3, "he said so . who ? " * 5]
-    alone = [houlsby_peft.load(folders["topic"]).predict(text)[0] for text in texts]
+    predictor = houlsby_peft.load(folders["topic"])
+    alone = [predictor.predict(text)[0] for text in texts]
     bank = TaskBank(folders)
     assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
-    asked = ("who ?", "he said so .")
-    for predict in (houlsby_peft.load(folders["answer"]).predict, lambda asked: bank.predict([("answer", asked)])):
-        with pytest.raises(AdapterError, match=r"needs a fast tokenizer, .* CanineTokenizer is none"):
-            predict(asked)
+    with pytest.raises(AdapterError, match=r"needs a fast tokenizer, .* CanineTokenizer is none"):
+        bank.predict([("answer", ("who ?", "he said so ."))])
