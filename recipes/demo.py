@@ -22,8 +22,8 @@ from datasets import Dataset, DatasetDict
 from common.arguments import (
     MINILM,
     ClassifierArguments,
-    ClassifierMethodArguments,
     EncoderArguments,
+    MethodArguments,
     RecipeParser,
     RecipeTrainingArguments,
 )
@@ -197,7 +197,7 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
 
 def main() -> None:
     """Write the sentences, train on them, and print the accuracy on each phenomenon."""
-    groups = (EncoderArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (EncoderArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="python recipes/demo.py [flags]")
     encoder, method, adapter, training = parser.parse(more_defaults=lambda _: DEFAULTS)
     folder, splits = Path(training.output_dir, "minimal_pairs"), minimal_pairs()

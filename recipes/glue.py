@@ -20,7 +20,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from common.arguments import ClassifierArguments, ClassifierMethodArguments, Command, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeTrainingArguments
 from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import GlueArguments, GlueTask, find_tasks, parse_arguments, write_all
@@ -35,7 +35,7 @@ def main() -> None:
 
 def run_tasks(
     arguments: GlueArguments,
-    method: ClassifierMethodArguments,
+    method: MethodArguments,
     adapter: ClassifierArguments,
     training: RecipeTrainingArguments,
 ) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 from common.presets import with_preset
@@ -39,7 +39,7 @@ class PaperArguments:
 def main() -> None:
     """Read the command line, and run the tasks one after the other."""
     groups = (
-        ClassificationArguments, PaperArguments, ClassifierMethodArguments, ClassifierArguments,
+        ClassificationArguments, PaperArguments, MethodArguments, ClassifierArguments,
         RecipeTrainingArguments,
     )  # fmt: skip
     parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")

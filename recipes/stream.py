@@ -21,8 +21,8 @@ from transformers.hf_argparser import HfArg
 import houlsby_peft
 from common.arguments import (
     ClassifierArguments,
-    ClassifierMethodArguments,
     Command,
+    MethodArguments,
     RecipeParser,
     RecipeTrainingArguments,
 )
@@ -45,7 +45,7 @@ class StreamArguments(ClassificationArguments):
 
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
-    groups = (StreamArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (StreamArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage="accelerate launch recipes/stream.py --data DATA DATA ... [flags]")
     arguments, method, adapter, training = parser.parse(more_defaults=lambda _: {"output_dir": "runs/stream"})
     if method.method != "houlsby":

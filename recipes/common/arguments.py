@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import yaml
@@ -154,7 +154,7 @@ class AdapterArguments:
 
 @dataclass
 class ClassifierArguments(AdapterArguments):
-    """The adapter of a text classifier, which may also train the pooler between encoder and head."""
+    """The adapter of a text classifier, which may also train the pooler, and have a larger head."""
 
     train_pooler: bool = HfArg(
         default=False,
@@ -162,9 +162,15 @@ class ClassifierArguments(AdapterArguments):
         "such as minilm, adapters then learn sooner and with every seed; minilm: true.",
     )
 
+    head: Literal["linear", "two_layer"] = HfArg(
+        default="linear",
+        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
+    )
+
     def config(self, **fields: Any) -> HoulsbyConfig:
         """Return the PEFT configuration, with the pooler among the modules to train and save if asked for."""
-        return super().config(modules_to_save=[POOLER] if self.train_pooler else None, **fields)
+        modules = [POOLER] if self.train_pooler else None
+        return super().config(modules_to_save=modules, two_layer_head=self.head == "two_layer", **fields)
 
 
 @dataclass
@@ -172,7 +178,6 @@ class MethodArguments:
     """The method, and the options of those that are not adapters."""
 
     _argument_group_name = "method"
-    head: ClassVar[str] = "linear"
 
     method: Literal["houlsby", "full", "top_k", "layer_norm", "lora", "ia3", "linear"] = HfArg(
         default="houlsby",
@@ -215,7 +220,7 @@ class MethodArguments:
         for_adapters = {
             "--push_to_hub": training.push_to_hub,
             "--init_adapter": adapter.init_adapter,
-            "--head two_layer": self.head != "linear",
+            "--head two_layer": adapter.config().two_layer_head,
             "--keep_prefix": self.keep_prefix not in (AUTO, OFF),
         }
         given = [flag for flag, value in for_adapters.items() if value]
@@ -228,16 +233,6 @@ class MethodArguments:
             )
         if (self.method == "top_k") != (self.top_k is not None):
             raise RecipeError(f"--method top_k and --top_k need each other, got {self.method} and {self.top_k}.")
-
-
-@dataclass
-class ClassifierMethodArguments(MethodArguments):
-    """The method of a text classifier, whose adapter may have a larger head."""
-
-    head: Literal["linear", "two_layer"] = HfArg(
-        default="linear",
-        help="One linear layer on the pooled [CLS] vector or, for adapters, a hidden layer with tanh before it.",
-    )
 
 
 @dataclass

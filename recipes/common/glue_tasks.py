@@ -16,8 +16,8 @@ from transformers.hf_argparser import HfArg
 
 from common.arguments import (
     ClassifierArguments,
-    ClassifierMethodArguments,
     EncoderArguments,
+    MethodArguments,
     RecipeParser,
     RecipeTrainingArguments,
 )
@@ -202,9 +202,9 @@ Arguments = TypeVar("Arguments", bound=GlueArguments)
 
 def parse_arguments(
     args: Sequence[str] | None = None, kind: type[Arguments] = GlueArguments, recipe: str = "glue.py"
-) -> tuple[Arguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+) -> tuple[Arguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
     """Parse the command line, or `args`; check what does not depend on the data."""
-    groups = (kind, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    groups = (kind, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
     parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
     arguments, method, adapter, training = parser.parse(args, with_preset)
     tasks = find_tasks(arguments.task)

@@ -181,7 +181,7 @@ def adapt(
     **fields: Any,
 ) -> PreTrainedModel | PeftModel:
     """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked."""
-    config = adapter.config(two_layer_head=method.head == "two_layer", **fields)
+    config = adapter.config(**fields)
     adapted = apply_method(model, method, config, adapter.init_adapter)
     if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
         active.record.max_length, active.record.null_threshold = max_length, null_threshold
@@ -206,7 +206,7 @@ def apply_method(
     model, which is saved whole: from_pretrained would load a file of the trained weights alone without complaint, with
     random weights for the rest.
     """
-    if method.head == "two_layer":
+    if config.two_layer_head:
         put_two_layer_head(model)
     if method.method == "houlsby":
         if POOLER in (config.modules_to_save or ()):

@@ -19,7 +19,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Dist
 import houlsby_peft
 import paper_tasks
 import text_classification
-from common.arguments import ClassifierArguments, ClassifierMethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, ClassificationTrainer, classification_scores
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE
@@ -260,7 +260,7 @@ class TestFromAFileToPredictions:
 
 
 class TestFlags:
-    GROUPS = (ClassificationArguments, ClassifierMethodArguments, ClassifierArguments, RecipeTrainingArguments)
+    GROUPS = (ClassificationArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
 
     def parse(self, *args: object) -> dict[str, object]:
         groups = RecipeParser(self.GROUPS).parse(list(map(str, args)))
