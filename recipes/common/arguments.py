@@ -378,8 +378,6 @@ def read_arguments(path: Path) -> list[str]:
     # The flags' types read the values, so that "no" is no boolean, and 1e-3 is a number.
     values = yaml.load(text, yaml.BaseLoader)
     typed = yaml.safe_load(text)  # for objects
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} must hold a value for each flag, such as r: 64, got {text[:50]!r}.")
     words = []
     for name, value in values.items():
         if isinstance(value, list):

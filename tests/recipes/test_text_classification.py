@@ -301,9 +301,6 @@ class TestFlags:
         found = self.parse(f"a.{kind}", "--r", "8")
         expected = {**values, "r": 8, "seed": 42}
         assert {name: found[name] for name in expected} == expected
-        (tmp_path / f"a.{kind}").write_text("[1]")
-        with pytest.raises(RecipeError, match="must hold a value for each flag"):
-            self.parse(f"a.{kind}")
 
     def test_a_checkpoint_for_each_evaluation(self):
         found = self.parse(
