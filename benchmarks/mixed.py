@@ -12,7 +12,7 @@ import torch
 from peft import PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 
-from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
+from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from methods import LINEAR, houlsby, lora
 from models import SHAPES, Method
 from report import Rows
@@ -100,8 +100,8 @@ def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cp
         for added in (getattr(layer, name) for layer in layers for name in layer.adapter_layer_names):
             for name in (f"task_{task}" for task in range(1, number)):
                 added[name] = copy.deepcopy(added["task_0"])
-                if isinstance(added[name], Bottleneck):
-                    added[name].reset_parameters()
+                for weight in added[name].parameters():
+                    weight.data += 0.01 * torch.randn_like(weight)
     for task in range(1, number):
         model.peft_config[f"task_{task}"] = model.peft_config["task_0"]
     return model.eval()

@@ -57,7 +57,7 @@ class Bottleneck(nn.Module):
         sizes = {"learned": 1, "channel": width}
         self.scaling = nn.Parameter(torch.ones(sizes[scaling])) if isinstance(scaling, str) else float(scaling)
         if init_weights:
-            self.reset_parameters(init_std)
+            _initialize(self.down_proj, self.up_proj, init_std)
 
     @classmethod
     def from_config(cls, config: HoulsbyConfig, width: int, r: int) -> Bottleneck:
@@ -72,12 +72,6 @@ class Bottleneck(nn.Module):
             config.kind,
             config.scaling,
         )
-
-    def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
-        """Initialize the projections again from the truncated normal distribution, zero biases, scaling with 1."""
-        _reset_projections(self.down_proj, self.up_proj, init_std)
-        if isinstance(self.scaling, nn.Parameter):
-            nn.init.ones_(self.scaling)
 
     def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
         """Add the branch to the hidden states.
@@ -130,18 +124,14 @@ class InvertibleCoupling(nn.Module):
         self.F = network(self.sizes[1], self.sizes[0])
         self.G = network(*self.sizes)
         if init_weights:
-            self.reset_parameters(init_std)
+            _initialize(self.F[0], self.F[2], init_std)
+            _initialize(self.G[0], self.G[2], init_std)
 
     @classmethod
     def from_config(cls, config: HoulsbyConfig, width: int) -> InvertibleCoupling:
         """Return a new coupling with the options of a configuration."""
         factor = config.invertible_reduction_factor
         return cls(width, config.activation, factor, config.init_std, config.init_weights)
-
-    def reset_parameters(self, init_std: float = PAPER_INIT_STD) -> None:
-        """Initialize F and G again, as `Bottleneck` initializes its projections."""
-        for network in (self.F, self.G):
-            _reset_projections(network[0], network[2], init_std)  # type: ignore[arg-type]
 
     def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
         """Return the transformed hidden states or, with `inverse`, those that the transformed ones come from."""
@@ -168,7 +158,7 @@ def _to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     return hidden.to(device=None if weight.is_meta else weight.device, dtype=weight.dtype)
 
 
-def _reset_projections(down: nn.Linear, up: nn.Linear, init_std: float) -> None:
+def _initialize(down: Any, up: Any, init_std: float) -> None:
     for weight, std in ((down.weight, init_std or PAPER_INIT_STD), (up.weight, init_std)):
         if std == 0:
             nn.init.zeros_(weight)

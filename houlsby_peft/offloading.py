@@ -57,21 +57,6 @@ def adapter_dtype(base: torch.dtype, autocast_adapter_dtype: bool) -> torch.dtyp
     return torch.float32 if autocast_adapter_dtype and base in (torch.float16, torch.bfloat16) else base
 
 
-def check_base_is_loaded(model: nn.Module) -> None:
-    """Refuse to load an adapter through `PeftModel.from_pretrained` onto a base model with layers on disk.
-
-    PEFT takes such a base model apart and offloads the adapter's weights to disk as well, under names that fit only
-    methods with one tensor per adapter and module.
-    """
-    on_disk = "disk" in getattr(model, "hf_device_map", {}).values()
-    if on_disk and not any(hasattr(module, "_hf_hook") for module in model.modules()):
-        raise ValueError(
-            "PeftModel.from_pretrained cannot load a Houlsby adapter onto a base model with layers on disk. Load the "
-            "base model again, add an empty adapter and fill it: model = get_peft_model(base, "
-            "HoulsbyConfig.from_pretrained(path)); set_peft_model_state_dict(model, load_peft_weights(path))."
-        )
-
-
 def check_at_hand(weights: Mapping[str, Any]) -> None:
     """Refuse to save, copy or replace weights of which this process does not hold the whole."""
     for name, weight in weights.items():

@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -98,14 +98,22 @@ class FrozenPrefix:
         # While they run for texts that are not in the cache: what the last one has returned, and all others beside it.
         self._hidden: Any = None
         self._passed_on: list[Any] | None = None
+        self._forward, enter = self._encoder.forward, tuner._enable_peft_forward_hooks
+
         # Not in the encoder: it also runs to find the rows of a mixed batch, and errors there would not be raised.
-        refuse = partial(_refuse_names, tuner._enable_peft_forward_hooks)
+        def refuse_names(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("adapter_names") is not None:
+                raise ValueError(
+                    f"FrozenPrefix caches the frozen layers with the active adapters; got adapter_names. {_REMEDY}"
+                )
+            return enter(*args, **kwargs)
+
         self._undo = [
             *(_override(each, "forward", partial(self._run, each, each.forward)) for each in self._frozen),
             upper[0].register_forward_pre_hook(self._stop, prepend=True, with_kwargs=True).remove,
-            _override(tuner, "_enable_peft_forward_hooks", refuse),
-            self._encoder.register_forward_pre_hook(self._start_batch, with_kwargs=True).remove,
-            self._encoder.register_forward_hook(self._end_batch, always_call=True).remove,
+            _override(tuner, "_enable_peft_forward_hooks", refuse_names),
+            # With the same signature: transformers' Trainer leaves out the columns that a model does not name.
+            _override(self._encoder, "forward", update_wrapper(partial(self._encode), self._forward)),
         ]
 
     def remove(self) -> None:
@@ -113,9 +121,9 @@ class FrozenPrefix:
         while self._undo:
             self._undo.pop()()
 
-    def _start_batch(self, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """Look up or compute the activations of a batch's texts. Registered as a forward pre-hook of the encoder."""
-        texts = _Texts.read(encoder, args, kwargs)
+    def _encode(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the encoder's output, with the activations of its texts looked up, in place of its `forward`."""
+        texts = _Texts.read(self._forward, getattr(self._encoder, "config", None), args, kwargs)
         keys = texts.keys()
         rows = [self._store.get(key) for key in keys]
         missing = [number for number, row in enumerate(rows) if row is None]
@@ -130,9 +138,10 @@ class FrozenPrefix:
         known = tokens.new_zeros(*texts.mask.shape, tokens.shape[-1])
         known[texts.mask] = tokens
         self._known = known
-
-    def _end_batch(self, encoder: nn.Module, args: Any, output: Any) -> None:
-        self._known = None
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._known = None
 
     def _compute(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the hidden states of texts behind the frozen layers, from running the encoder up to that point."""
@@ -143,7 +152,7 @@ class FrozenPrefix:
             for inner in modes:
                 inner.training = False
             with torch.no_grad():
-                self._encoder.forward(**inputs)
+                self._forward(**inputs)
         except _Arrived:
             pass
         finally:
@@ -210,12 +219,11 @@ class _Texts:
     mask: torch.Tensor
 
     @classmethod
-    def read(cls, encoder: nn.Module, args: Any, kwargs: dict[str, Any]) -> _Texts:
+    def read(cls, forward: Callable[..., Any], config: Any, args: Any, kwargs: dict[str, Any]) -> _Texts:
         """Return the texts of a call of an encoder."""
-        inputs = inspect.signature(encoder.forward).bind(*args, **kwargs).arguments
+        inputs = inspect.signature(forward).bind(*args, **kwargs).arguments
         inputs |= inputs.pop("kwargs", {})
         ids: Any = inputs.get("input_ids")
-        config = getattr(encoder, "config", None)
         problems = [] if ids is not None else ["no input_ids"]
         for name in ("output_attentions", "output_hidden_states"):
             given = inputs.get(name)
@@ -269,15 +277,6 @@ class _Texts:
 
 
 _REMEDY = "Call the FrozenPrefix's remove() first if you need it."
-
-
-def _refuse_names(enter: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Refuse rows of named adapters, in place of the context that PEFT enters for a forward pass or a generation."""
-    if kwargs.get("adapter_names") is not None:
-        raise ValueError(
-            f"FrozenPrefix caches the frozen layers with the active adapters; got adapter_names. {_REMEDY}"
-        )
-    return enter(*args, **kwargs)
 
 
 def _digest(encoder: nn.Module, upper: list[nn.Module], facts: str) -> str:

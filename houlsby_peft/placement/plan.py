@@ -30,7 +30,7 @@ from ..layer import (
     is_inside,
     wrapped_modules,
 )
-from ..offloading import adapter_dtype, check_base_is_loaded, device_of, dtype_of
+from ..offloading import adapter_dtype, device_of, dtype_of
 from ..record import AdapterRecord, Place, fold_places
 from .inference import log_once
 from .places import View, find_places, is_included, output_width, recorded_places
@@ -176,7 +176,6 @@ class Plan:
             )
         if not self.config.is_loaded:
             return
-        check_base_is_loaded(self.view.model)
         if (saved := self.config.names_in_file) is None:
             return
         for head, own in self.heads.items():

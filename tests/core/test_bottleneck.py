@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from scipy import stats
-from transformers.activations import ACT2FN
 
 from houlsby_peft import Bottleneck
 
@@ -44,11 +43,3 @@ def test_dropout_acts_on_the_branch_only_and_only_in_training():
     kept = dropped.abs() > 1e-6
     assert 0.4 < kept.float().mean() < 0.6
     torch.testing.assert_close(dropped[kept], 2 * branch[kept], atol=1e-5, rtol=1e-4)
-
-
-def test_every_activation_of_transformers():
-    hidden = torch.randn(3, 16)
-    for name in set(ACT2FN) - {"xielu"}:
-        module = Bottleneck(16, 4, activation=name, init_weights=False)
-        expected = hidden + module.up_proj(ACT2FN[name](module.down_proj(hidden)))
-        torch.testing.assert_close(module(hidden), expected)

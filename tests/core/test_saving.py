@@ -43,12 +43,3 @@ def test_the_saved_keys_are_exactly_the_expected_set(tmp_path):
         assert load_file(tmp_path / str(i) / "adapter_model.safetensors").keys() == keys
         # It would make transformers look for the base model's weights in the folder.
         assert not (tmp_path / str(i) / "config.json").exists()
-
-
-def test_a_configuration_given_by_the_user_is_the_models_own_for_its_first_adapter():
-    """As for PEFT's methods: what is changed in one of them is changed in the other."""
-    config = HoulsbyConfig(r=4)
-    assert get_peft_model(tiny_bert(), config).peft_config["default"] is config
-    second = get_peft_model(tiny_bert(), config)
-    assert second.peft_config["default"] == config
-    assert second.peft_config["default"] is not config

@@ -150,6 +150,8 @@ def test_layers_of_one_stack_only():
     assert {(place.stack, place.layer) for place in both.values()} == {("encoder.layers", 1), ("decoder.layers", 1)}
     one = find_places(base, HoulsbyConfig(layers_to_transform=[1], layers_pattern="decoder.layers"))
     assert {(place.stack, place.layer) for place in one.values()} == {("decoder.layers", 1)}
+    whole = find_places(base, HoulsbyConfig(layers_pattern="decoder.layers"))
+    assert {place.stack for place in whole.values()} == {"decoder.layers"}
 
 
 def test_cross_attention_that_the_model_does_not_have():
