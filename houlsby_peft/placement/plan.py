@@ -174,20 +174,23 @@ class Plan:
                 f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
                 f"adapter_name, such as {'task_' + adapter_name!r}."
             )
-        if not self.config.is_loaded:
+        saved = self.config.names_in_file
+        if not self.config.is_loaded or saved is None:
             return
-        if (saved := self.config.names_in_file) is None:
-            return
-        for head, own in self.heads.items():
-            inside = base_module(self.view.model.get_submodule(head)) if own is None else own
+        for head in self.heads:
             # The names before that of the head may be mapped while the file is loaded.
-            ends = [f".{head.rpartition('.')[2]}.{name}" for name in inside.state_dict()]
+            ends = [f".{head.rpartition('.')[2]}.{name}" for name in self._head(head).state_dict()]
             missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
             if missing:
                 # PEFT would fail after it has changed the model.
                 raise AdapterError(
                     f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
                 )
+
+    def _head(self, name: str) -> nn.Module:
+        """Return a head as the adapter has it: its own, or the base model's."""
+        head = self.heads[name] or self.view.model.get_submodule(name)
+        return head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
 
     def new_record(self, adapter_name: str = "default") -> AdapterRecord:
         """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it.
@@ -237,9 +240,7 @@ class Plan:
                 with torch.device("meta"):
                     modules[name] = self.new_bottleneck(place)
             dtypes[name] = adapter_dtype(dtype_of(reference) or torch.float32, autocast_adapter_dtype)
-        for key, own in self.heads.items():
-            head = own or self.view.model.get_submodule(key)
-            modules[key] = head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
+        modules |= {name: self._head(name) for name in self.heads}
         tensors = {}
         for key, module in modules.items():
             for name, tensor in module.state_dict().items():
