@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
@@ -41,11 +39,6 @@ _VERSION = "adapters.1.3.0"
 # The class that an adapter without a head is for, the first that the base model has. Its names of modules are also
 # those of classes for other tasks, except on T5.
 _WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
-# What Python and the libraries raise for a damaged or hostile file.
-_OF_FILES = (
-    SafetensorError, zipfile.BadZipFile, ValueError, TypeError, ArithmeticError, LookupError,
-    AttributeError, AssertionError, RuntimeError, EOFError, MemoryError,
-)  # fmt: skip
 
 
 def convert(
@@ -264,7 +257,9 @@ def _name_source(source: str) -> Iterator[None]:
     """Name the adapter in the error of a damaged or hostile file, whichever library meets it."""
     try:
         yield
-    except _OF_FILES as error:
+    except OSError:  # which names its file, or the repository
+        raise
+    except Exception as error:
         is_own = isinstance(error, AdapterError)
         reason = str(error) if is_own else shortened(f"{type(error).__name__}: {error}")
         raise AdapterError(f"{shortened(source)} cannot be converted: {reason}") from error

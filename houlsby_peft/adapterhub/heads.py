@@ -34,7 +34,7 @@ NO_HEAD = "Convert the adapter without its head: with_head=False, or --no-head"
 
 
 class Row(NamedTuple):
-    """A head of transformers, as the library describes one.
+    """A head of transformers, as the library describes one; both directions read it.
 
     `suffix` is the end of the class's name. `modules` are the linear layers, where `{base}` stands for the encoder's
     name; a head that `is_added` gets its hidden one from `HoulsbyConfig.two_layer_head`.
@@ -46,6 +46,19 @@ class Row(NamedTuple):
     use_pooler: bool
     modules: tuple[str, ...]
     is_added: bool = False
+
+    def names(self, model: nn.Module) -> list[str]:
+        """Return the names of the linear layers in a model."""
+        return [module.format(base=getattr(model, "base_model_prefix", "")) for module in self.modules]
+
+    def keys(self, model: nn.Module, adapter_name: str) -> dict[str, str]:
+        """Return the library's keys of the weights, by their names in a model."""
+        # A dropout precedes each linear layer, an activation is between them.
+        return {
+            f"{module}.{kind}": f"heads.{adapter_name}.{1 + 3 * number}.{kind}"
+            for number, module in enumerate(self.names(model))
+            for kind in ("weight", "bias")
+        }
 
 
 _TEXT, _CHOICE, _TOKENS = "ForSequenceClassification", "ForMultipleChoice", "ForTokenClassification"
@@ -115,7 +128,7 @@ class Head:
 
 def find_target(part: Part, model_type: str) -> Head:
     """Return which head of transformers computes what a head of the library computes."""
-    config = part.fields.get("config")
+    config, row = part.fields.get("config"), None
     if config is None:
         kind = str(part.fields.get("model_class"))
         suffix = next((each for each in _CLASSES.values() if kind.endswith(each)), None)
@@ -124,14 +137,21 @@ def find_target(part: Part, model_type: str) -> Head:
         suffix = _CLASSES.get(kind)
     if suffix is None or (task := task_of_class(suffix)) is None:
         raise AdapterError(f"A head must be for one of {', '.join(_CLASSES)}; got {shortened(kind)}. {NO_HEAD}.")
-    row: Row | None = None
     if config is None:
         labels = part.fields.get("label2id")
         outputs = min(part.fields.get("num_labels", len(labels or (0, 1))), _MOST_OUTPUTS)
     else:
-        labels = config.get("label2id")
-        row = _find_row(config, suffix, model_type)
-        outputs = part.tensors[_flexible_key(part, row, row.layers - 1, "weight")].shape[0]
+        labels, layers, activation = config.get("label2id"), config.get("layers"), config.get("activation_function")
+        use_pooler = bool(config.get("use_pooler"))
+        wanted = (suffix, layers, activation if layers != 1 else None, use_pooler)
+        row = next((row for row in ROWS.get(model_type, ()) if row[:4] == wanted), None)
+        if row is None:
+            raise AdapterError(
+                f"The head has {shortened(repr(layers))} layers with the activation {shortened(repr(activation))} on "
+                f"{'the pooler' if use_pooler else 'the hidden states'}, and no class of transformers for "
+                f"{model_type} has such a head. {NO_HEAD}."
+            )
+        outputs = len(part.tensors[f"heads.{part.fields['name']}.{3 * row.layers - 2}.weight"])
     if not task.has_labels:
         return Head(task, None, None, row, part)
     names = {number: name for name, number in (labels or {f"LABEL_{n}": n for n in range(outputs)}).items()}
@@ -144,33 +164,24 @@ def head_modules(head: Head, model: nn.Module) -> list[str]:
     """Return the names of the modules that make up a head: those of which an adapter has a copy."""
     if head.row is None:
         return find_head(model)
-    names = (name.format(base=getattr(model, "base_model_prefix", "")) for name in head.row.modules)
-    ends = (".dense", ".out_proj")
-    return list(dict.fromkeys(name.removesuffix(ends[0]).removesuffix(ends[1]) for name in names))
+    names = (name.removesuffix(".dense").removesuffix(".out_proj") for name in head.row.names(model))
+    return list(dict.fromkeys(names))
 
 
 def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a head's weights by their names in transformers; `expected` are those that the model's head has."""
-    weights, used = {}, set()
-    if head.row is None:
-        weights = {name: head.part.tensors[name] for name in expected if name in head.part.tensors}
-        used = set(weights)
-    else:
-        for number, module in enumerate(head.row.modules):
-            own = module.format(base=getattr(model, "base_model_prefix", ""))
-            for kind in ("weight", "bias"):
-                name, key = f"{own}.{kind}", _flexible_key(head.part, head.row, number, kind)
-                if name in expected and key in head.part.tensors:
-                    weights[name] = head.part.tensors[key]
-                    used.add(key)
-        # A last layer without a bias has one of zeros here.
-        if head.part.fields["config"].get("bias") is False and f"{own}.bias" in expected:
-            weights.setdefault(f"{own}.bias", torch.zeros(expected[f"{own}.bias"].shape))
-    if unknown := sorted(head.part.tensors.keys() - used):
+    row, part = head.row, head.part
+    keys = row.keys(model, str(part.fields["name"])) if row else {name: name for name in expected}
+    known = {name: key for name, key in keys.items() if name in expected and key in part.tensors}
+    weights = {name: part.tensors[key] for name, key in known.items()}
+    if unknown := sorted(part.tensors.keys() - known.values()):
         raise AdapterError(
-            f"{head.part.file.name} must hold the weights of the head of a {type(model).__name__}; it has "
+            f"{part.file.name} must hold the weights of the head of a {type(model).__name__}; it has "
             f"{first_of(unknown)}. {NO_HEAD}."
         )
+    bias = [*keys][-1]
+    if row and part.fields["config"].get("bias") is False and bias in expected:
+        weights[bias] = torch.zeros(expected[bias].shape)
     return weights
 
 
@@ -179,60 +190,30 @@ def describe_head(
     labels: Mapping[int, str] | None,
     problem_type: str | None,
     model: Any,
-    weights: Mapping[str, Any],
+    weights: Mapping[str, torch.Tensor],
     name: str,
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the library's configuration of a head and its weights by the library's keys; see `find_target`."""
-    for row in ROWS.get(model.config.model_type, ()):
-        modules = [module.format(base=model.base_model_prefix) for module in row.modules]
-        if row.suffix == suffix and {key.rpartition(".")[0] for key in weights} == set(modules):
-            break
-    else:
+    modules = {key.rpartition(".")[0] for key in weights}
+    rows = [row for row in ROWS.get(model.config.model_type, ()) if row.suffix == suffix]
+    row = next((row for row in rows if modules == set(row.names(model))), None)
+    if row is None:
         raise AdapterError(
             f"The `adapters` library has no head that consists of {first_of(sorted(weights))} of a "
             f"{type(model).__name__}. {NO_HEAD}."
         )
     kind = next(kind for kind, each in _CLASSES.items() if each == suffix)
-    if problem_type == "multi_label_classification":
-        kind = "multilabel_classification"
+    last = row.names(model)[-1]
     config: dict[str, Any] = {
-        "head_type": kind,
+        "head_type": "multilabel_classification" if problem_type == "multi_label_classification" else kind,
         "layers": row.layers,
         "activation_function": row.activation,
         "label2id": {label: number for number, label in labels.items()} if labels else None,
         "dropout_prob": None,
     }
-    config |= {"num_choices": 2} if suffix == _CHOICE else {"num_labels": len(weights[f"{modules[-1]}.weight"])}
+    config |= {"num_choices": 2} if suffix == _CHOICE else {"num_labels": len(weights[f"{last}.weight"])}
     if suffix in (_CHOICE, _TEXT):
         config["use_pooler"] = row.use_pooler
     if suffix == _TEXT:
-        config["bias"] = f"{modules[-1]}.bias" in weights
-    return config, {
-        f"heads.{name}.{_flexible_index(row, number)}.{part}": weights[key]
-        for number, module in enumerate(modules)
-        for part in ("weight", "bias")
-        if (key := f"{module}.{part}") in weights
-    }
-
-
-def _find_row(config: Mapping[str, Any], suffix: str, model_type: str) -> Row:
-    layers, activation = config.get("layers"), config.get("activation_function")
-    use_pooler = bool(config.get("use_pooler"))
-    wanted = (suffix, layers, activation if layers != 1 else None, use_pooler)
-    row = next((row for row in ROWS.get(model_type, ()) if row[:4] == wanted), None)
-    if row is None:
-        raise AdapterError(
-            f"The head has {shortened(repr(layers))} layers with the activation {shortened(repr(activation))} on "
-            f"{'the pooler' if use_pooler else 'the hidden states'}, and no class of transformers for {model_type} "
-            f"has such a head. {NO_HEAD}."
-        )
-    return row
-
-
-def _flexible_index(row: Row, number: int) -> int:
-    """Return the index of a linear layer in a flexible head: a dropout precedes each, activations are between them."""
-    return 1 + number * (3 if row.activation is not None else 2)
-
-
-def _flexible_key(part: Part, row: Row, number: int, kind: str) -> str:
-    return f"heads.{part.fields.get('name')}.{_flexible_index(row, number)}.{kind}"
+        config["bias"] = f"{last}.bias" in weights
+    return config, {key: weights[own] for own, key in row.keys(model, name).items() if own in weights}

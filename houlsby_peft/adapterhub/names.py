@@ -120,7 +120,8 @@ def library_keys(
         place = places[key]
         where = place.relative(key).rpartition(".")[0] if is_inside else CONTAINERS[place.position]
         layer = f"{place.stack}.{place.layer}".removeprefix(prefix)
-        keys[name] = f"{layer}.{where}.adapters.{adapter_name}.{PARTS[part]}"
+        if part in PARTS:
+            keys[name] = f"{layer}.{where}.adapters.{adapter_name}.{PARTS[part]}"
     return keys
 
 
@@ -180,6 +181,7 @@ def describe(
     misfits = {
         "trained norms": any(".houlsby_norm." in name for name in names),
         "trained embeddings of tokens": config.trainable_token_indices,
+        "an activation with weights": any(".houlsby_adapter.activation." in name for name in names),
         "bottlenecks that are not at the ends of sub-layers": sizes.keys() - places.keys(),
         "bottlenecks of several sizes in a layer": any(len(found) > 1 for found in by_layer.values()),
         "layers with a part of the bottlenecks": [key for key in lacking if places[key].position in positions],
