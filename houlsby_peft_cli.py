@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from houlsby_peft import HoulsbyConfig
-    from houlsby_peft.serving.predictor import Predictor
-    from houlsby_peft.serving.task_bank import TaskBank
+    from houlsby_peft.tables import TableReader
 
 
 _RECIPES = ("text_classification", "token_classification", "squad", "mlm")
@@ -52,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # The recipes' flags are handed on as they are.
     end = 0 if given[:1] in (["train"], ["evaluate"]) else given.index("--") if "--" in given else len(given)
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]), *given[end:]]
-    options = _make_parser({word.partition("=")[0] for word in words}).parse_args(words)
+    has_file = any(word.partition("=")[0] == "--file" for word in words)
+    options = _make_parser(has_file).parse_args(words)
     try:
         options.run(options)
         print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"error: {' '.join(str(error).split())}{remedy}")
 
 
-def _make_parser(words: set[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands. With --file among the words, `predict` takes no texts."""
+def _make_parser(has_file: bool) -> argparse.ArgumentParser:
+    """Return the parser of all commands. With --file, `predict` takes no texts."""
     parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -96,16 +96,12 @@ def _make_parser(words: set[str]) -> argparse.ArgumentParser:
         command.epilog = _FLAGS if command is train else None
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
         command.add_argument("--recipe", choices=_RECIPES, help="kind of the task; default: by the data, or the run's")
-        command.add_argument(
-            "--config-file", metavar="FILE", help="configuration of accelerate launch, for several GPUs"
-        )
         command.add_argument("--help-all", action="store_true", help="show all flags of the recipe")
 
     push = add("push", _push, "push a saved adapter to the Hub with a generated card")
     push.add_argument("folder", type=Path, help="folder of the adapter")
     push.add_argument("repo_id", help="user/name, or name for the user of the token")
     push.add_argument("--private", action="store_true", default=None, help="create a private repository")
-    push.add_argument("--message", help="commit message")
 
     card = add("card", _card, "write the card (README.md) into the folder of a saved adapter")
     card.add_argument("folder", type=Path, help="folder of the adapter")
@@ -123,10 +119,12 @@ def _make_parser(words: set[str]) -> argparse.ArgumentParser:
             "--example", nargs="+", action="extend", metavar="TEXT", help="texts for which the card shows predictions"
         )
         command.add_argument("--pairs", action="store_true", help="take the texts of --example in pairs")
-        command.add_argument("--license", help="license of the adapter, such as apache-2.0")
-        command.add_argument("--language", help="language of the texts, such as en")
         command.add_argument(
-            "--metadata", metavar="JSON", type=json.loads, help='further metadata, such as \'{"tags": ["reviews"]}\''
+            "--metadata",
+            nargs="+",
+            action="extend",
+            metavar="KEY=VALUE",
+            help="metadata of the card, such as license=apache-2.0 language=en",
         )
 
     info = add("info", _info, "describe an adapter without loading its base model")
@@ -138,25 +136,21 @@ def _make_parser(words: set[str]) -> argparse.ArgumentParser:
         several = "; or a folder of adapters, of which each answers" if command is predict else ""
         command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
+    if not has_file:
+        predict.add_argument("texts", nargs="+", help="texts, - to read one per line from standard input, or --file")
     predict.add_argument("--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet")
     predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
-    if "--file" not in words:
-        predict.add_argument("texts", nargs="+", help="texts, - to read one per line from standard input, or --file")
-    if words & {"--file", "--help", "-h"}:
-        predict.add_argument(
-            "--output",
-            type=Path,
-            help="file for the rows of --file and their predictions; default: JSON lines on stdout",
-        )
-        predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
-        predict.add_argument(
-            "--text-column",
-            nargs="+",
-            help="column of --file with the texts, or two for pairs; default: as in the training, or by name",
-        )
-        predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
-        predict.add_argument("--question-column", default="question", help="column of --file with the questions")
-        predict.add_argument("--context-column", default="context", help="column of --file with the texts that answer")
+    predict.add_argument(
+        "--output", type=Path, help="file for the rows of --file and their predictions; default: JSON lines on stdout"
+    )
+    predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
+    predict.add_argument(
+        "--text-column",
+        nargs="+",
+        help="column of --file with the texts, or two: pairs, or questions and contexts; default: as in the training, "
+        "or by name",
+    )
+    predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
     predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
     predict.add_argument("--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s")
     export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
@@ -216,7 +210,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -> None:
-    """Become the recipe, in this process, or in those of `accelerate launch`."""
+    """Become the recipe. On several GPUs, it is started with `accelerate launch` instead."""
     if lacking := [name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None]:
         raise ImportError(f"Training needs {lacking[0]}: pip install 'houlsby-peft[recipes]'")
     # In a checkout, they are beside the package.
@@ -226,18 +220,14 @@ def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -
         words, options.flags = ["--help"], []
     elif None in words:
         raise ValueError("The data are missing; houlsby-peft train --help shows what to give.")
-    launcher = [] if options.config_file is None else ["-m", "accelerate.commands.launch", "--config_file"]
-    launcher += [options.config_file] if launcher else []
     debug = ["--debug"] if "debug" in options else []
-    os.execv(sys.executable, [sys.executable, *launcher, str(script), *map(str, words), *options.flags, *debug])
+    os.execv(sys.executable, [sys.executable, str(script), *map(str, words), *options.flags, *debug])
 
 
 def _push(options: argparse.Namespace) -> None:
     from houlsby_peft.hub.push import push_to_hub
 
-    message = {} if options.message is None else {"message": options.message}
-    chosen = _card_options(options)
-    print(push_to_hub(options.folder, options.repo_id, private=options.private, **chosen, **message))
+    print(push_to_hub(options.folder, options.repo_id, private=options.private, **_card_options(options)))
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -267,73 +257,62 @@ def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
     from houlsby_peft.checkpoints.saved import SavedAdapter
     from houlsby_peft.serving.adapter_list import read_adapters
-    from houlsby_peft.serving.load import load
-    from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import check_number_of_texts
-
-    folder = Path(options.adapter).expanduser()
-    if (folder / "adapter_config.json").exists() or not any(folder.glob("[!.]*/adapter_config.json")):
-        tasks, configs = {}, [SavedAdapter.open(options.adapter, options.revision).config]
-    else:
-        tasks = read_adapters(folder)
-        configs = [SavedAdapter.open(folder / task).config for task in tasks]
-
-    def load_all() -> Predictor | TaskBank:
-        _hide_messages()
-        chosen = {"base_model": options.base_model, "device": options.device}
-        if tasks:
-            return TaskBank(tasks, **chosen)
-        return load(options.adapter, revision=options.revision, other_base=options.other_base, **chosen)
-
-    if options.file is not None:
-        return _predict_file(options, configs, load_all)
-    for config in configs:
-        given = ["a text", "a second text"] if options.pairs else ["a text"]
-        check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
-    texts = options.texts
-    if texts == ["-"]:
-        lines = [line.rstrip("\n") for line in sys.stdin]
-        inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines
-    else:
-        inputs = _read_inputs(texts, options.pairs)
-    adapter = load_all()
-    requests = [([*tasks], text) for text in inputs] if tasks else inputs
-    for result in adapter.predict(requests, options.batch_size, top_k=options.top_k):  # type: ignore[arg-type]
-        print(json.dumps(result, ensure_ascii=False))
-
-
-def _predict_file(
-    options: argparse.Namespace, configs: Sequence[HoulsbyConfig], load: Callable[[], Predictor | TaskBank]
-) -> None:
-    from houlsby_peft.heads.tasks import task_of_config
     from houlsby_peft.serving.files import predict_file
-    from houlsby_peft.tables import TableReader, check_number_of_texts, find_format, find_text_columns
+    from houlsby_peft.serving.task_bank import TaskBank
+    from houlsby_peft.tables import TableReader, check_number_of_texts, find_format
 
+    _hide_messages()
+    folder = Path(options.adapter).expanduser()
+    is_single = (folder / "adapter_config.json").exists() or not any(folder.glob("[!.]*/adapter_config.json"))
+    sources = {"": options.adapter} if is_single else {task: folder / task for task in read_adapters(folder)}
+    adapters = {task: SavedAdapter.open(source, options.revision) for task, source in sources.items()}
+    chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
+    bank = TaskBank(adapters, **chosen)
+    configs = [saved.config for saved in adapters.values()]
+    if options.file is None:
+        for config in configs:
+            given = ["a text", "a second text"] if options.pairs else ["a text"]
+            check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
+        if options.texts == ["-"]:
+            lines = [line.rstrip("\n") for line in sys.stdin]
+            inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines
+        else:
+            inputs = _read_inputs(options.texts, options.pairs)
+        requests = [("" if is_single else [*adapters], text) for text in inputs]
+        for result in bank.predict(requests, options.batch_size, options.top_k):
+            print(json.dumps(result, ensure_ascii=False))
+        return
     if options.output is not None:
         find_format(options.output)
         if options.output.exists() and not options.overwrite:
             raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
-    named, count = options.text_column, 2 if options.pairs else None
-    kinds = {task_of_config(config).pipeline for config in configs}
-    if kinds == {"question-answering"}:
-        count = 2
-        named = named or [options.question_column, options.context_column]
-    elif kinds != {"text-classification"}:
-        count = 1
     table = TableReader(options.file, options.encoding)
+    columns = _find_columns(table, configs, options.text_column, options.pairs)
+    encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
+    print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
+    empty = predict_file(bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
+    if empty:
+        print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
+    if options.output:
+        print(f"Predictions: {options.output}", file=sys.stderr)
+
+
+def _find_columns(
+    table: TableReader, configs: Sequence[HoulsbyConfig], named: Sequence[str] | None, pairs: bool
+) -> list[str]:
+    """Return the columns of texts that all adapters read."""
+    from houlsby_peft.heads.tasks import task_of_config
+    from houlsby_peft.tables import check_number_of_texts, find_text_columns
+
+    kinds = {task_of_config(config).pipeline for config in configs}
+    count = 2 if pairs or kinds == {"question-answering"} else None if kinds == {"text-classification"} else 1
     recorded = [config.record.text_columns if config.record else None for config in configs]
     # Adapters that were trained on columns of other names read what the first one reads.
     columns = find_text_columns(table.columns, named, count, next(filter(None, recorded), None))
     for own in recorded:
         check_number_of_texts(columns, own, "--text-column")
     table.check_texts(columns)
-    encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
-    print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
-    empty = predict_file(load(), table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
-    if empty:
-        print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
-    if options.output:
-        print(f"Predictions: {options.output}", file=sys.stderr)
+    return columns
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -388,12 +367,11 @@ def _card_options(options: argparse.Namespace) -> dict[str, Any]:
     example = _read_inputs(options.example or [], options.pairs) or None
     if example is not None:
         _hide_messages()
-    named = {key: value for key in ("license", "language") if (value := getattr(options, key)) is not None}
     return {
         "base_model": options.base_model,
         "results": options.results,
         "example": example[0] if example and len(example) == 1 else example,
-        "metadata": {**(options.metadata or {}), **named},
+        "metadata": dict(item.split("=", 1) for item in options.metadata or ()),
     }
 
 

@@ -72,7 +72,10 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_module(package)  # before the base model is loaded
     folder = Path(folder)
-    with _scratch_folder(folder) as scratch:
+    scratch = folder / ".unfinished"
+    shutil.rmtree(scratch, ignore_errors=True)  # of an export that was killed
+    scratch.mkdir(parents=True)
+    try:
         predictor = adapter if isinstance(adapter, Predictor) else load(adapter)
         _check_can_be_exported(predictor)
         model = _copy_with_one_adapter(predictor)
@@ -102,25 +105,9 @@ def export_onnx(
         tokenizer.save_pretrained(scratch)
         for path in scratch.iterdir():
             path.replace(folder / path.name)
-    return {folder / name: difference for name, difference in differences.items()}
-
-
-@contextmanager
-def _scratch_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder and one inside it for what is being written, and remove both unless the folder has files then.
-
-    An export that is killed leaves the inner one, which the next export into the same folder replaces.
-    """
-    is_new = not folder.exists()
-    scratch = folder / ".unfinished"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        if is_new and not any(folder.iterdir()):
-            folder.rmdir()
+        shutil.rmtree(scratch)
+    return {folder / name: difference for name, difference in differences.items()}
 
 
 def _check_can_be_exported(predictor: Predictor) -> None:

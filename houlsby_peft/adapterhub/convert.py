@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -34,7 +32,6 @@ from .heads import Head, describe_head, find_target, head_modules, head_weights
 from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config
 
 
-FORMATS = ("houlsby", "adapterhub")
 _VERSION = "adapters.1.3.0"
 # The class that an adapter without a head is for, the first that the base model has. Its names of modules are also
 # those of classes for other tasks, except on T5.
@@ -45,7 +42,7 @@ def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    to: str = "houlsby",
+    to: Literal["houlsby", "adapterhub"] = "houlsby",
     base_model: str | os.PathLike[str] | None = None,
     with_head: bool = True,
     allow_pickle: bool = False,
@@ -75,35 +72,51 @@ def convert(
         AdapterError: The source is damaged or hostile, or has something that cannot be expressed.
         HubError: A repository does not exist, is private or cannot be reached.
         OSError: The target is not empty, or cannot be written.
-        ValueError: The format is unknown.
     """
-    if to not in FORMATS:
-        raise ValueError(f"to must be one of {FORMATS}; got {to!r}.")
     name, folder = os.fspath(source), Path(target)
     base = None if base_model is None else os.fspath(base_model)
-    with _new_folder(folder) as new, _name_source(name):
-        if to == "adapterhub":
-            saved = SavedAdapter.open(name, revision, token)
-            _write_published(saved, new, folder.resolve().name, base, with_head, token)
-            return folder
-        published = read_published(
-            find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token), allow_pickle, with_head
-        )
-        base = base or published.base_model
-        config, weights = _convert(published, _read_base(base, token))
-        config.base_model_name_or_path = base
-        save_file(weights, new / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
-        config.save_pretrained(str(new))
-        base_models = [each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)]
-        card_name = re.sub(r"[^\w.-]+", "-", folder.resolve().name).strip("-.")
-        card = make_card(
-            SavedAdapter.open(new),
-            card_name if is_repo_id(card_name) else "adapter",
-            base_model=next((each for each in base_models if not Path(each).is_dir()), None),
-        )
-        origin = f"Converted from {code(name)}, an adapter in AdapterHub's format, with `houlsby_peft.convert`."
-        (new / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        new = Path(temporary) / "new"
+        new.mkdir()
+        try:
+            if to == "adapterhub":
+                saved = SavedAdapter.open(name, revision, token)
+                _write_published(saved, new, folder.resolve().name, base, with_head, token)
+            else:
+                files = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
+                _write_own(
+                    name, read_published(files, allow_pickle, with_head), new, folder.resolve().name, base, token
+                )
+        except OSError:  # which names its file, or the repository
+            raise
+        except Exception as error:  # whichever library meets a damaged or hostile file
+            reason = str(error) if isinstance(error, AdapterError) else shortened(f"{type(error).__name__}: {error}")
+            raise AdapterError(f"{shortened(name)} cannot be converted: {reason}") from error
+        if folder.is_dir():
+            folder.rmdir()  # an empty one
+        new.rename(folder)
     return folder
+
+
+def _write_own(
+    source: str, published: Published, folder: Path, name: str, base: str | None, token: str | None
+) -> None:
+    """Write an adapter in this package's format, with its card."""
+    base = base or published.base_model
+    config, weights = _convert(published, _read_base(base, token))
+    config.base_model_name_or_path = base
+    save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
+    config.save_pretrained(str(folder))
+    base_models = [each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)]
+    name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
+    card = make_card(
+        SavedAdapter.open(folder),
+        name if is_repo_id(name) else "adapter",
+        base_model=next((each for each in base_models if not Path(each).is_dir()), None),
+    )
+    origin = f"Converted from {code(source)}, an adapter in AdapterHub's format, with `houlsby_peft.convert`."
+    (folder / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8")
 
 
 def _convert(published: Published, base_config: PretrainedConfig) -> tuple[HoulsbyConfig, dict[str, torch.Tensor]]:
@@ -179,7 +192,7 @@ def _write_published(
     saved: SavedAdapter, folder: Path, name: str, base: str | None, with_head: bool, token: str | None
 ) -> None:
     """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its places."""
-    config, tensors = saved.config, saved.load_weights()
+    config, tensors = saved.config, saved.weights
     base = base or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)
@@ -237,29 +250,3 @@ def _read_base(name: str, token: str | None) -> PretrainedConfig:
 def _make_empty(config: PretrainedConfig, auto_class: str) -> Any:
     with torch.device("meta"):
         return getattr(transformers, auto_class).from_config(config, trust_remote_code=False)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder only if everything that it is to hold has been written."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        new = Path(temporary) / "new"
-        new.mkdir()
-        yield new
-        if folder.is_dir():
-            folder.rmdir()  # an empty one
-        new.rename(folder)
-
-
-@contextmanager
-def _name_source(source: str) -> Iterator[None]:
-    """Name the adapter in the error of a damaged or hostile file, whichever library meets it."""
-    try:
-        yield
-    except OSError:  # which names its file, or the repository
-        raise
-    except Exception as error:
-        is_own = isinstance(error, AdapterError)
-        reason = str(error) if is_own else shortened(f"{type(error).__name__}: {error}")
-        raise AdapterError(f"{shortened(source)} cannot be converted: {reason}") from error

@@ -37,18 +37,13 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Return a few facts of a base model's configuration and a few values of its matrices, as JSON can hold them.
 
-    Quantized weights, weights on the meta device and those that another process holds are left out. It takes some
-    milliseconds.
+    The result is `{"config": {...}, "tensors": {name: values, ...}}`. The values of a weight are four numbers in
+    bfloat16 or NaN, in base64; those of the layers of a list follow one another, with "*" for their index in the name.
+    Names begin at the encoder, which other classes of transformers contain under a prefix. Quantized weights, weights
+    on the meta device and those that another process holds are left out.
 
-    Args:
-        model: The base model.
-        modules: Its modules by name, without any adapters.
-        without: Names of modules that are not part of what identifies the base model: heads, and what is new in it.
-
-    Returns:
-        `{"config": {...}, "tensors": {name: values, ...}}`. The values of a weight are four numbers in bfloat16 or
-        NaN, in base64; those of the layers of a list follow one another, with "*" for their index in the name. Names
-        begin at the encoder, which other classes of transformers contain under a prefix.
+    `modules` are the base model's, without any adapters. Modules named in `without` do not identify it: heads, and
+    what is new in it.
     """
     config = getattr(model, "config", None)
     facts = {key: getattr(config, key) for key in _CONFIG_KEYS if getattr(config, key, None) is not None}
@@ -59,7 +54,11 @@ def fingerprint(
         if f"{module_name}.".startswith(inside):
             continue
         for name, weight in module.named_parameters(recurse=False):
-            if _is_readable(weight):
+            # Of a subclass of tensors, which is quantized or sharded, single values cannot be read. Vectors say
+            # little: norms have weights near 1, and many biases are 0.
+            is_plain = type(weight) in (nn.Parameter, torch.Tensor) and type(weight.data) is torch.Tensor
+            is_known = not weight.is_meta and weight.dtype in PRECISIONS and weight.dim() > 1 and weight.numel() > 0
+            if is_plain and is_known:
                 key, layer = _fold(f"{module_name}.{name}".removeprefix(prefix))
                 rows.setdefault(key, {})[layer] = _sample(weight)
     return {"config": facts, "tensors": {key: _encode(layers) for key, layers in rows.items()}}
@@ -70,9 +69,6 @@ def compare_fingerprints(recorded: Mapping[str, Any] | None, found: Mapping[str,
 
     Layers differ if their values do as much as those of unrelated models. Weights that only one of the fingerprints
     has never differ.
-
-    Raises:
-        ValueError: A value is not what `fingerprint` gives.
     """
     recorded, found = recorded or {}, found or {}
     old, new = recorded.get("config", {}), found.get("config", {})
@@ -104,11 +100,7 @@ def refuse_other_bases() -> Iterator[None]:
 def report_other_base(
     recorded_name: str | None, model: nn.Module, differences: Sequence[str], adapter_name: str
 ) -> None:
-    """Warn that an adapter is put on a base model that it was not trained on.
-
-    Raises:
-        AdapterError: `refuse_other_bases` is in effect.
-    """
+    """Warn that an adapter is put on a base model that it was not trained on, or refuse it."""
     here = getattr(model, "name_or_path", None) or type(model).__name__
     message = (
         f"Adapter {adapter_name!r} was trained on the base model {recorded_name or 'of unknown name'!r} and is loaded "
@@ -118,13 +110,6 @@ def report_other_base(
     if _REFUSES.get():
         raise AdapterError(f'{message} With other_base="warn", or --other-base warn, it is loaded nevertheless.')
     warnings.warn(message, stacklevel=3)
-
-
-def _is_readable(weight: torch.Tensor) -> bool:
-    # Of a subclass of tensors, which is quantized or sharded, single values cannot be read.
-    is_plain = type(weight) in (nn.Parameter, torch.Tensor) and type(weight.data) is torch.Tensor
-    # Vectors say little: norms have weights near 1, and many biases are 0.
-    return is_plain and not weight.is_meta and weight.dtype in PRECISIONS and weight.dim() > 1 and weight.numel() > 0
 
 
 def _fold(name: str) -> tuple[str, int]:

@@ -19,7 +19,6 @@ from huggingface_hub import get_cached_repo_tree, snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     CachedRepoTreeNotFoundError,
     HfHubHTTPError,
-    HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
 )
@@ -28,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors, shortened
+from ..errors import AdapterError, explain_hub_errors, shortened
 from .downloads import find_repo
 from .weights import check_values, read_json
 
@@ -114,16 +113,9 @@ class SavedAdapter:
         repo = find_repo(self.folder)
         return repo[1] if repo else None
 
-    def load_weights(self) -> dict[str, torch.Tensor]:
-        """Return the tensors by name. They are read and checked once.
-
-        Raises:
-            AdapterError: A tensor holds values that cannot be right.
-        """
-        return self._weights
-
     @cached_property
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, checked. They are read once."""
         weights = load_file(self.weights_file)
         for key, tensor in weights.items():
             check_values(self.name, key, tensor)
@@ -135,39 +127,24 @@ def find_files(
 ) -> Path:
     """Return a folder, or that of a repository in the cache, to which those of its files that are needed are fetched.
 
-    Args:
-        name_or_path: The folder, or the repository's name on the Hub.
-        needed: Names of files, no patterns, so that a repository has no say in paths.
-        revision: A branch, tag or commit.
-        token: Access token for private repositories.
-
-    Raises:
-        AdapterError: It is neither a folder nor a name that the Hub accepts.
-        HubError: The repository does not exist, is private or cannot be reached.
+    `needed` are names of files, no patterns, so that a repository has no say in paths. Raises HubError.
     """
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     download = partial(snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed))
-    try:
-        with explain_hub_errors(name):
+    with explain_hub_errors(f"{shortened(name)} is no folder, and on the Hub"):
+        try:
+            return Path(download())
+        except HTTPError as error:
+            # The Hub's client takes the cache if it cannot connect, but not if the connection breaks off.
+            if isinstance(error, HfHubHTTPError):
+                raise
             try:
-                return Path(download())
-            except HTTPError as error:
-                # The Hub's client takes the cache if it cannot connect, but not if the connection breaks off.
-                if isinstance(error, HfHubHTTPError):
-                    raise
-                try:
-                    return Path(download(local_files_only=True))
-                except LocalEntryNotFoundError:
-                    raise error from None
-            except HFValidationError:
-                raise AdapterError(
-                    f"{shortened(name)} is neither a folder nor a name on the Hub such as user/adapter."
-                ) from None
-    except HubError as error:
-        raise HubError(f"{error} There is no folder of this name either.") from error
+                return Path(download(local_files_only=True))
+            except LocalEntryNotFoundError:
+                raise error from None
 
 
 def _read_config(folder: Path) -> HoulsbyConfig:

@@ -31,11 +31,7 @@ _MOST_NAMES, _MOST_LETTERS = 3, 300
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a configuration that others may have written: one JSON object of limited size.
-
-    Raises:
-        AdapterError: The file is too large, or holds anything else.
-    """
+    """Read a configuration that others may have written: one JSON object of limited size."""
     size = path.stat().st_size
     if size > _MOST_BYTES_OF_JSON:
         raise AdapterError(f"{path} must be smaller than {_MOST_BYTES_OF_JSON:,} bytes; it has {size:,}.")
@@ -51,12 +47,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_weights_file(folder: Path) -> frozenset[str] | None:
     """Check the weights in a folder before PEFT adds an adapter, which it does before it reads them.
 
-    Returns:
-        The names of the tensors; None if the folder holds no safetensors file, or is a repository's name.
-
-    Raises:
-        AdapterError: The folder holds `adapter_model.bin`, which PEFT would load, and no safetensors file.
-        SafetensorError: The safetensors file is cut off or damaged.
+    Returns the names of the tensors; None if the folder holds no safetensors file, or is a repository's name.
     """
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if file.is_file():
@@ -71,15 +62,9 @@ def check_weights_file(folder: Path) -> frozenset[str] | None:
 
 
 def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str) -> None:
-    """Check that an adapter's tensors fit those of the model and hold weights that can be right.
+    """Check that an adapter's tensors fit those that the model expects and hold weights that can be right.
 
-    Args:
-        expected: The tensors in the model, by name, which may be on the meta device.
-        found: What is loaded. Further tensors are allowed as in `check_shapes`.
-        source: Where they come from, for the message.
-
-    Raises:
-        AdapterError: A tensor does not fit, or holds weights that cannot be right.
+    The model's tensors may be on the meta device. `source` names the adapter in the message.
     """
     needed, present = ({name: tensor.shape for name, tensor in each.items()} for each in (expected, found))
     check_shapes(needed, present, source)
@@ -88,16 +73,9 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torc
 
 
 def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.Tensor | None = None) -> None:
-    """Check that a tensor holds weights that can be right, in the dtype in which the model uses them.
+    """Check that a tensor holds finite numbers, of at least 16 bits, in the dtype in which the model uses them.
 
-    Args:
-        source: Where it comes from, for the message.
-        name: Its name.
-        tensor: The tensor.
-        expected: The tensor of the model. None: it is unknown, and float32 for bottlenecks and norms.
-
-    Raises:
-        AdapterError: It holds anything but floating-point numbers of at least 16 bits, or a number that is not finite.
+    That is the dtype of the tensor that the model expects; if it is unknown, float32 for bottlenecks and norms.
     """
     may_count = f".{PREFIX}" not in name if expected is None else expected.dtype in _COUNTS
     if tensor.dtype in _COUNTS and may_count:
@@ -121,16 +99,9 @@ def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.T
 
 
 def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size], source: str) -> None:
-    """Check that an adapter's tensors are all there and have the shapes that the model needs.
+    """Check that an adapter's tensors are all there and have the shapes that the model expects.
 
-    Args:
-        expected: Names and shapes in the model.
-        found: Names and shapes of what is loaded. Further tensors are allowed if they are not an adapter's, such as
-            a resized embedding that PEFT has saved.
-        source: Where they come from, for the message.
-
-    Raises:
-        AdapterError: A tensor of the adapter is missing, unexpected, or of another shape.
+    Further tensors are allowed if they are not an adapter's, such as a resized embedding that PEFT has saved.
     """
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected and (f".{PREFIX}" in name or missing)]

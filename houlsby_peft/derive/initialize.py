@@ -55,5 +55,5 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
             f"{adapter_name!r} differ: {differences[0]}. Train both with the same HoulsbyConfig on the same model."
         )
     weights = {key: weight for key, weight in tensors_of(model, adapter_name).items() if f".{PREFIX}" not in key}
-    weights |= {key: weight for key, weight in saved.load_weights().items() if f".{PREFIX}" in key}
+    weights |= {key: weight for key, weight in saved.weights.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

@@ -69,15 +69,16 @@ def push_to_hub(
 
     Raises:
         AdapterError: The adapter is not usable, or its base model is not on the Hub.
-        HubError: The Hub refuses the push or cannot be reached. No file is uploaded then. The adapter of a model is
-            then saved in a folder that the message names.
+        HubError: The Hub refuses the push or cannot be reached, or the adapter of a model is not pushed for another
+            reason; it is then saved in a folder that the message names. No file is uploaded then.
+        ValueError: The Hub refuses the metadata.
     """
     repo_id = check_access(repo_id, token)
     is_model = isinstance(adapter, PeftModel)
     folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
     try:
         saved = SavedAdapter.open(folder)
-        saved.load_weights()
+        saved.weights  # checked before anything is uploaded  # noqa: B018
         base, revision = find_base_on_hub(saved.config, base_model)
         figures = find_figures(saved.folder)
         answer = None if example is None else predict_example(saved, example, base_model, token)
@@ -99,10 +100,10 @@ def push_to_hub(
         with explain_hub_errors(repo_id):
             api = HfApi(token=token, library_name="houlsby_peft")
             url = _upload(api, repo_id, files, card, saved, private, message)
-    except (AdapterError, HubError) as error:
+    except (ValueError, OSError) as error:
         if not is_model:
             raise
-        raise type(error)(f"{error} The adapter is saved in {folder}; push this folder to try again.") from error
+        raise HubError(f"{error} The adapter is saved in {folder}; push this folder to try again.") from error
     if is_model:
         shutil.rmtree(folder)
     return url
@@ -205,10 +206,7 @@ def _upload(
     if info and CARD_FILE in known:
         older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=info.sha)))
     card = keep_written(card, [path.read_text(encoding="utf-8") for path in older])
-    try:
-        card.validate()
-    except ValueError as error:
-        raise HubError(f"{repo_id}: the Hub refuses the card ({' '.join(str(error).split())}).") from error
+    card.validate()
     if info is None:
         api.create_repo(repo_id, private=private)
         info = api.model_info(repo_id)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 from peft.utils import CONFIG_NAME
@@ -37,7 +36,11 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     else:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-            found = {str(task): _read_entry(path.parent, entry) for task, entry in content.items()}
+            found = {}
+            for task, entry in content.items():
+                listed = TaskSource(**({"source": entry} if isinstance(entry, str) else entry))
+                folder = path.parent / Path(listed.source).expanduser()  # type: ignore[arg-type]
+                found[str(task)] = replace(listed, source=str(folder)) if folder.is_dir() else listed
         except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
             raise AdapterError(
                 f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with source and "
@@ -46,9 +49,3 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     if not found:
         raise AdapterError(f"A service needs at least one adapter; {path} has none. Check the path.")
     return found
-
-
-def _read_entry(parent: Path, entry: Any) -> TaskSource:
-    found = TaskSource(**({"source": entry} if isinstance(entry, str) else entry))
-    folder = parent / Path(found.source).expanduser()  # type: ignore[arg-type]
-    return replace(found, source=str(folder)) if folder.is_dir() else found

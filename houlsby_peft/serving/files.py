@@ -11,7 +11,6 @@ from typing import Any
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
 from ..tables import Row, TableReader, TableWriter, find_format
-from .predictor import Predictor
 from .readers import Input, Reader
 from .task_bank import TaskBank
 
@@ -26,7 +25,7 @@ _TYPES |= dict.fromkeys(("entities", "embedding", "predictions", "labels", "scor
 
 
 def predict_file(
-    adapter: Predictor | TaskBank,
+    bank: TaskBank,
     table: TableReader,
     columns: Sequence[str],
     output: Path | None = None,
@@ -40,17 +39,14 @@ def predict_file(
     others begin with it: `topic` and `topic_score`.
 
     Args:
-        adapter: What `load` has returned, or a bank whose tasks all read such texts.
+        bank: The adapters, which all read such texts. A single one may have no name, as its columns then.
         table: The table.
         columns: Its column of texts, or two for pairs; for question answering, those of questions and contexts.
         output: The file to write; until it is complete, it ends in .part. None prints JSON lines.
-        batch_size, top_k: As for `Predictor.predict`.
+        batch_size, top_k: As for `TaskBank.predict`.
     """
     is_json = output is None or find_format(output) == ".jsonl"
-    if isinstance(adapter, TaskBank):
-        readers = {task: adapter.reader(task) for task in adapter.tasks}
-    else:
-        readers = {"": adapter.reader()}
+    readers = {task: bank.reader(task) for task in bank.tasks}
     taken = {column.strip().lower() for column in table.columns}
     added: dict[str, type] = {}
     plans, limits = {}, []
@@ -69,11 +65,8 @@ def predict_file(
 
     def predict(texts: Sequence[Input]) -> list[Row]:
         """Return the values of all further columns for each text."""
-        if isinstance(adapter, TaskBank):
-            pairs = [(task, text) for text in texts for task in plans]
-            results = iter(adapter.predict(pairs, batch_size, limits * len(texts)))
-        else:
-            results = iter(adapter.predict(texts, batch_size, limits[0]))
+        pairs = [(task, text) for text in texts for task in plans]
+        results = iter(bank.predict(pairs, batch_size, limits * len(texts)))
         found = [[(names, to_row(_rounded(next(results)))) for names, to_row in plans.values()] for _ in texts]
         return [{names[key]: value for names, own in row for key, value in own.items()} for row in found]
 

@@ -122,16 +122,16 @@ class HeldAdapters:
         self,
         max_bytes: float,
         base_model: PreTrainedModel | str | None,
+        *,
         token: str | None,
-        device: str | torch.device | None,
-        dtype: torch.dtype | None,
+        **options: Any,
     ) -> None:
         self.max_bytes = max_bytes
         self.nbytes = 0
         self.token = token
         self.is_full = False
         self._base_model = base_model
-        self._options: dict[str, Any] = {"token": token, "device": device, "dtype": dtype}
+        self._options = {"token": token, **options}
         self._held: OrderedDict[ref[Entry], HeldAdapter] = OrderedDict()
         self._loaded = 0
         # Bytes that were loaded and dropped since freed memory was last returned to the system.

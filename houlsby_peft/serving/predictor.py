@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,21 +120,17 @@ class Predictor:
             results += predict_requests(requests, batch_size)
         return results
 
-    def pipeline(self, **options: Any) -> Pipeline | Callable[..., list[Any]]:
-        """Return a pipeline for this adapter, which stays valid when other adapters are loaded beside it.
+    def pipeline(self, **options: Any) -> Pipeline:
+        """Return the pipeline of transformers for this adapter, which stays valid when others are loaded beside it.
 
-        For text and token classification, it is the pipeline of transformers, which cuts no texts by itself. For
-        question answering and embeddings, for which transformers 5 has none, it is `predict` with the options.
+        It cuts no texts by itself. Transformers 5 has none for question answering.
 
         Args:
-            options: Further arguments of the pipeline, such as `top_k` or `aggregation_strategy`, or of `predict`.
+            options: Further arguments of the pipeline, such as `top_k` or `aggregation_strategy`.
 
         Raises:
-            AdapterError: There is none for the task, or the model is in training mode.
+            AdapterError: The model is in training mode.
         """
-        if self.task.pipeline not in ("text-classification", "token-classification"):
-            self.reader(**options)
-            return partial(self.predict, **options)
         if self.model.training:
             raise AdapterError(
                 "A pipeline would switch the model, which is in training mode, to evaluation. Call model.eval() first."

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class ServiceOptions:
     cpus: int = 1
     gpus: float = 0
     max_queued: int = 512
-    hosts: Sequence[str] = ("*",)
+    hosts: list[str] = field(default_factory=lambda: ["*"])
 
 
 class Row(BaseModel):
@@ -114,6 +114,10 @@ class Row(BaseModel):
         return str(self.text) if self.text_pair is None else (str(self.text), self.text_pair)
 
 
+# The status of HTTP, and the object that is sent as JSON.
+Answer = tuple[int, dict[str, Any]]
+
+
 def count(rows: Sequence[Row]) -> int:
     """Return the number of predictions that a request asks for."""
     return sum(len(row.names) for row in rows)
@@ -136,17 +140,8 @@ class Predictions(BaseModel):
     predictions: list[Any]
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why a request gets no predictions: the status of HTTP, the rule that it breaks, and the row that breaks it."""
-
-    status: int
-    rule: str
-    row: int | None = None
-
-
-def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -> list[list[Any] | Refusal]:
-    """Return the predictions of each request, or why it is refused. No request fails because of another one."""
+def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -> list[Answer]:
+    """Return the answer to each request. No request fails because of another one."""
     rows = [row for request in requests for row in request]
     try:
         found = bank.predict(
@@ -155,32 +150,37 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
     except Exception as error:
         if len(requests) > 1:  # the model itself fails for one of them
             return [answer(bank, [request], batch_size)[0] for request in requests]
-        return [_refuse(bank, rows[0].names[0], error, None)]
+        return [_explain_error(bank, rows[0].names[0], error, None)]
     results = iter(found)
-    answers: list[list[Any] | Refusal] = []
+    answers = []
     for request in requests:
         own = [next(results) for _ in request]
         refusals = [
-            _refuse(bank, task, result, number)
+            _explain_error(bank, task, result, number)
             for number, of_row in enumerate(own)
             for task, result in of_row.items()
             if isinstance(result, Exception)
         ]
         plain = [of_row[row.task] if row.tasks is None else of_row for row, of_row in zip(request, own, strict=True)]
-        answers.append(refusals[0] if refusals else plain)
+        answers.append(refusals[0] if refusals else (200, {"predictions": plain}))
     return answers
 
 
-def _refuse(bank: TaskBank, task: str, error: Exception, number: int | None) -> Refusal:
+def _explain_error(bank: TaskBank, task: str, error: Exception, number: int | None) -> Answer:
     if task not in bank.tasks:
         if task in bank.failed:
-            return Refusal(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
-        return Refusal(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
+            return refuse(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
+        return refuse(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
     if isinstance(error, (ValueError, HubError)):
         is_of_input = not isinstance(error, (AdapterError, HubError))
-        return Refusal(422 if is_of_input else 500, hide_folders(str(error)), number)
+        return refuse(422 if is_of_input else 500, hide_folders(str(error)), number)
     _LOG.error("A prediction failed.", exc_info=error)
-    return Refusal(500, "The prediction failed; the log of the service says why.", number)
+    return refuse(500, "The prediction failed; the log of the service says why.", number)
+
+
+def refuse(status: int, rule: str, row: int | None = None) -> Answer:
+    """Return the answer to a request that breaks a rule, in one of its rows."""
+    return status, {"detail": {"rule": rule, "row": row}}
 
 
 def hide_folders(text: str) -> str:
@@ -200,22 +200,27 @@ class BankReplica:
         self.refresh()
         self.predict.set_max_batch_size(options.batch_size)
         self.predict.set_batch_wait_timeout_s(options.batch_wait)
-        if options.watch:
-            threading.Thread(target=self._watch, daemon=True).start()
+
+        def watch() -> None:
+            while options.watch:
+                time.sleep(options.watch)
+                self.refresh()
+
+        threading.Thread(target=watch, daemon=True).start()
 
     @serve.batch(max_batch_size=32, batch_size_fn=lambda requests: sum(map(count, requests)))  # type: ignore[untyped-decorator]
-    async def predict(self, requests: list[list[Row]]) -> list[list[Any] | Refusal]:
+    async def predict(self, requests: list[list[Row]]) -> list[Answer]:
         """Predict the rows of several requests together."""
         # In a thread, so that requests for the next batch are received meanwhile.
         return await asyncio.to_thread(answer, self._bank, requests, self._options.batch_size)
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Answer:
         """Return the names of the tasks, those whose adapter cannot be loaded, and what is wrong with the list."""
         bank = self._bank
         failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
         held = await asyncio.to_thread(lambda: bank.held)
         names = [*dict.fromkeys([*bank.tasks, *failed])]
-        return {"names": names, "in_memory": len(held), "failed": failed, "list": self._list}
+        return 200, {"names": names, "in_memory": len(held), "failed": failed, "list": self._list}
 
     def refresh(self) -> None:
         """Serve what the folder or list has now. While it cannot be read, the tasks stay as they are."""
@@ -225,16 +230,8 @@ class BankReplica:
                 if before.get(task) != reason:
                     _LOG.warning("The adapter of task %r cannot be loaded. %s", task, reason)
             self._list = "ok"
-        except (AdapterError, OSError) as error:
+        except Exception as error:  # a folder may change while it is read
             self._list = hide_folders(str(error))
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(self._options.watch)
-            try:
-                self.refresh()
-            except Exception:  # a folder may change while it is read; it is read again after the pause
-                _LOG.warning("The adapters could not be read.", exc_info=True)
 
 
 app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on one base model.")
@@ -244,13 +241,6 @@ app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on
 async def _explain(_: Any, error: RequestValidationError) -> Response:
     # FastAPI would repeat the input, which may be no valid text.
     return JSONResponse({"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422)
-
-
-def _respond(found: Any | Refusal) -> Response:
-    if not isinstance(found, Refusal):
-        return JSONResponse(found)
-    headers = {"retry-after": "1"} if found.status == 503 else None
-    return JSONResponse({"detail": {"rule": found.rule, "row": found.row}}, found.status, headers)
 
 
 class LimitBody:
@@ -300,17 +290,17 @@ class Ingress:
         while self.running:
             await asyncio.sleep(0.05)
 
-    async def call(self, method: str, *args: Any) -> Any:
-        """Return what a method of a replica returns, or why it cannot be called now."""
+    async def call(self, method: str, *args: Any) -> Answer:
+        """Return what a method of a replica answers, or that it cannot be called now."""
         remote = getattr(self._replicas, method).remote
         try:
             for pause in _PAUSES:
                 with suppress(RayActorError):
-                    return await remote(*args)
+                    return await remote(*args)  # type: ignore[no-any-return]
                 await asyncio.sleep(pause)
-            return await remote(*args)
+            return await remote(*args)  # type: ignore[no-any-return]
         except BackPressureError:
-            return Refusal(503, "Too many requests are waiting. Try again later.")
+            return refuse(503, "Too many requests are waiting. Try again later.")
 
 
 def _ingress() -> Ingress:
@@ -331,35 +321,36 @@ async def predict(body: Rows) -> Response:
     ingress.running += 1
     try:
         if ingress.is_ending:
-            found = Refusal(503, "The service is ending.")
+            status, found = refuse(503, "The service is ending.")
         elif asked > most:
-            found = Refusal(400, f"inputs must have at most {most:,} rows; got {asked:,}. Send several requests.")
+            status, found = refuse(
+                400, f"inputs must have at most {most:,} rows; got {asked:,}. Send several requests."
+            )
         else:
-            found = await ingress.call("predict", body.inputs)
+            status, found = await ingress.call("predict", body.inputs)
     finally:
         ingress.running -= 1
-    is_answered = not isinstance(found, Refusal)
-    for task in (task for row in body.inputs if is_answered for task in row.names):
+    for task in (task for row in body.inputs if status == 200 for task in row.names):
         ingress.rows.labels(task).inc()
-    ingress.requests.labels("200" if is_answered else str(found.status)).inc()
+    ingress.requests.labels(str(status)).inc()
     ingress.seconds.observe(time.perf_counter() - start)
-    return _respond({"predictions": found} if is_answered else found)
+    return JSONResponse(found, status)
 
 
 @app.get("/tasks")
 async def tasks() -> Response:
     """Return the names of the tasks."""
-    found = await _ingress().call("status")
-    return _respond(found if isinstance(found, Refusal) else {"tasks": found["names"]})
+    status, found = await _ingress().call("status")
+    return JSONResponse({"tasks": found["names"]} if status == 200 else found, status)
 
 
 @app.get("/health")
 async def health() -> dict[str, Any]:
     """Return the number of tasks, and why adapters cannot be loaded."""
-    status = await _ingress().call("status")
-    if isinstance(status, Refusal):
+    status, found = await _ingress().call("status")
+    if status != 200:
         return {"status": "ok", "busy": True}  # and therefore alive
-    return {"status": "ok", "tasks": len(status.pop("names")), **status}
+    return {"status": "ok", "tasks": len(found.pop("names")), **found}
 
 
 @app.get("/metrics")
@@ -372,7 +363,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     """Return the application for Ray Serve; `args` are the fields of `ServiceOptions`."""
     options = ServiceOptions(**args)
     read_adapters(options.adapters)  # refused here, before replicas start and fail
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(options.hosts))
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=options.hosts)
     # While a batch is predicted, the next one is gathered.
     ongoing = 2 * options.batch_size
     replicas = serve.deployment(
@@ -407,13 +398,12 @@ def http_options(host: str, port: int) -> dict[str, Any]:
 
 def deployment_file(options: ServiceOptions, host: str, port: int) -> str:
     """Return the service's deployment file for `serve deploy` and `serve run`, as YAML."""
-    args = {**asdict(options), "hosts": list(options.hosts)}
     content = {
         "proxy_location": "EveryNode",
         "http_options": http_options(host, port),
         "logging_config": LOGGING,
         "applications": [
-            {"name": NAME, "route_prefix": "/", "import_path": f"{__name__}:build", "args": args},
+            {"name": NAME, "route_prefix": "/", "import_path": f"{__name__}:build", "args": asdict(options)},
         ],
     }
     text: str = yaml.safe_dump(content, sort_keys=False)

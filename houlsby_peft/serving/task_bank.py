@@ -6,7 +6,7 @@ import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -39,6 +39,7 @@ class TaskBank:
         token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
+        other_base: As for `load`.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class TaskBank:
         token: str | None = None,
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
+        other_base: Literal["refuse", "warn"] = "refuse",
     ) -> None:
         # Replaced as a whole when tasks change, so that it can be read without a lock.
         self._entries = {task: Entry(task, source) for task, source in adapters.items()}
-        self._held = HeldAdapters(max_bytes, base_model, token, device, dtype)
+        self._held = HeldAdapters(
+            max_bytes, base_model, token=token, device=device, dtype=dtype, other_base=other_base
+        )
         # What `serve` could not load, with its files and the reason; it is not tried again before these change.
         self._refused: dict[str, tuple[TaskSource, Files, str]] = {}
         # Held during a batch and while an adapter is loaded.

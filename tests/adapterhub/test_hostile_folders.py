@@ -114,7 +114,6 @@ def bomb():
 CASES = {
     "empty configuration": (put(CONFIG, b""), "is not valid JSON"),
     "configuration is nested": (put(CONFIG, b"[" * 100_000), "is not valid JSON"),
-    "configuration is no text": (put(CONFIG, b"\xff\xfe\x00"), "is not valid JSON"),
     "configuration is huge": (put(CONFIG, b" " * 20_000_001), "must be smaller than 20,000,000 bytes"),
     "an adapter of PEFT": (put(CONFIG, b'{"peft_type": "LORA", "r": 8}'), "An adapter of PEFT needs no conversion"),
     "another name": (top(name="../../etc"), "which its configuration has no place for"),
@@ -123,8 +122,6 @@ CASES = {
     "base is a path": (top(model_name="../../../etc"), "model_name .* must be a name on the Hub; got '../../../etc'"),
     "activation with weights": (options(non_linearity="prelu"), "it lacks .*activation.weight"),
     "factor is 0": (options(reduction_factor=0), "ZeroDivisionError"),
-    "factor is negative": (options(reduction_factor=-8), "has the shape"),
-    "factor is text": (options(reduction_factor="8"), "TypeError"),
     "factors lack a layer": (options(reduction_factor={"0": 2}), "has the shape"),
     "another factor": (options(reduction_factor=4), r"has the shape \(2, 16\), the model needs \(4, 16\)"),
     "leaves out layer 1": (options(leave_out=[1]), "which its configuration has no place for"),
@@ -145,11 +142,9 @@ CASES = {
     "a weight is missing": (weights(down=None), "it lacks .*down_proj.weight"),
     "a weight with a path": (weights(**{"../../x": torch.ones(1)}), "which its configuration has no place for"),
     "a weight twice": (weights(**{DOWN.removeprefix("bert."): torch.ones(2, 16)}), "which its configuration has no"),
-    "head is no JSON": (put(HEAD_CONFIG, b"{"), "is not valid JSON"),
     "head is unknown": (head(head_type="exec"), "A head must be for one of classification, .*; got exec"),
     "head of 1,000,000,000 layers": (head(layers=10**9), "no class of transformers for bert has such a head"),
     "head of another width": (weights(HEAD_WEIGHTS, **{"heads.task.4.weight": torch.ones(3, 15)}), "has the shape"),
-    "head of NaN": (weights(HEAD_WEIGHTS, **{"heads.task.4.weight": torch.full((3, 16), float("nan"))}), "finite"),
     "labels have a gap": (head(label2id={"a": 0, "b": 2, "c": 3}), "id2label"),
     "labels are no text": (head(label2id={"\ud800": 0, "b": 1, "c": 2}), "surrogates|id2label"),
     "static head of no model": (

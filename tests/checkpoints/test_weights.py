@@ -135,18 +135,6 @@ def test_what_half_precision_cannot_hold_is_refused_where_it_is_used(saved, tmp_
     PeftModel.from_pretrained(tiny_bert().half(), folder)  # the adapter is in float32
 
 
-def test_names_are_mapped_while_loading(saved, tmp_path, token_ids):
-    folder = shutil.copytree(saved, tmp_path / "renamed")
-    tensors = load_file(folder / FILE)
-    save_file({key.replace("bert.encoder.layer", "old.blocks"): tensors[key] for key in tensors}, folder / FILE)
-    mapping = {r"^old\.blocks": "bert.encoder.layer"}
-    expected = PeftModel.from_pretrained(tiny_bert(), saved)(token_ids).logits
-    model = PeftModel.from_pretrained(tiny_bert(), folder, key_mapping=mapping)
-    assert torch.equal(model(token_ids).logits, expected)
-    with pytest.raises(ValueError, match=r"it lacks .*; it has .*old\.blocks\.0"):
-        PeftModel.from_pretrained(tiny_bert(), folder)
-
-
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
 def test_a_base_in_half_precision_does_not_round_an_adapter_unless_asked_to(autocast, low_cpu_mem_usage, tmp_path):

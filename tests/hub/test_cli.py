@@ -51,7 +51,7 @@ def run(hub, home, *arguments):
 
 def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapter, tmp_path):
     hub.add(BASE, base)
-    options = ("--language", "en", "--example", "How late is the last train?", "--license", "mit")
+    options = ("--metadata", "language=en", "license=mit", "--example", "How late is the last train?")
     status, printed, error = run(hub, tmp_path, "push", adapter, "messages", *options)
     assert status == 0, error
     repo = hub.store.repos["user/messages"]

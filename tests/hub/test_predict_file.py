@@ -220,7 +220,9 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
         main(["predict", str(folder), *flags, *texts])
         printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert printed == houlsby_peft.load(adapter).predict(inputs)
-    monkeypatch.setattr("houlsby_peft.serving.load.load", None)  # it is refused before the model is loaded
+    monkeypatch.setattr(
+        "houlsby_peft.serving.held_adapters.load_saved", None
+    )  # it is refused before the model is loaded
     for given in (texts, ["-"], ["--file", str(source)], ["--file", str(source), "--text-column", "sentence1"]):
         with pytest.raises(SystemExit, match=r"must read pairs of texts, .* on 'title' and 'body\\x1b\[2J'; got"):
             main(["predict", str(pairs), *given])
@@ -294,7 +296,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
 def test_a_file_that_cannot_be_read_is_refused_in_one_line_before_the_model_is_loaded(
     name, content, message, adapter, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("houlsby_peft.serving.load.load", None)
+    monkeypatch.setattr("houlsby_peft.serving.held_adapters.load_saved", None)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(SystemExit, match=message) as exit_:
         predict(adapter, tmp_path / name, tmp_path / "out.csv")

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import houlsby_peft
-from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank, TaskSource
+from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, TaskSource
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import perturb
 
@@ -185,7 +185,7 @@ def test_tasks_are_added_replaced_and_removed(folders):
     assert len(bank.predict([("labels", WORDS[0])])[0]) == 5
     with pytest.raises(AdapterError, match=r"must be new to the bank; got 'topic'\. Give replace=True"):
         bank.add("topic", folders["labels"])
-    with pytest.raises(AdapterError, match="neither a folder nor a name on the Hub"):
+    with pytest.raises(HubError, match="is no folder, and on the Hub: "):
         bank.add("topic", folders["topic"] / "nothing", replace=True)
     assert bank.predict([("topic", WORDS[0])]) == before
     bank.add("topic", folders["similarity"], replace=True)

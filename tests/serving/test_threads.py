@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import transformers
 from peft import get_peft_model
 from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
-from houlsby_peft.serving.base_model import set_verbosity
 from hub_models import TEXTS, make_adapter, make_base
 
 
@@ -119,19 +116,3 @@ def test_a_model_that_is_trained_stays_as_it_is(folders):
     other.predict(WORDS[0])
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trains
     assert model.active_adapters == ["default"]
-
-
-def test_threads_that_change_the_verbosity_of_transformers_leave_it_as_it_was():
-    level = transformers.logging.get_verbosity()
-    seen, start = [], threading.Barrier(4)
-
-    def change(number):
-        start.wait()
-        for _ in range(50):
-            with set_verbosity(logging.CRITICAL + number):
-                seen.append(transformers.logging.get_verbosity() == logging.CRITICAL + number)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(change, range(4)))
-    assert seen == [True] * 200
-    assert transformers.logging.get_verbosity() == level
