@@ -45,7 +45,6 @@ from .results import (
     read_runs,
     readable_name,
     score_table,
-    select_method,
     table_of_test_scores,
 )
 
@@ -108,8 +107,7 @@ def make_card(
     task, labels = find_task(config), list((config.labels or {}).values())
     found = find_results(folder) if results is None else None
     runs = read_runs(results or found)
-    own = select_method(runs, "houlsby")
-    run: TrainingRun = own[0] if own else {}
+    run: TrainingRun = runs[0] if runs else {}
     data = run.get("dataset", {})
     name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
     # Not of several labels for a text, nor of the tags of its words.
@@ -135,7 +133,7 @@ def make_card(
         classes=classes,
         share=f"{trained / total:.1%}" if total else "",
         trained=f"{trained:,}",
-        main=scores and f"{readable_name(main)} {format_mean(collect_scores(own, main))}",
+        main=scores and f"{readable_name(main)} {format_mean(collect_scores(runs, main))}",
         auto_class=task.auto_class if task else None,
         reads_text=bool(task and task.reads_text) and input_name == "input_ids",
         num_labels=len(labels),
@@ -147,7 +145,7 @@ def make_card(
         data=data,
         rows=[f"{split} {count:,}" for split, count in data.get("rows", {}).items()],
         chosen_by=readable_name(str(run.get("chosen_by", "score"))),
-        seeds=[item.get("seed", number) for number, item in enumerate(own, 1)],
+        seeds=[item.get("seed", number) for number, item in enumerate(runs, 1)],
         scores=score_table(runs),
         test=table_of_test_scores(run),
         by_class=class_table(run),
@@ -157,7 +155,7 @@ def make_card(
         log=log_table(run),
     )
     metadata = {"widget": make_widget(task, example, answer), **(metadata or {})}
-    yaml = make_metadata(name, base, task, own, metadata).to_yaml()
+    yaml = make_metadata(name, base, task, runs, metadata).to_yaml()
     return ModelCard(f"---\n{yaml}\n---\n\n{_BEGIN}\n\n{body.strip()}\n\n{_END}\n")
 
 

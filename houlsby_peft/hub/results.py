@@ -1,6 +1,6 @@
 """Reads the results that training runs have written and turns them into the tables of a card.
 
-A run is a mapping, usually the contents of its results.json, with the keys task, model, method, seed, dataset (id,
+A run is a mapping, usually the contents of its results.json, with the keys task, model, seed, dataset (id,
 name, config, split, revision, language, rows), epochs (a list with epoch, step and scores), best_epoch, chosen_by,
 test, per_class (split, scores), trainable_parameters, total_parameters, seconds, hardware, strategy, versions,
 arguments, defaults and command. Every key may be missing.
@@ -79,11 +79,6 @@ def find_figures(folder: Path) -> list[Path]:
     return [path for inner in folders.values() for path in sorted(inner.glob("*.png"))]
 
 
-def select_method(runs: Iterable[TrainingRun], method: str) -> list[TrainingRun]:
-    """Return the runs of one training method; a run without a method trained an adapter ("houlsby")."""
-    return [run for run in runs if run.get("method", "houlsby") == method]
-
-
 def get_scores(run: TrainingRun) -> dict[str, float]:
     """Return the scores of the epoch that was kept, or of the last one if none was chosen; the loss is no score."""
     log = run.get("epochs", [])
@@ -113,20 +108,16 @@ def collect_scores(runs: Iterable[TrainingRun], name: str) -> list[float]:
 
 
 def score_table(runs: Sequence[TrainingRun]) -> Rows:
-    """Return a row per score (seeds, full fine-tuning) below a row of headings; empty without scores."""
-    own, full = select_method(runs, "houlsby"), select_method(runs, "full")
-    if not own or not get_scores(own[0]):
+    """Return a row per score, with that of each seed, below a row of headings; empty without scores."""
+    if not runs or not get_scores(runs[0]):
         return []
-    several = len(own) > 1
+    several = len(runs) > 1
     heading = ["score", "mean ± standard error" if several else "value"]
-    heading += [f"seed {run.get('seed', number)}" for number, run in enumerate(own, 1)] if several else []
-    heading += ["full fine-tuning"] if full else []
+    heading += [f"seed {run.get('seed', number)}" for number, run in enumerate(runs, 1)] if several else []
     table = [heading]
-    for name in get_scores(own[0]):
-        row = [readable_name(name), format_mean(collect_scores(own, name))]
-        row += [format_number(get_scores(run).get(name)) for run in own] if several else []
-        row += [format_mean(collect_scores(full, name))] if full else []
-        table.append(row)
+    for name in get_scores(runs[0]):
+        of_seeds = [format_number(get_scores(run).get(name)) for run in runs] if several else []
+        table.append([readable_name(name), format_mean(collect_scores(runs, name)), *of_seeds])
     return table
 
 

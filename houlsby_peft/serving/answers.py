@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..errors import AdapterError
 from .results import AnswerPrediction
 
 
@@ -40,7 +39,7 @@ class Windows:
     """How contexts are split into windows, and how answers are found in them.
 
     Args:
-        tokenizer: A fast tokenizer, which tells where each token is in the text.
+        tokenizer: A fast tokenizer; others do not tell where each token is in the text.
         max_length: The tokens of a window, with its question.
         stride: The tokens that consecutive windows share; fewer if there is little room beside a question.
         max_answer_length: The most tokens of an answer.
@@ -53,14 +52,6 @@ class Windows:
     stride: int = 128
     max_answer_length: int = 30
     null_threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a tokenizer that does not tell where its tokens are."""
-        if not self.tokenizer.is_fast:
-            raise AdapterError(
-                "Question answering needs a fast tokenizer, which tells where each token is in the text; "
-                f"{type(self.tokenizer).__name__} is none. Use a base model that has one."
-            )
 
     def split(self, question: str, context: str) -> list[Window]:
         """Return all windows of a context."""

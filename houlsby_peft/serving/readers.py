@@ -181,18 +181,18 @@ class TokenReader(Reader):
 
     def encode(self, text: Input) -> list[Row]:
         """Return a text as one row for each part of it."""
-        is_fast = self.tokenizer.is_fast
-        parts = {"return_overflowing_tokens": True, "stride": 0} if is_fast and self.cut else {}
         encoded = self.tokenizer(
-            [text], return_special_tokens_mask=True, return_offsets_mapping=is_fast, **self.cut, **parts
+            [text],
+            return_special_tokens_mask=True,
+            return_offsets_mapping=True,
+            return_overflowing_tokens=True,
+            **self.cut,
         )
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
         rows = []
-        for number, (ids, special) in enumerate(
-            zip(encoded["input_ids"], encoded["special_tokens_mask"], strict=True)
-        ):
+        columns = ("input_ids", "special_tokens_mask", "offset_mapping")
+        for number, (ids, special, spans) in enumerate(zip(*(encoded[name] for name in columns), strict=True)):
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
-            spans = encoded["offset_mapping"][number] if is_fast else [None] * len(ids)
             pieces = [
                 None if is_special else Piece(token, span)
                 for token, span, is_special in zip(tokens, spans, special, strict=True)

@@ -16,16 +16,13 @@ class ClassPrediction(TypedDict):
 
 
 class EntityPrediction(TypedDict):
-    """An entity of a text or, if the tags mark none, a word: its kind, and where it stands in the text.
-
-    A tokenizer that does not tell where its tokens are gives None for `start` and `end`.
-    """
+    """An entity of a text or, if the tags mark none, a word: its kind, and where it stands in the text."""
 
     entity_group: str
     score: float
     word: str
-    start: int | None
-    end: int | None
+    start: int
+    end: int
 
 
 class AnswerPrediction(TypedDict):

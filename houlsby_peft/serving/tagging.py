@@ -17,10 +17,10 @@ Entity = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of a text, and the characters that it stands for; None if the tokenizer does not say which."""
+    """A token of a text, and the characters that it stands for."""
 
     token: str
-    span: tuple[int, int] | None
+    span: tuple[int, int]
 
 
 def read_tags(
@@ -32,20 +32,16 @@ def read_tags(
     """Return the entities of a text or, if the tags mark none (such as parts of speech), its words.
 
     A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a tokenizer that does not
-    mark the pieces within a word, such as RoBERTa's, what blanks and line breaks separate. A tokenizer that does not
-    tell where its tokens are gives each of them for a word. `parts` are the pieces of each part in which the text was
-    read, with the tag and the score of each; `tags` are all that there are.
+    mark the pieces within a word, such as RoBERTa's, what blanks and line breaks separate. `parts` are the pieces of
+    each part in which the text was read, with the tag and the score of each; `tags` are all that there are.
     """
     # A tokenizer may begin with the end of the text.
-    in_order = sorted(parts, key=lambda part: part[0][0].span or (0, 0) if part else (0, 0))
+    in_order = sorted(parts, key=lambda part: part[0][0].span if part else (0, 0))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     mark = getattr(backend and backend.model, "continuing_subword_prefix", None)
     words: list[tuple[list[Piece], str, float]] = []
     end = 0
     for piece, tag, score in (item for part in in_order for item in part):
-        if piece.span is None:
-            words.append(([piece], tag, score))
-            continue
         begin = piece.span[0]
         if not text[begin : piece.span[1]].strip():
             continue
@@ -60,17 +56,11 @@ def read_tags(
     found = find_entities(own) if mark_entities(tags) else [(tag, word, word) for word, tag in enumerate(own)]
     results: list[EntityPrediction] = []
     for kind, first, last in found:
-        pieces = [piece for word in words[first : last + 1] for piece in word[0]]
         if kind == "O":
             continue
-        start, stop = (pieces[0].span or (None, None))[0], (pieces[-1].span or (None, None))[1]
-        word = (
-            tokenizer.convert_tokens_to_string([piece.token for piece in pieces])
-            if start is None
-            else text[start:stop]
-        )
+        start, stop = words[first][0][0].span[0], words[last][0][-1].span[1]
         score = fmean(score for _, _, score in words[first : last + 1])
-        results.append({"entity_group": kind, "score": score, "word": word, "start": start, "end": stop})
+        results.append({"entity_group": kind, "score": score, "word": text[start:stop], "start": start, "end": stop})
     return results
 
 
