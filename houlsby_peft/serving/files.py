@@ -36,14 +36,9 @@ def predict_file(
     """Predict for every row of a table, write all of its columns and the predictions, and count rows without text.
 
     docs/hub.md describes the columns. Of a bank, the first column of each task is named after it, and the names of the
-    others begin with it: `topic` and `topic_score`.
-
-    Args:
-        bank: The adapters, which all read such texts. A single one may have no name, as its columns then.
-        table: The table.
-        columns: Its column of texts, or two for pairs; for question answering, those of questions and contexts.
-        output: The file to write; until it is complete, it ends in .part. None prints JSON lines.
-        batch_size, top_k: As for `TaskBank.predict`.
+    others begin with it: `topic` and `topic_score`; those of a task without a name are as for a single adapter. All
+    tasks read the given columns of the table: one of texts, or two for pairs. Until the output is complete, it ends in
+    .part. Without one, JSON lines are printed.
     """
     is_json = output is None or find_format(output) == ".jsonl"
     readers = {task: bank.reader(task) for task in bank.tasks}

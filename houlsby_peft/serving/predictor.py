@@ -69,19 +69,16 @@ class Predictor:
     def reader(self, called: str | None = None, **options: Any) -> Reader:
         """Return what encodes this adapter's inputs and decodes its outputs.
 
-        Args:
-            called: The adapter's name in errors. Default: its name.
-            options: For question answering, as for `predict`.
-
-        Raises:
-            AdapterError: There is none for the task.
+        `called` is the adapter's name in errors, by default its own; `options` are those of `predict`.
         """
-        if self.task.pipeline not in READERS:
+        reader = READERS.get(self.task.pipeline)
+        if reader is None or (reader.needs_spans and not self.tokenizer.is_fast):
             raise AdapterError(
-                "Prediction is for text classification, token classification, question answering and embeddings; the "
-                f"task of {called or self.name!r} is {self.task.pipeline}. Use its model and tokenizer."
+                "Prediction is for text classification, embeddings and, with a fast tokenizer, token classification "
+                f"and question answering; the task of {called or self.name!r} is {self.task.pipeline}, with a "
+                f"{type(self.tokenizer).__name__}. Use its model and tokenizer."
             )
-        return READERS[self.task.pipeline](self.model, self.name, self.tokenizer, self.task, called, **options)
+        return reader(self.model, self.name, self.tokenizer, self.task, called, **options)
 
     def predict(
         self, inputs: Input | Sequence[Input], batch_size: int = 32, top_k: int | None = None, **options: Any

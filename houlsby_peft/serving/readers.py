@@ -67,6 +67,7 @@ class Reader(ABC):
         called: The name of the adapter in errors.
         outputs: The names of the model's outputs that results are computed from.
         is_per_token: Whether these have a value per token.
+        needs_spans: Whether the tokenizer must tell where each token is in the text.
         kinds: The kinds of inputs that the task reads, and what they are.
         example: An input of one of these kinds.
         can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a text by its last token
@@ -75,6 +76,7 @@ class Reader(ABC):
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     is_per_token: ClassVar[bool] = False
+    needs_spans: ClassVar[bool] = False
     kinds: ClassVar[dict[type, str]] = {str: "a text", tuple: "a pair of texts"}
     example: ClassVar[Input] = "An example."
 
@@ -177,6 +179,7 @@ class TokenReader(Reader):
     """Token classification: texts are read in parts of the length of training, so that every word gets a tag."""
 
     is_per_token = True
+    needs_spans = True
     kinds: ClassVar[dict[type, str]] = {str: "a text"}
 
     def encode(self, text: Input) -> list[Row]:
@@ -218,6 +221,7 @@ class AnswerReader(Reader):
 
     outputs = ("start_logits", "end_logits")
     is_per_token = True
+    needs_spans = True
     kinds: ClassVar[dict[type, str]] = {tuple: "a pair (question, context)"}
     example = ("What is it?", "It is an example.")
 
