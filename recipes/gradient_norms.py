@@ -18,14 +18,9 @@ def main() -> None:
     """Run the recipe that the command line names first, or glue.py, with the callback."""
     named = len(sys.argv) > 1 and sys.argv[1].endswith(".py")
     recipe = Path(sys.argv.pop(1) if named else Path(__file__).with_name("glue.py")).resolve()
-    if not recipe.is_file():
-        sys.exit(f"error: there is no recipe {recipe}")
     trainer.DEFAULT_CALLBACKS.append(GradientNorms)
     sys.argv[0] = str(recipe)
-    try:
-        runpy.run_path(str(recipe), run_name="__main__")
-    finally:
-        trainer.DEFAULT_CALLBACKS.remove(GradientNorms)
+    runpy.run_path(str(recipe), run_name="__main__")
 
 
 if __name__ == "__main__":

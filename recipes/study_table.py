@@ -3,10 +3,9 @@
     python recipes/study_table.py runs/study
     python recipes/study_table.py runs/study --choose learning_rate num_train_epochs r      # the best size per task
 
-Writes study.md, a CSV file per table, study.png and results.jsonl, with a line per run, into the folder. All scores
-are on the validation split at the epoch that it has chosen, the papers' mostly on the test split; a dash stands for a
-missing score. The table "Chosen on validation" names the folder of each task's best run, which has the files for
-GLUE's server if the sweep had --predict.
+Writes study.md, a CSV file per table and study.png into the folder. All scores are on the validation split at the
+epoch that it has chosen, the papers' mostly on the test split; a dash stands for a missing score. The table "Chosen on
+validation" names the folder of each task's best run, which has the files for GLUE's server if the sweep had --predict.
 """
 
 import argparse

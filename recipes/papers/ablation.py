@@ -42,7 +42,8 @@ def main(arguments: argparse.Namespace) -> None:
         raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
     rows = score_spans(run, arguments)
     write_lines(output / "ablation.jsonl", rows)
-    save(draw(rows, run.model.config.num_hidden_layers, f"Adapters removed: {run.name}"), output / "ablation")
+    title = f"Adapters removed: {proper_name(run.task.name)}, {Path(run.results['model']).name}"
+    save(draw(rows, run.model.config.num_hidden_layers, title), output / "ablation")
     if arguments.prune is not None:
         prune_run(run, rows, arguments)
 

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from common.edge import RecipeError
-from common.run import is_free, write_atomically
+from common.run import is_free
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
 from papers.additional import counted_once
 from sweeping.runs import MEANT_FOR, choose
@@ -28,12 +28,9 @@ NO_BERT = "no_bert"  # of no_bert.py, whose runs have no encoder
 
 
 def collect(folder: Path) -> list[Results]:
-    """Return the results of all finished runs below the folder, each with its "folder", and write them to its
-    results.jsonl."""
+    """Return the results of all finished runs below the folder, each with its "folder"."""
     paths = sorted(folder.rglob("results.json"))
-    results = [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
-    write_atomically(folder / "results.jsonl", "".join(json.dumps(one) + "\n" for one in results))
-    return results
+    return [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
 
 
 def finished(folder: Path) -> list[Results]:
@@ -42,8 +39,7 @@ def finished(folder: Path) -> list[Results]:
     Raises:
         RecipeError: If there are none.
     """
-    results = collect(folder) if folder.is_dir() else []
-    results = [one for one in results if one["best_score"] is not None and one["method"] != NO_BERT]
+    results = [one for one in collect(folder) if one["best_score"] is not None and one["method"] != NO_BERT]
     if not results:
         raise RecipeError(f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py.")
     return results

@@ -36,9 +36,8 @@ DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the names of the runs, the synonyms and the texts."""
+    """Add the flags for the synonyms and the texts."""
     add = parser.add_argument
-    add("--name", nargs="+", help="Name of each run in the figure; default: its folder's name.")
     add("--data_dir", help="Folder of the task's files; default: the run's own.")
     add("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="WordNet's files, as of wordnet-base.")
     add("--max_eval_samples", type=int, default=200, help="Attack a random sample of this many validation texts.")
@@ -48,13 +47,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Attack each run, write the numbers and the figure."""
-    names = arguments.name or [Path(folder).name for folder in arguments.folder]
-    if len(names) != len(arguments.folder):
-        raise RecipeError(f"--name must name each run; got {len(names)} names for {len(arguments.folder)} runs.")
     wordnet, rows = WordNet(arguments.wordnet), []
-    for name, folder in zip(names, arguments.folder, strict=True):
-        rows.append(attack(name, load_run(folder, arguments.data_dir), wordnet, arguments))
-        print(f"{name}: {rows[-1]['successes']} of {rows[-1]['attacked']} predictions changed")
+    for folder in arguments.folder:
+        rows.append(attack(Path(folder).name, load_run(folder, arguments.data_dir), wordnet, arguments))
+        print(f"{folder}: {rows[-1]['successes']} of {rows[-1]['attacked']} predictions changed")
     output = Path(arguments.output_dir or arguments.folder[0])
     write_lines(output / "robustness.jsonl", rows)
     save(draw(rows), output / "robustness")

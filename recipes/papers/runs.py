@@ -17,7 +17,6 @@ from common.edge import RecipeError
 from common.glue_tasks import TASKS, GlueTask
 from common.model import load_saved
 from common.run import RESULTS_FILE, find_saved, read_object
-from common.scores import proper_name
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class FinishedRun:
     tokenizer: PreTrainedTokenizerBase
     validation: Dataset
     results: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """The task and the encoder, for titles."""
-        return f"{proper_name(self.task.name)}, {Path(self.results['model']).name}"
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the validation examples, or a random sample of `limit`, in padded batches with "labels" on the model's

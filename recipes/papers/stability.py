@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace) -> None:
         norms = {NAMES[method]: read_norms(starts.get((task, 0, method), ())) for method in NAMES}
         if norms := {name: found for name, found in norms.items() if found}:
             figure = draw_lines(norms, proper_name(task), "step", "norm of the gradient", yscale="log")
-            save(legend(figure, columns=6), folder / f"gradient_norms_{task}")
+            save(figure, folder / f"gradient_norms_{task}")
         if any(row["pretraining_steps"] for row in own):
             save(draw_lengths(own), folder / f"pretraining_{task}")
             save(draw_epochs(own), folder / f"epochs_{task}")
@@ -124,11 +124,8 @@ def draw_seeds(rows: Rows) -> Figure:
         NAMES[row["method"]] + of: {"best epoch": [*row["scores"].values()], "last epoch": [*row["last"].values()]}
         for row, of in zip(rows, steps, strict=True)
     }
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * len(rows)))
-    draw_boxes(figure, boxes, vertical=False)
-    seeds = seeds_of(max(len(row["scores"]) for row in rows))
-    axes.set(title=f"{proper_name(rows[0]['task'])}, {seeds}", xlabel=_score(rows))
-    return legend(figure)
+    title = f"{proper_name(rows[0]['task'])}, {seeds_of(max(len(row['scores']) for row in rows))}"
+    return draw_boxes(boxes, (COLUMN, 0.9 + 0.3 * len(rows)), vertical=False, title=title, xlabel=_score(rows))
 
 
 def draw_lengths(rows: Rows) -> Figure:
@@ -140,10 +137,8 @@ def draw_lengths(rows: Rows) -> Figure:
     boxes: dict[str, list[float]] = {}
     for row in rows:
         boxes.setdefault(NAMES[row["method"]], []).append(mean(row["last"].values()))
-    figure, axes = plt.subplots(figsize=(COLUMN, 0.8 * COLUMN))
-    draw_boxes(figure, {name: boxes})
-    axes.set(title=proper_name(rows[0]["task"]), ylabel=f"{_score(rows)}\nafter the last epoch")
-    return legend(figure)
+    label = f"{_score(rows)}\nafter the last epoch"
+    return draw_boxes({name: boxes}, (COLUMN, 0.8 * COLUMN), title=proper_name(rows[0]["task"]), ylabel=label)
 
 
 def draw_epochs(rows: Rows) -> Figure:
@@ -152,12 +147,10 @@ def draw_epochs(rows: Rows) -> Figure:
     for row in rows:
         of_length = boxes.setdefault(f"{row['pretraining_steps']:,}", {})
         of_length[NAMES[row["method"]]] = [*row["by_epochs"].values()]
-    figure, axes = plt.subplots(figsize=(min(PAGE, max(COLUMN, 0.6 * len(boxes))), 0.8 * COLUMN))
-    draw_boxes(figure, boxes)
     last = max(max(row["by_epochs"]) for row in rows)
     title = f"{proper_name(rows[0]['task'])}, up to {last:g} epochs of fine-tuning"
-    axes.set(title=title, xlabel="steps of pretraining", ylabel=_score(rows))
-    return legend(figure)
+    size = (min(PAGE, max(COLUMN, 0.6 * len(boxes))), 0.8 * COLUMN)
+    return draw_boxes(boxes, size, title=title, xlabel="steps of pretraining", ylabel=_score(rows))
 
 
 def draw_curves(rows: Rows) -> Figure:
@@ -166,13 +159,14 @@ def draw_curves(rows: Rows) -> Figure:
     lines: dict[str, dict[str, Curve]] = {}
     for row in sorted(rows, key=lambda row: row["method"]):
         lines.setdefault(NAMES[row["method"]], {})[f"{row['pretraining_steps']:,} steps"] = row["by_epochs"]
-    figure = draw_lines(lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows))
-    return legend(figure, columns=6, title="pretraining")
+    return draw_lines(lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows), "pretraining")
 
 
-def draw_boxes(figure: Figure, boxes: Mapping[str, Mapping[str, Sequence[float]]], vertical: bool = True) -> None:
-    """Draw box plots in a figure of one panel: a group for each name, a box for each kind, all scores as points."""
-    (axes,) = figure.axes
+def draw_boxes(
+    boxes: Mapping[str, Mapping[str, Sequence[float]]], size: tuple[float, float], vertical: bool = True, **labels: str
+) -> Figure:
+    """Draw box plots: a group for each name, a box for each kind, all scores as points."""
+    figure, axes = plt.subplots(figsize=size)
     kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
@@ -186,12 +180,15 @@ def draw_boxes(figure: Figure, boxes: Mapping[str, Mapping[str, Sequence[float]]
             points = ([place] * len(values), values) if vertical else (values, [place] * len(values))
             axes.plot(*points, ".", color="black", markersize=3, alpha=0.6)
     if vertical:
-        axes.set(xticks=range(len(boxes)), xticklabels=boxes, xlim=(-0.5, len(boxes) - 0.5))
+        axes.set(xticks=range(len(boxes)), xticklabels=boxes, xlim=(-0.5, len(boxes) - 0.5), **labels)
     else:
-        axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5))
+        axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5), **labels)
+    return legend(figure)
 
 
-def draw_lines(lines: Mapping[str, Mapping[str, Curve]], task: str, x: str, y: str, **options: Any) -> Figure:
+def draw_lines(
+    lines: Mapping[str, Mapping[str, Curve]], task: str, x: str, y: str, title: str | None = None, **options: Any
+) -> Figure:
     """Draw a panel per method, with lines from dark (first) to bright (last); OTHERS are dashed."""
     figure, axes = panels(len(lines), sharey=True)
     for own, (method, curves) in zip(axes, lines.items(), strict=True):
@@ -203,7 +200,7 @@ def draw_lines(lines: Mapping[str, Mapping[str, Curve]], task: str, x: str, y: s
             own.plot([*curve], [*curve.values()], marker="." if len(curve) <= 20 else "", label=name, **styles[name])
         own.set(title=f"{task}, {method}", xlabel=x, **options)
     axes[0].set_ylabel(y)
-    return figure
+    return legend(figure, columns=6, title=title)
 
 
 def _score(rows: Rows) -> str:

@@ -50,8 +50,7 @@ last column says how the data differ from the paper's."""
 
 
 def print_study(folder: Path, chosen: Sequence[str]) -> None:
-    """Print the tables at most 140 characters wide, and write study.md, a CSV file for each, study.png and
-    results.jsonl into the folder.
+    """Print the tables, and write study.md, a CSV file for each table and study.png into the folder.
 
     Args:
         folder: A folder with runs at any depth.
