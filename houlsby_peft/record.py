@@ -123,7 +123,9 @@ def unfold_places(rows: Iterable[Mapping[str, str]], encoder: str = "") -> Itera
 
     for row in rows:
         r = int(row["r"]) if "r" in row else None
-        for index in chain.from_iterable(_ranges(row["layers"])) if row["layers"] else [None]:
+        runs = [run.partition("-") for run in row["layers"].split(",") if run]
+        ranges = [range(int(first), int(last or first) + 1) for first, _, last in runs]
+        for index in chain(*ranges) if ranges else [None]:
             stack = row["stack"] if index is None else full(row["stack"])
             names: dict[str, Any] = {
                 part: full(row[part]) if index is None else full_name(stack, index, row[part])
@@ -143,11 +145,6 @@ def fold_indices(indices: Iterable[int]) -> str:
         else:
             runs.append([index])
     return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def _ranges(layers: str) -> list[range]:
-    runs = [run.partition("-") for run in layers.split(",") if run]
-    return [range(int(first), int(last or first) + 1) for first, _, last in runs]
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -61,6 +61,12 @@ def combine(tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float],
         share_layers=share_layers,
     )
     add_derived(tuner, adapter_name, config, adapters[0], combined)
+
+
+def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]) -> list[str]:
+    """Return which of these options differ, in words."""
+    pairs = ((name, getattr(one, name), getattr(two, name)) for name in names)
+    return [f"{name} is {first!r} and {second!r}" for name, first, second in pairs if first != second]
 
 
 def recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
@@ -126,11 +132,7 @@ def _check_alike(names: Sequence[str], configs: Sequence[HoulsbyConfig]) -> None
     fields = [*(option for option in SHAPE_OPTIONS if option not in _OF_PLACES), "trainable_token_indices"]
     labels = [config.labels or {} if config.record and config.record.heads else {} for config in configs]
     for number in range(1, len(names)):
-        differences = [
-            f"{field} is {one!r} and {two!r}"
-            for field in fields
-            if (one := getattr(configs[0], field)) != (two := getattr(configs[number], field))
-        ]
+        differences = compare_options(configs[0], configs[number], fields)
         if labels[0] != labels[number] and sorted(labels[0].values()) == sorted(labels[number].values()):
             differences.append(f"the classes are {labels[0]} and {labels[number]}")
         if differences:

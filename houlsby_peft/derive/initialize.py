@@ -13,7 +13,7 @@ from ..config import SHAPE_OPTIONS
 from ..errors import AdapterError
 from ..record import AdapterRecord, unfold_places
 from ..registration import PREFIX
-from .combine import tensors_of
+from .combine import compare_options, tensors_of
 
 
 def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
@@ -37,11 +37,8 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
     own, there = config.record, saved.config.record or AdapterRecord()
     # What is excluded may differ where only one of the models has it, such as a language model's head; otherwise the
     # weights do not fit. The file of shared bottlenecks does not tell at which places they are applied.
-    differences = [
-        f"{field} is {theirs!r} and {ours!r}"
-        for field in SHAPE_OPTIONS
-        if field != "exclude_modules" and (theirs := getattr(saved.config, field)) != (ours := getattr(config, field))
-    ]
+    options = [name for name in SHAPE_OPTIONS if name != "exclude_modules"]
+    differences = compare_options(saved.config, config, options)
     if config.share_layers and not differences:
         bottlenecks = [
             {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import logging
 import re
-import warnings
 from collections.abc import Collection, Iterable, Mapping
 from threading import get_ident
 from typing import Any
@@ -21,8 +19,6 @@ from ..layer import BASE, Batch, base_modules, cast, is_inside
 from ..offloading import adapter_dtype, copy_of, device_of, dtype_of
 from .tasks import labels_of_base
 
-
-logger = logging.getLogger(__name__)
 
 # Classes of transformers whose head is new, because no pretraining task has it. The head of a language model is part
 # of the checkpoint and stays frozen.
@@ -47,20 +43,8 @@ def find_trained_modules(
         names = config.record.heads
     else:
         head = [name for name in head if not any(is_inside(key, name) for key in adapted)]
-        if head and (weights := [name for name, _ in model.named_parameters(recurse=False)]):
-            warnings.warn(
-                f"Only modules can be trained and saved beside an adapter; {', '.join(weights)} of "
-                f"{type(model).__name__} keeps its initial values. For speech models, leave "
-                "use_weighted_layer_sum=False.",
-                stacklevel=1,
-            )
         # Without a head, a module beside the layers may not contribute to the output.
         names = [*head, *(new if head else ())]
-        if unexpected := [name for name in names if name not in head and not name.endswith(suffixes)]:
-            logger.warning(
-                "The base checkpoint has no weights for %s, which will be trained and saved with the adapter.",
-                ", ".join(unexpected),
-            )
     found: list[str] = []
     inside: tuple[str, ...] = ()
     for key, module in model.named_modules(remove_duplicate=False):

@@ -46,11 +46,10 @@ def with_pooler(tmp_path_factory):
     return folder
 
 
-def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path, caplog):
+def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path):
     base = load(without_pooler)
     config = HoulsbyConfig(r=4, task_type="SEQ_CLS")
     model = get_peft_model(base, config).eval()
-    assert "The base checkpoint has no weights for bert.pooler" in caplog.text
     assert config.record.heads.count("bert.pooler") == 1
     perturb(model)
     expected = model(token_ids).logits
@@ -75,14 +74,13 @@ def test_it_is_found_in_any_precision_and_after_a_move(without_pooler, dtype):
     assert find_new_modules(load(without_pooler).to(dtype)) == ["classifier", "bert.pooler"]
 
 
-def test_one_that_is_asked_for_is_named_once(without_pooler, caplog):
+def test_one_that_is_asked_for_is_trained_once(without_pooler):
     config = HoulsbyConfig(r=4, modules_to_save=["pooler"])
     get_peft_model(load(without_pooler), config)
     assert config.record.heads == ["bert.pooler", "classifier"]
-    assert "has no weights" not in caplog.text
 
 
-def test_none_is_trained_where_none_is_new(with_pooler, without_pooler, caplog):
+def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
     offloaded = load(without_pooler)
     offloaded.bert.pooler.to("meta")
     bare = BertModel.from_pretrained(without_pooler)
@@ -93,7 +91,6 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler, caplog):
     config = HoulsbyConfig(r=4, modules_to_save=[])
     get_peft_model(load(without_pooler), config)
     assert config.record.heads == []
-    assert "has no weights" not in caplog.text
 
 
 def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pooler, without_pooler, tmp_path):

@@ -280,11 +280,3 @@ def test_a_head_named_like_another_module_and_one_that_is_a_list():
     assert heads == {"projector", *tdnn, "feature_extractor", "classifier", "objective"}
     model = get_peft_model(transformers.Wav2Vec2ForXVector(base.config), HoulsbyConfig(r=4, modules_to_save=[]))
     assert all("houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad)
-
-
-def test_head_with_a_bare_weight():
-    base = transformers.Wav2Vec2ForSequenceClassification(ROWS["wav2vec2"].model(use_weighted_layer_sum=True).config)
-    with pytest.warns(
-        UserWarning, match="layer_weights of Wav2Vec2ForSequenceClassification keeps its initial values"
-    ):
-        get_peft_model(base, HoulsbyConfig(r=4))
