@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import io
 import json
 import re
 from pathlib import Path
@@ -50,24 +47,13 @@ def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
     # DeepSpeed, where it is installed, prints that it has found no accelerator.
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
+    text = ""
     for cell in json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]:
         outputs = [output.get("text") or output["data"]["text/plain"] for output in cell.get("outputs", [])]
-        said = "".join(word for output in outputs for word in output).strip()
+        said = "".join(line for output in outputs for line in output).strip()
         if cell["cell_type"] == "code":
-            assert run_cell("".join(cell["source"]), names) == said
-
-
-def run_cell(source: str, names: dict[str, object]) -> str:
-    """Run a cell; return what it prints, and its last value, if there is one."""
-    body, printed = ast.parse(source).body, io.StringIO()
-    last = ast.Expression(body.pop().value) if isinstance(body[-1], ast.Expr) else None
-    with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(body, []), "cell", "exec"), names)
-        value = eval(compile(last, "cell", "eval"), names) if last else None
-        if value is not None:
-            print(repr(value))
-    return printed.getvalue().strip()
+            text += f"```python\n{''.join(cell['source'])}\n```\n\n```text\n{said}\n```\n"
+    run_snippets(text.replace("```text\n\n```", ""))
 
 
 def test_the_reference_has_all_public_names():

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from safetensors.torch import load_file
-from transformers import BertTokenizer
 
 from demo import minimal_pairs
-from tiny_models import tiny_bert
+from recipe_runs import save_tiny_encoder, write
 
 
 ROOT = Path(__file__).parents[2]
@@ -105,18 +103,11 @@ class Run:
 
 def make_inputs(folder: Path) -> None:
     """A tiny BERT without dropout, and a task of three classes: `folder`/model and `folder`/data/mnli."""
+    save_tiny_encoder(folder / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     pairs = minimal_pairs()["train"]["sentence"]
-    words = sorted({word for sentence in pairs for word in sentence.lower().rstrip(".").split()})
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    tiny_bert(vocab_size=len(vocabulary), initializer_range=0.2, **no_dropout).bert.save_pretrained(folder / "model")
-    (folder / "model" / "vocab.txt").write_text("\n".join(vocabulary))
-    BertTokenizer(str(folder / "model" / "vocab.txt")).save_pretrained(folder / "model")
-    data = folder / "data" / "mnli"
-    data.mkdir(parents=True)
     for split, rows in ROWS.items():
-        frame = {"premise": pairs[:rows], "hypothesis": pairs[200 : 200 + rows], "label": np.arange(rows) % 3}
-        pd.DataFrame(frame).to_json(data / f"{split}.jsonl", orient="records", lines=True)
+        texts = {"premise": pairs[:rows], "hypothesis": pairs[200 : 200 + rows]}
+        write(folder / "data" / "mnli" / f"{split}.jsonl", **texts, label=np.arange(rows) % 3)
 
 
 def run(

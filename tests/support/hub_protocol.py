@@ -88,7 +88,6 @@ def application(store: Store) -> Starlette:
         Route("/api/models/{user}/{name}/commit/{revision}", commit, methods=["POST"]),
         Route("/{user}/{name}.git/info/lfs/objects/batch", lfs_batch, methods=["POST"]),
         Route("/lfs/{user}/{name}/{oid}", lfs_put, methods=["PUT"]),
-        Route("/lfs/{user}/{name}/{oid}/verify", lfs_verify, methods=["POST"]),
         Route("/{user}/{name}/resolve/{revision}/{path:path}", resolve),
     ]
     app = Starlette(routes=routes, exception_handlers={Refused: lambda request, error: error.response})
@@ -231,7 +230,7 @@ async def lfs_batch(request: Request) -> Response:
     objects = []
     for item in (await request.json())["objects"]:
         href = f"{request.base_url}lfs/{repo.name}/{item['oid']}"
-        actions = {"upload": {"href": href}, "verify": {"href": f"{href}/verify"}}
+        actions = {"upload": {"href": href}}
         objects.append(item | ({} if item["oid"] in stored else {"actions": actions}))
     return JSONResponse({"transfer": "basic", "objects": objects})
 
@@ -241,14 +240,6 @@ async def lfs_put(request: Request) -> Response:
     if hashlib.sha256(content).hexdigest() != request.path_params["oid"]:
         raise Refused(400, "The content does not have the announced hash")
     request.app.state.store.objects[request.path_params["oid"]] = content
-    return Response()
-
-
-async def lfs_verify(request: Request) -> Response:
-    asked = await request.json()
-    content = request.app.state.store.objects.get(request.path_params["oid"])
-    if content is None or len(content) != asked["size"]:
-        raise Refused(400, "The object was not uploaded")
     return Response()
 
 

@@ -8,6 +8,7 @@ with LocalHub() as hub:
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -170,10 +171,12 @@ class LocalHub:
 
 @cache
 def _clients() -> subprocess.Popen[str]:
-    """Start the process that makes the calls to all hubs. It ends with this one."""
+    """Start the process that makes the calls to all hubs."""
     environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(sys.path)}
     piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen([sys.executable, "-c", CLIENTS], text=True, env=environment, **piped)
+    clients = subprocess.Popen([sys.executable, "-c", CLIENTS], text=True, env=environment, **piped)
+    atexit.register(clients.communicate)  # it ends when nothing can come any more
+    return clients
 
 
 def _hits(fault: Fault, request: Request) -> bool:
