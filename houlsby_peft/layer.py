@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import chain
 from threading import get_ident
 from typing import Any, Protocol
 
 import torch
+from accelerate.utils import align_module_device  # type: ignore[import-untyped]
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils.integrations import gather_params_ctx
 from torch import nn
 
-from .errors import AdapterError
-from .offloading import copy_of, device_of, dtype_of
+from .bottleneck import SkipConnection
 
 
 # PEFT's name for rows of a mixed batch that use the base model alone.
 BASE = "__base__"
+
+# The attributes that accelerate's hooks set on a module.
+_HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
 
 
 class Batch(Protocol):
@@ -154,65 +161,6 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             added = getattr(self, name)
             if adapter_name in added and not any(weight.is_meta for weight in added[adapter_name].parameters()):
                 added[adapter_name].to(device or device_of(self.reference[0]))
-
-
-class SkipConnection:
-    """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's output h.
-
-    The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A post-LN model normalizes
-    this sum, a pre-LN model does not.
-
-    Args:
-        parent: The module that has the norm of h + x; None in a pre-LN model.
-        norm: The norm's name there.
-    """
-
-    def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
-        self._parent = parent
-        self._norm = norm
-        # By thread, because several threads may run the model at a time.
-        self._inputs: dict[int, torch.Tensor] = {}
-
-    def enter(self, residual: torch.Tensor) -> None:
-        """Keep x for the sub-layer that this thread runs next."""
-        self._inputs[_thread()] = residual
-
-    def leave(self) -> torch.Tensor | None:
-        """Return x at the end of the sub-layer, and release it."""
-        return self._inputs.pop(_thread(), None)
-
-    def read(self, kind: str, hidden: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
-        """Return what a bottleneck of a kind other than "houlsby" reads.
-
-        - "houlsby" (Houlsby et al. 2019): h.
-        - "pfeiffer" (Pfeiffer et al. 2021): LN(h + x) in a post-LN model, h + x in a pre-LN model.
-        - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a pre-LN model.
-
-        Args:
-            kind: The kind of the bottleneck, one of `KINDS`.
-            hidden: h, with the branches of the adapters below.
-            residual: x, if it has entered.
-        """
-        if residual is None:
-            raise AdapterError(
-                f"An adapter of kind {kind!r} reads the input of a sub-layer, so the whole sub-layer must run; only "
-                "its end was called. Call the model as a whole."
-            )
-        if kind == "parallel":
-            return residual
-        total = hidden + residual
-        if self._parent is None:
-            return total
-        # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's copies of a layer, on
-        # other devices, read through the norm of the original.
-        norm = getattr(self._parent, self._norm)
-        normalized: torch.Tensor = norm(total.to(None if norm.weight.is_meta else norm.weight.device))
-        return normalized.to(total.device)
-
-
-def _thread() -> int:
-    # While a graph is captured, there is one thread, whose number cannot be part of the graph.
-    return 0 if torch.compiler.is_compiling() else get_ident()
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
@@ -389,3 +337,42 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if type(value) is dict:
         return {key: cast(item, dtype) for key, item in value.items()}
     return value
+
+
+def copy_of(module: nn.Module) -> nn.Module:
+    """Return a copy with whole weights of its own, and without accelerate's hook, which refers to the original's."""
+    modules = list(module.modules())
+    with ExitStack() as stack:
+        if sharded := [weight for weight in module.parameters() if hasattr(weight, "ds_id")]:
+            stack.enter_context(gather_params_ctx(sharded, modifier_rank=None))
+        for each in modules:
+            stack.enter_context(align_module_device(each))
+        # A hook refers to the weights of the whole model, which must not be copied.
+        copied = copy.deepcopy(module, {id(each._hf_hook): None for each in modules if hasattr(each, "_hf_hook")})
+    for each in copied.modules():
+        for name in _HOOK_ATTRIBUTES:
+            each.__dict__.pop(name, None)
+    return copied
+
+
+def device_of(module: nn.Module) -> torch.device | None:
+    """Return the device that a module runs on; None if it has no weights, or only ones on the meta device."""
+    device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+    if device is None:
+        # Quantized weights may be buffers.
+        device = next((tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta")
+    return None if torch.device(device) == torch.device("meta") else torch.device(device)
+
+
+def dtype_of(module: nn.Module) -> torch.dtype | None:
+    """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
+    weight: torch.Tensor | None = next(module.parameters(), None)
+    if weight is None:  # as in the copies that DataParallel makes, in which weights are plain attributes
+        attributes = chain.from_iterable(vars(each).values() for each in module.modules())
+        weight = next((value for value in attributes if isinstance(value, torch.Tensor)), None)
+    return weight.dtype if weight is not None and weight.is_floating_point() else None
+
+
+def adapter_dtype(base: torch.dtype, autocast_adapter_dtype: bool) -> torch.dtype:
+    """Return the dtype of an adapter's weights on a base model of this dtype: float32 on half precision, if wanted."""
+    return torch.float32 if autocast_adapter_dtype and base in (torch.float16, torch.bfloat16) else base

@@ -21,12 +21,12 @@ from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, prepare_pass, run_mixed_batch
 from .batching.rows import RowFinder
-from .checkpoints.weights import FILE_PREFIX, check_tensors
+from .bottleneck import SkipConnection
+from .checkpoints.weights import FILE_PREFIX, check_at_hand, check_tensors
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
-from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, SkipConnection
-from .offloading import check_at_hand
+from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
 from .placement.places import is_norm
 from .placement.plan import Plan
 from .registration import PREFIX

@@ -1,4 +1,4 @@
-"""What PEFT leaves unchecked when it loads an adapter: that its file fits the model and holds numbers.
+"""What PEFT leaves unchecked when it saves or loads an adapter: that weights are whole, fit and hold numbers.
 
 PEFT leaves weights that the file lacks at random, and accepts weights of any dtype and value.
 """
@@ -59,6 +59,29 @@ def check_weights_file(folder: Path) -> frozenset[str] | None:
             "or convert a file that you trust: safetensors.torch.save_file(torch.load(..., weights_only=True), ...)."
         )
     return None
+
+
+def check_at_hand(weights: Mapping[str, Any]) -> None:
+    """Refuse to save, copy or replace weights of which this process does not hold the whole."""
+    for name, weight in weights.items():
+        is_tensor, is_dtensor = isinstance(weight, torch.Tensor), hasattr(weight, "full_tensor")
+        if not is_tensor or weight.is_meta:
+            problem = (
+                "in memory and not quantized to be saved, copied or initialized; got "
+                f"{name}, which is {'offloaded' if is_tensor else 'quantized'}. Do it before the model is "
+                "offloaded or quantized."
+            )
+        elif is_dtensor or weight.numel() == 0:
+            problem = (
+                f"gathered before they are saved; this process holds only a part of {name}, "
+                f"{'a DTensor (FSDP2)' if is_dtensor else 'which is empty (ZeRO-3)'}. On every process: "
+                "weights = accelerator.get_state_dict(wrapped_model); then "
+                "accelerator.unwrap_model(wrapped_model).save_pretrained(folder, state_dict=weights, "
+                "is_main_process=accelerator.is_main_process). transformers' Trainer does this automatically."
+            )
+        else:
+            continue
+        raise ValueError(f"An adapter's weights must be {problem}")
 
 
 def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str) -> None:

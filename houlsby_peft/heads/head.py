@@ -15,8 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import BASE, Batch, base_modules, cast, is_inside
-from ..offloading import adapter_dtype, copy_of, device_of, dtype_of
+from ..layer import BASE, Batch, adapter_dtype, base_modules, cast, copy_of, device_of, dtype_of, is_inside
 from .tasks import labels_of_base
 
 

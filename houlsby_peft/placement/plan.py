@@ -26,11 +26,13 @@ from ..layer import (
     HoulsbyLayerNorm,
     HoulsbyOutputEmbedding,
     HoulsbyTunerLayer,
+    adapter_dtype,
     base_module,
+    device_of,
+    dtype_of,
     is_inside,
     wrapped_modules,
 )
-from ..offloading import adapter_dtype, device_of, dtype_of
 from ..record import AdapterRecord, Place, fold_places
 from .inference import log_once
 from .places import View, find_places, is_included, output_width, recorded_places

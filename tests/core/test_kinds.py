@@ -9,8 +9,7 @@ from torch import nn
 
 from contract_models import ROWS
 from houlsby_peft import Bottleneck, HoulsbyConfig
-from houlsby_peft.bottleneck import InvertibleCoupling
-from houlsby_peft.layer import SkipConnection
+from houlsby_peft.bottleneck import InvertibleCoupling, SkipConnection
 from tiny_models import perturb, tiny_bert
 
 
