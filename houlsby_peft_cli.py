@@ -259,7 +259,7 @@ def _predict(options: argparse.Namespace) -> None:
     from houlsby_peft.serving.adapter_list import read_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import TableReader, check_number_of_texts, find_format
+    from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format
 
     _hide_messages()
     folder = Path(options.adapter).expanduser()
@@ -283,7 +283,7 @@ def _predict(options: argparse.Namespace) -> None:
             print(json.dumps(result, ensure_ascii=False))
         return
     if options.output is not None:
-        find_format(options.output)
+        find_format(options.output, WRITTEN)
         if options.output.exists() and not options.overwrite:
             raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
     table = TableReader(options.file, options.encoding)

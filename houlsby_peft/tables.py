@@ -1,4 +1,4 @@
-"""Tables in files: CSV, TSV, JSON lines and Parquet, read and written row by row, and the usual names of text columns.
+"""Tables in files, read and written row by row, and the usual names of text columns.
 
 A table may have more rows than fit into memory. It is read twice: once to check it and to count its rows, which takes
 seconds for a million, and once for its content. The recipes read their data with it as well.
@@ -10,7 +10,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
     *((name,) for name in ("nachricht", "mitteilung", "beschreibung", "betreff", "texto", "mensaje", "comentario")),
     *((name,) for name in ("texte", "commentaire", "testo", "messaggio", "commento", "mensagem", "tekst", "bericht")),
 )
-FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+WRITTEN = (".csv", ".tsv", ".jsonl")
+FORMATS = (*WRITTEN, ".parquet")
 _QUOTED = re.compile(r'(^|\t)"[^\t]*""[^\t]*"(\t|$)')
 
 
@@ -72,11 +73,11 @@ def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None
         )
 
 
-def find_format(path: Path) -> str:
-    """Return the format of a file, one of FORMATS, by its extension."""
+def find_format(path: Path, formats: Sequence[str] = FORMATS) -> str:
+    """Return the format of a file, one of those given, by its extension."""
     suffix = path.suffix.lower()
-    if suffix not in FORMATS:
-        raise AdapterError(f"A table must be a file that ends in {', '.join(FORMATS)}; got {path.name}.")
+    if suffix not in formats:
+        raise AdapterError(f"A table must be a file that ends in {', '.join(formats)}; got {path.name}.")
     return suffix
 
 
@@ -90,7 +91,7 @@ class TableReader:
         encoding: Its encoding. Default: as `find_encoding` returns it.
 
     Attributes:
-        kinds: The type of each column's values, by the names of the columns; object if they are of several types.
+        columns: The names of the columns. Of .csv and .tsv files, several columns without a name are left out.
         count: The number of rows.
         separator: Of .csv and .tsv: the one of , ; tab | that divides most lines into as many fields as the header.
 
@@ -106,27 +107,20 @@ class TableReader:
         if self.format in (".csv", ".tsv"):
             self._dialect = self._find_dialect()
             self.separator = self._dialect["delimiter"]
-        self.kinds: dict[str, type] = {}
         self.count = 0
+        is_text: dict[str, bool] = {}
         for _, row in self.rows():
             self.count += 1
             for name, value in row.items():
-                known, kind = self.kinds.setdefault(name, type(value)), type(value)
-                if known is not kind and value is not None:
-                    numbers = {known, kind} == {int, float}
-                    self.kinds[name] = kind if known is type(None) else float if numbers else object
+                is_text[name] = is_text.get(name, True) and not isinstance(value, (list, dict, bytes))
+        self.columns, self._is_text = list(is_text), is_text
         if not self.count:
             raise AdapterError(f"{path} cannot be read as {self.format[1:]}: it has no rows.")
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns. Of .csv and .tsv files, several columns without a name are left out."""
-        return list(self.kinds)
 
     def check_texts(self, columns: Sequence[str]) -> None:
         """Refuse columns that hold neither texts nor numbers and the like, which can be read as texts."""
         for column in columns:
-            if self.kinds[column] in (list, dict, bytes, object):
+            if not self._is_text[column]:
                 raise AdapterError(f"The column {column!r} of {self.path} must hold text in each row.")
 
     def parts(self, size: int) -> Iterator[list[Row]]:
@@ -220,42 +214,25 @@ def find_encoding(path: Path) -> str:
 class TableWriter:
     """Writes a table in parts, as a context. Until all is written, the file has the further extension .part.
 
-    The columns of the table `like` come first; their types, and the separator of .csv files, are kept. Lists and
-    objects become JSON text in the formats that have none.
+    The columns of the table `like` come first, and the separator of .csv files is kept. Lists and objects become JSON
+    text in the formats that have none.
     """
 
-    def __init__(self, path: Path, like: TableReader, added: Mapping[str, type]) -> None:
-        self.path, self.format, self._added = path, find_format(path), added
+    def __init__(self, path: Path, like: TableReader, added: Iterable[str]) -> None:
+        self.path, self.format, self._added = path, find_format(path, WRITTEN), list(added)
         self._part = path.with_name(f"{path.name}.part")
-        if self.format == ".parquet":
-            import pyarrow as pa
-            from pyarrow.parquet import ParquetWriter, read_schema
-
-            types = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-            kinds = added if like.format == ".parquet" else {**like.kinds, **added}
-            fields = [(name, types.get(kind, pa.string())) for name, kind in kinds.items()]
-            own = read_schema(like.path) if like.format == ".parquet" else ()
-            self._schema = pa.schema([*own, *fields])
-            self._texts = [field.name for field in self._schema if field.type == pa.string()]
-            self._file: Any = ParquetWriter(self._part, self._schema)
-            return
         is_alike = self.format == like.format == ".csv"
         # Excel recognizes UTF-8 by the byte order mark.
         encoding = "utf-8-sig" if is_alike and like.encoding == "utf-8-sig" else "utf-8"
         self._file = self._part.open("w", encoding=encoding, newline="")
         if self.format != ".jsonl":
             separator = "\t" if self.format == ".tsv" else like.separator if is_alike else ","
-            self._rows = csv.DictWriter(self._file, [*like.columns, *added], delimiter=separator, lineterminator="\n")
+            names = [*like.columns, *self._added]
+            self._rows = csv.DictWriter(self._file, names, delimiter=separator, lineterminator="\n")
             self._rows.writeheader()
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows, which have the columns of both tables."""
-        if self.format == ".parquet":
-            from pyarrow import RecordBatch
-
-            texts = [{**row, **{name: _as_text(row.get(name)) for name in self._texts}} for row in rows]
-            self._file.write_batch(RecordBatch.from_pylist(texts, schema=self._schema))
-            return
         for row in rows:
             if self.format == ".jsonl":
                 self._file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
@@ -272,14 +249,9 @@ class TableWriter:
             self._part.replace(self.path)
 
 
-def _as_text(value: Any) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, (bool, list, dict)) else str(value)
-
-
-def _as_cell(value: Any, is_added: bool) -> str | None:
+def _as_cell(value: Any, is_added: bool) -> Any:
     """Write a value as text. A label from an adapter's author that a spreadsheet would run gets an apostrophe."""
-    text = _as_text(value)
-    runs = is_added and text is not None and text[:1] in ("=", "+", "-", "@") and re.search(r"[(|!]", text)
-    return f"'{text}" if runs else text
+    if isinstance(value, (bool, list, dict)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    runs = is_added and str(value)[:1] in ("=", "+", "-", "@") and re.search(r"[(|!]", str(value))
+    return f"'{value}" if runs else value

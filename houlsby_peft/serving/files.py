@@ -10,7 +10,7 @@ from typing import Any
 
 from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
-from ..tables import Row, TableReader, TableWriter, find_format
+from ..tables import WRITTEN, Row, TableReader, TableWriter, find_format
 from .readers import Input, Reader
 from .task_bank import TaskBank
 
@@ -19,9 +19,6 @@ _PART_ROWS = 2048
 # A class of several that may hold at once is chosen from this score on, unless the adapter records thresholds.
 _THRESHOLD = 0.5
 _DIGITS = 6
-# Of columns that are not text.
-_TYPES: dict[str, type] = {"score": float, "start": int, "end": int}
-_TYPES |= dict.fromkeys(("entities", "embedding", "predictions", "labels", "scores"), list)
 
 
 def predict_file(
@@ -40,10 +37,10 @@ def predict_file(
     tasks read the given columns of the table: one of texts, or two for pairs. Until the output is complete, it ends in
     .part. Without one, JSON lines are printed.
     """
-    is_json = output is None or find_format(output) == ".jsonl"
+    is_json = output is None or find_format(output, WRITTEN) == ".jsonl"
     readers = {task: bank.reader(task) for task in bank.tasks}
     taken = {column.strip().lower() for column in table.columns}
-    added: dict[str, type] = {}
+    added: list[str] = []
     plans, limits = {}, []
     for task, reader in readers.items():
         limit, own, to_row = _plan_columns(reader, top_k, is_json)
@@ -53,7 +50,7 @@ def predict_file(
             while name in taken:
                 name = f"predicted_{name}"
             names[column] = name
-            added[name] = _TYPES.get(column.rstrip("_0123456789"), str)
+        added += names.values()
         plans[task] = (names, to_row)
         limits.append(limit)
     needs_all = all(reader.task.pipeline == "question-answering" for reader in readers.values())

@@ -202,7 +202,7 @@ CASES = {
     "unknown activation": (config(activation="exec"), "activation must be"),
     "a record of words": (config(recorded={"places": "all"}), "places"),
     "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
-    "no weights": (put(adapter_model__safetensors=None), f"holds no {WEIGHTS}"),
+    "no weights": (put(adapter_model__safetensors=None), f"No such file.*{WEIGHTS}"),
     "pickled weights": (put(adapter_model__safetensors=None, adapter_model__bin="pickle"), "can run any code"),
     "empty weights": (put(adapter_model__safetensors=b""), "header"),
     "weights are cut off": (lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]}, "header|incomplete"),

@@ -65,8 +65,6 @@ def write(path: Path, rows: list[dict], **options) -> Path:
 
 
 def read(path: Path, separator: str = ",") -> list[dict]:
-    if path.suffix == ".parquet":
-        return pq.read_table(path).to_pylist()
     text = path.read_bytes().decode("utf-8-sig")
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in text.split("\n") if line]
@@ -86,7 +84,7 @@ def assert_alike(rows, results):
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("in.csv", "out.tsv"), ("in.tsv", "out.jsonl"), ("in.jsonl", "out.parquet"), ("in.parquet", "out.csv")],
+    [("in.csv", "out.tsv"), ("in.tsv", "out.jsonl"), ("in.jsonl", "out.tsv"), ("in.parquet", "out.csv")],
 )
 def test_every_format_keeps_the_columns_and_adds_the_predictions(source, target, adapter, predictor, tmp_path, capsys):
     options = {"delimiter": "\t"} if source == "in.tsv" else {}
@@ -101,23 +99,14 @@ def test_every_format_keeps_the_columns_and_adds_the_predictions(source, target,
     assert "1 of 4 rows have no text" in said.err
 
 
-def test_types_of_parquet_and_json_are_kept(adapter, tmp_path):
-    table = pa.table({"text": ["a", "b"], "n": pa.array([1, None], pa.int32())})
-    for name, kind in (("when", pa.date32()), ("at", pa.timestamp("ns"))):
-        table = table.append_column(name, pa.array([0, 1], kind))
-    pq.write_table(table, tmp_path / "in.parquet")
-    predict(adapter, tmp_path / "in.parquet", tmp_path / "out.parquet")
-    assert pq.read_table(tmp_path / "out.parquet").select(table.column_names).equals(table)
-
+def test_types_of_json_lines_are_kept(adapter, tmp_path):
     rows = [{"text": "a", "n": 1, "tags": ["x"], "big": 1.5, "id": 2**60}, {"text": "b", "n": 2, "other": True}]
-    source = write(tmp_path / "in.jsonl", rows)
-    kept = predict(adapter, source, tmp_path / "out.jsonl")
+    kept = predict(adapter, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
     assert [{name: row[name] for name in given} for given, row in zip(rows, kept, strict=True)] == rows
-    typed = predict(adapter, source, tmp_path / "typed.parquet")
-    assert [(row["n"], row["tags"], row["big"], row["id"], row["other"]) for row in typed] == [
-        (1, '["x"]', 1.5, 2**60, None),
-        (2, None, None, None, True),
-    ]
+    plain = predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv")
+    assert [(row["n"], row["tags"], row["big"], row["other"]) for row in plain] == [
+        ("1", '["x"]', "1.5", ""), ("2", "", "", "true")
+    ]  # fmt: skip
 
 
 def test_the_best_classes(adapter, predictor, tmp_path):
@@ -141,7 +130,7 @@ def test_a_column_that_is_there_already_is_not_overwritten(adapter, tmp_path):
 def test_a_label_is_not_a_formula_of_a_spreadsheet(tmp_path):
     labels = ["=cmd|' /C calc'!A0", "@SUM(1)", "-", "=1", "- 5"]
     table = TableReader(write(tmp_path / "in.csv", [{"text": "=1+(1)"}] * len(labels)))
-    with TableWriter(tmp_path / "out.csv", table, {"label": str}) as writer:
+    with TableWriter(tmp_path / "out.csv", table, ["label"]) as writer:
         writer.write([{"text": "=1+(1)", "label": label} for label in labels])
     found = read(tmp_path / "out.csv")
     assert [row["label"] for row in found] == ["'=cmd|' /C calc'!A0", "'@SUM(1)", "-", "=1", "- 5"]
@@ -321,7 +310,7 @@ def test_memory_does_not_grow_with_the_rows(suffix, tmp_path):
         path = write(tmp_path / f"{count}.{suffix}", [{"text": f"{i} " + "words " * 20} for i in range(count)])
         tracemalloc.start()
         table = TableReader(path)
-        with TableWriter(tmp_path / f"out.{suffix}", table, {"label": str}) as writer:
+        with TableWriter(tmp_path / f"out.{suffix}", table, ["label"]) as writer:
             for rows in table.parts(1000):
                 writer.write([{**row, "label": "x"} for row in rows])
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -12,7 +12,6 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import AutoModelForTokenClassification, AutoTokenizer, RobertaConfig, RobertaModel
 
 import houlsby_peft
-from common.tagging import IGNORED, tokenize_words
 from houlsby_peft import HoulsbyConfig, TaskBank
 from houlsby_peft.serving.tagging import find_entities
 from recipe_runs import save_tiny_encoder
@@ -23,7 +22,6 @@ SENTENCES = [sentence.split() for sentence in (
     "in oslo wolfgang visits ada and visits new york , oslo and york .", "king",
 )]  # fmt: skip
 IOB2 = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
-IOBES = ("O", "B-PER", "I-PER", "E-PER", "S-PER")
 PARTS_OF_SPEECH = ("NOUN", "VERB", "ADV-X")
 
 
@@ -50,42 +48,6 @@ def byte_level(folder):
 
 def spans(results):
     return [[(one["entity_group"], one["start"], one["end"]) for one in result] for result in results]
-
-
-@pytest.mark.parametrize("names", [IOB2, IOBES, PARTS_OF_SPEECH], ids=["IOB2", "IOBES", "parts of speech"])
-@pytest.mark.parametrize("make", [word_piece, byte_level])
-@torch.no_grad()
-def test_a_text_gets_the_tags_that_the_recipe_scores(make, names, tmp_path):
-    folder = make(tmp_path / "encoder")
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    torch.manual_seed(3)
-    base = AutoModelForTokenClassification.from_pretrained(folder, id2label=dict(enumerate(names)))
-    model = get_peft_model(base, HoulsbyConfig(r=4, task_type="TOKEN_CLS", id2label=dict(enumerate(names)))).eval()
-    head = model.get_base_model().classifier.modules_to_save["default"]
-    torch.nn.init.normal_(head.weight)
-    rows = [tokenize_words([(words, [0] * len(words))], tokenizer, 64)[0] for words in SENTENCES]
-    logits = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0] for row in rows]
-    head.bias -= torch.cat(logits).mean(0)  # so that no tag is much more frequent than the others
-    texts, expected = [], []
-    for words, row, outputs in zip(SENTENCES, rows, logits, strict=True):
-        classes = (outputs - torch.cat(logits).mean(0)).argmax(-1).tolist()
-        tags = [names[number] for number, label in zip(classes, row["labels"], strict=True) if label != IGNORED]
-        assert len(tags) == len(words)
-        found = [(tag, word, word) for word, tag in enumerate(tags)]
-        if names != PARTS_OF_SPEECH:
-            found = find_entities(tags)
-        begins = [len(" ".join([*words[:word], ""])) for word in range(len(words))]
-        texts.append(" ".join(words))
-        expected.append([(kind, begins[first], begins[last] + len(words[last])) for kind, first, last in found])
-    assert len({entity for entities in expected for entity in entities}) > len(SENTENCES)
-
-    model.save_pretrained(tmp_path / "adapter")
-    tokenizer.save_pretrained(tmp_path / "adapter")
-
-    adapter = houlsby_peft.load(tmp_path / "adapter", base_model=str(folder))
-    assert spans(adapter.predict(texts)) == expected
-    bank = TaskBank({"tags": tmp_path / "adapter"}, base_model=str(folder))
-    assert spans(bank.predict([("tags", text) for text in texts])) == expected
 
 
 # The accents are characters of their own, and some words have a mark for where they may be hyphenated.
