@@ -19,14 +19,7 @@ from pathlib import Path
 import pandas as pd
 from datasets import Dataset, DatasetDict
 
-from common.arguments import (
-    MINILM,
-    ClassifierArguments,
-    EncoderArguments,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-)
+from common.arguments import MINILM, ClassifierArguments, EncoderArguments, parse_command
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 
@@ -197,9 +190,8 @@ def _rows(words: Vocabulary, pairs_per_phenomenon: int) -> Dataset:
 
 def main() -> None:
     """Write the sentences, train on them, and print the accuracy on each phenomenon."""
-    groups = (EncoderArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="python recipes/demo.py [flags]")
-    encoder, method, adapter, training = parser.parse(more_defaults=lambda _: DEFAULTS)
+    command = parse_command(EncoderArguments, ClassifierArguments, more_defaults=lambda _: DEFAULTS)
+    encoder, training = command.arguments, command.training
     folder, splits = Path(training.output_dir, "minimal_pairs"), minimal_pairs()
     with training.main_process_first():
         if training.process_index == 0:
@@ -208,7 +200,8 @@ def main() -> None:
                 table = rows.to_pandas().replace({"label": dict(enumerate(LABELS))})
                 table.to_csv(folder / f"{name}.csv", index=False)
     columns = {"text_columns": ["sentence"], "label_columns": ["label"]}
-    results = run(ClassificationArguments(**vars(encoder), data=str(folder), **columns), method, adapter, training)
+    arguments = ClassificationArguments(**vars(encoder), data=str(folder), **columns)
+    results = run(command._replace(arguments=arguments))
     predictions = Path(training.output_dir, "predictions.csv")
     if "trainable_parameters" in results and predictions.exists():
         table = pd.read_csv(predictions)

@@ -20,26 +20,22 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeTrainingArguments
+from common.arguments import Command
 from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
-from common.glue_tasks import GlueArguments, GlueTask, find_tasks, parse_arguments, write_all
+from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 from common.model import Saved
 from common.task import EVALUATED, run_task
 
 
 def main() -> None:
     """Read the command line and run the tasks."""
-    run_tasks(*parse_arguments())
+    run_tasks(parse_arguments())
 
 
-def run_tasks(
-    arguments: GlueArguments,
-    method: MethodArguments,
-    adapter: ClassifierArguments,
-    training: RecipeTrainingArguments,
-) -> None:
+def run_tasks(command: Command) -> None:
     """Train or evaluate the tasks, one after the other, and print their scores."""
+    arguments, _, _, training = command
     tasks = find_tasks(arguments.task)
     if len(tasks) > 1 and "{task}" not in training.output_dir:
         training.output_dir += "/{task}"
@@ -47,8 +43,8 @@ def run_tasks(
         raise RecipeError("--hub_model_id must contain {task}, as each task needs its own repository.")
     scores, prefix = {}, ""
     for task in tasks:
-        command = Command(*(for_task(group, task.name) for group in (arguments, method, adapter, training)))
-        results = run_one(replace(task, predicts=arguments.predict), command)
+        own = Command(*(for_task(group, task.name) for group in command))
+        results = run_one(replace(task, predicts=arguments.predict), own)
         prefix = EVALUATED if "evaluated" in results else ""
         scores[task.name] = results["scores" if prefix else "best_scores"]
     if len(tasks) > 1 and training.process_index == 0:

@@ -36,16 +36,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.arguments import (
-    OFF,
-    POOLER,
-    AdapterArguments,
-    Command,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-    TextArguments,
-)
+from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
 from common.data import (
     check_columns,
     files_of,
@@ -165,9 +156,7 @@ class MlmTask(Task):
 
 def main() -> None:
     """Read the command line and train, or compute the loss of what a run has saved."""
-    groups = (TextArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/mlm.py [flags]")
-    command = Command(*parser.parse())
+    command = parse_command(TextArguments)
     arguments, method, _, training = command
     method.keep_prefix, training.do_predict = OFF, False  # each epoch masks other words
     training.output_dir = training.output_dir.replace("{task}", "mlm")

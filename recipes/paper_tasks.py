@@ -17,7 +17,7 @@ from typing import Literal
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeParser, RecipeTrainingArguments
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 from common.presets import with_preset
@@ -42,7 +42,7 @@ def main() -> None:
         ClassificationArguments, PaperArguments, MethodArguments, ClassifierArguments,
         RecipeTrainingArguments,
     )  # fmt: skip
-    parser = RecipeParser(groups, usage="accelerate launch recipes/paper_tasks.py --data FOLDER [flags]")
+    parser = RecipeParser(groups)
     own_defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     arguments, paper, method, adapter, training = parser.parse(
         more_defaults=lambda given: own_defaults | with_preset(given, "paper_tasks")
@@ -55,7 +55,8 @@ def main() -> None:
         own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
         own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
         evaluated = arguments.evaluate and arguments.evaluate.replace("{task}", name)
-        run(replace(arguments, data=f"{arguments.data}/{name}", evaluate=evaluated), method, adapter, own)
+        own_arguments = replace(arguments, data=f"{arguments.data}/{name}", evaluate=evaluated)
+        run(Command(own_arguments, method, adapter, own))
     log(f"The papers' table with these results: python recipes/study_table.py {training.output_dir}")
 
 

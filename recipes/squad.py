@@ -21,14 +21,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.hf_argparser import HfArg
 
-from common.arguments import (
-    AdapterArguments,
-    Command,
-    DataArguments,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-)
+from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
 from common.data import files_of, load_data, sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved
@@ -159,9 +152,7 @@ class SquadTask(Task):
 
 def main() -> None:
     """Read the command line and train, or score what a run has saved."""
-    groups = (SquadArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/squad.py [flags]")
-    command = Command(*parser.parse(more_defaults=lambda given: with_preset(given, "squad")))
+    command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad"))
     arguments, training = command.arguments, command.training
     training.output_dir = training.output_dir.replace("{task}", "squad")
 

@@ -19,13 +19,7 @@ from typing import Any
 from transformers.hf_argparser import HfArg
 
 import houlsby_peft
-from common.arguments import (
-    ClassifierArguments,
-    Command,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-)
+from common.arguments import ClassifierArguments, Command, RecipeTrainingArguments, parse_command
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.data import files_of
 from common.edge import RecipeError, end_with_one_line
@@ -45,9 +39,9 @@ class StreamArguments(ClassificationArguments):
 
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
-    groups = (StreamArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/stream.py --data DATA DATA ... [flags]")
-    arguments, method, adapter, training = parser.parse(more_defaults=lambda _: {"output_dir": "runs/stream"})
+    arguments, method, adapter, training = parse_command(
+        StreamArguments, ClassifierArguments, more_defaults=lambda _: {"output_dir": "runs/stream"}
+    )
     if method.method != "houlsby":
         raise RecipeError(f"A stream needs --method houlsby, of which one encoder holds many, got {method.method}.")
     of_tasks = [ClassificationArguments(**{**vars(arguments), "data": source}) for source in arguments.data]
@@ -57,7 +51,7 @@ def main() -> None:
     if arguments.evaluate is not None or not training.do_train:
         for one in of_tasks:
             saved = f"{arguments.evaluate}/{one.name}" if arguments.evaluate else None
-            run(replace(one, evaluate=saved), method, adapter, own[one.name])
+            run(Command(replace(one, evaluate=saved), method, adapter, own[one.name]))
         return
 
     tasks = {one.name: load_task(one, training) for one in of_tasks}  # all of them before the first is trained

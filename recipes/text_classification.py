@@ -12,16 +12,14 @@
 docs/recipes.md says which files are read, and how columns and labels are found.
 """
 
-from common.arguments import ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, parse_command
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line
 
 
 def main() -> None:
     """Read the command line and run."""
-    groups = (ClassificationArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/text_classification.py --data DATA [flags]")
-    run(*parser.parse())
+    run(parse_command(ClassificationArguments, ClassifierArguments))
 
 
 if __name__ == "__main__":

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import (
-    AdapterArguments,
-    Command,
-    DataArguments,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-)
+from common.arguments import DataArguments, parse_command
 from common.data import files_of, load_data, sample, split_to_score, with_validation
 from common.edge import end_with_one_line, log
 from common.model import Saved
@@ -48,9 +41,7 @@ class TaggingArguments(DataArguments):
 
 def main() -> None:
     """Read the command line and train, or score what a run has saved."""
-    groups = (TaggingArguments, MethodArguments, AdapterArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage="accelerate launch recipes/token_classification.py --data DATA [flags]")
-    command = Command(*parser.parse())
+    command = parse_command(TaggingArguments)
     arguments, training = command.arguments, command.training
     training.output_dir = training.output_dir.replace("{task}", "tagging")
 

@@ -28,13 +28,13 @@ class VariantArguments(GlueArguments):
 
 def main() -> None:
     """Read the command line and run the tasks as glue.py does."""
-    arguments, method, adapter, training = parse_arguments(kind=VariantArguments, recipe="variants.py")
-    changes, bottleneck = VARIANTS[arguments.variant]
-    config = adapter.config
-    adapter.config = lambda **fields: replace(config(**fields), **changes)
+    command = parse_arguments(kind=VariantArguments)
+    changes, bottleneck = VARIANTS[command.arguments.variant]
+    config = command.adapter.config
+    command.adapter.config = lambda **fields: replace(config(**fields), **changes)
     glue = runpy.run_path(str(Path(__file__).with_name("glue.py")))
     with made_of(bottleneck):
-        glue["run_tasks"](arguments, method, adapter, training)
+        glue["run_tasks"](command)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,8 @@ MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     **{method: {"train_pooler": True} for method in ("lora", "ia3", "layer_norm", "linear")},
 }
 
+Defaults = Callable[[Namespace], Mapping[str, Any]]
+
 
 def check_path(flag: str, name: str | None) -> None:
     """Raise RecipeError if a value can only be a path, and there is none: the Hub would be asked for it."""
@@ -347,16 +349,14 @@ def resolve_defaults(given: Namespace) -> dict[str, Any]:
 class RecipeParser(HfArgumentParser):
     """HfArgumentParser whose first argument may be a JSON or YAML file of arguments; flags after it override them."""
 
-    def parse(
-        self, args: Sequence[str] | None = None, more_defaults: Callable[[Namespace], Mapping[str, Any]] | None = None
-    ) -> tuple[Any, ...]:
+    def __init__(self, groups: Sequence[type]) -> None:
+        super().__init__(groups, usage="accelerate launch recipes/%(prog)s [flags]")
+
+    def parse(self, args: Sequence[str] | None = None, more_defaults: Defaults | None = None) -> tuple[Any, ...]:
         """Parse the command line, or `args`, into the dataclasses, in their order.
 
-        The defaults that depend on flags are resolved once, before the dataclasses are made.
-
-        Args:
-            args: The words of a command line; default: those of this process.
-            more_defaults: Returns the recipe's own, such as a preset's, which are stronger than resolve_defaults'.
+        The defaults that depend on flags are resolved once, before the dataclasses are made. The recipe's own, such as
+        a preset's, are stronger than resolve_defaults'.
         """
         words = list(sys.argv[1:] if args is None else args)
         if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
@@ -370,6 +370,16 @@ class RecipeParser(HfArgumentParser):
         }
         self.set_defaults(**followed)
         return self.parse_args_into_dataclasses(words)
+
+
+def parse_command(
+    kind: type,
+    adapter: type[AdapterArguments] = AdapterArguments,
+    args: Sequence[str] | None = None,
+    more_defaults: Defaults | None = None,
+) -> Command:
+    """Parse the command line, or `args`, as RecipeParser does: `kind` is the recipe's own group."""
+    return Command(*RecipeParser((kind, MethodArguments, adapter, RecipeTrainingArguments)).parse(args, more_defaults))
 
 
 def read_arguments(path: Path) -> list[str]:

@@ -22,7 +22,7 @@ from transformers import EvalPrediction, PreTrainedModel
 from transformers.hf_argparser import HfArg
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeTrainingArguments, TextArguments
+from common.arguments import Command, RecipeTrainingArguments, TextArguments
 from common.data import (
     WHERE,
     check_columns,
@@ -315,19 +315,15 @@ def classification_scores(
     return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
 
 
-def run(
-    arguments: ClassificationArguments,
-    method: MethodArguments,
-    adapter: ClassifierArguments,
-    training: RecipeTrainingArguments,
-) -> dict[str, Any]:
+def run(command: Command) -> dict[str, Any]:
     """Train on the data of the command line, or score what is saved, as common.task.run_task does."""
+    arguments, _, _, training = command
     training.output_dir = training.output_dir.replace("{task}", arguments.name)
 
     def load(saved: Saved | None) -> ClassificationTask:
         return load_evaluated(arguments, training, saved) if saved else load_task(arguments, training)
 
-    return run_task(ClassificationTask, load, Command(arguments, method, adapter, training), files_of(arguments))
+    return run_task(ClassificationTask, load, command, files_of(arguments))
 
 
 def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:

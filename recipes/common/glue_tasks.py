@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from transformers import EvalPrediction
 from transformers.hf_argparser import HfArg
 
-from common.arguments import (
-    ClassifierArguments,
-    EncoderArguments,
-    MethodArguments,
-    RecipeParser,
-    RecipeTrainingArguments,
-)
+from common.arguments import ClassifierArguments, Command, EncoderArguments, parse_command
 from common.data import check_columns, find_split, locate, read_split
 from common.edge import RecipeError
 from common.presets import with_preset
@@ -197,16 +191,10 @@ class GlueArguments(EncoderArguments):
     predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
 
 
-Arguments = TypeVar("Arguments", bound=GlueArguments)
-
-
-def parse_arguments(
-    args: Sequence[str] | None = None, kind: type[Arguments] = GlueArguments, recipe: str = "glue.py"
-) -> tuple[Arguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments]:
+def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments] = GlueArguments) -> Command:
     """Parse the command line, or `args`; check what does not depend on the data."""
-    groups = (kind, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-    parser = RecipeParser(groups, usage=f"accelerate launch recipes/{recipe} [flags]")
-    arguments, method, adapter, training = parser.parse(args, with_preset)
+    command = parse_command(kind, ClassifierArguments, args, with_preset)
+    arguments, method, adapter, training = command
     tasks = find_tasks(arguments.task)
     if arguments.evaluate is None and training.do_train:
         method.check(adapter, training)
@@ -223,7 +211,7 @@ def parse_arguments(
             )
     for task in tasks:
         copy.copy(training).choose_by(task.scores)
-    return arguments, method, adapter, training
+    return command
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
-from peft import PeftModel, get_peft_model
+from peft import get_peft_model
 from sklearn import metrics
 from transformers import (
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -34,7 +33,7 @@ from common.glue_tasks import (
 from common.trainer import RecipeTrainer, scores_per_epoch
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
-from recipe_runs import results_of, run, write
+from recipe_runs import logits_of, results_of, run, write
 
 
 ROOT = Path(__file__).parents[2]
@@ -97,15 +96,6 @@ class TestData:
             parse_arguments(["--task", "rte", "--model_name", "/no/such/model"])
         with pytest.raises(RecipeError, match="must be one of main, matthews_correlation"):
             parse_arguments(["--task", "cola", "--metric_for_best_model", "f1"])
-
-
-def logits_of(encoder, adapter, num_labels, *texts):
-    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch."""
-    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
-    model = PeftModel.from_pretrained(model, adapter).eval()
-    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return model(**batch).logits.numpy()
 
 
 class TestRuns:

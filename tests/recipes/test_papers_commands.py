@@ -10,7 +10,6 @@ import subprocess
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 
@@ -20,7 +19,7 @@ from recipe_runs import run
 pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
 
 import figure
-from common.arguments import TextArguments
+from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments, TextArguments
 from common.classification import ClassificationArguments
 from common.edge import RecipeError
 from common.glue_tasks import GlueArguments, parse_arguments
@@ -35,7 +34,7 @@ SCRIPTS = sorted((ROOT / "recipes" / "papers").glob("*.sh"))
 FILES = ("--data_dir", "--model_name", "--init_adapter")
 OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
 # The flags of the recipes that are not parsed here, by name.
-_, *OTHERS = get_type_hints(parse_arguments)["return"].__args__
+OTHERS = (MethodArguments, ClassifierArguments, RecipeTrainingArguments)
 GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments, PaperArguments)
 KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
 

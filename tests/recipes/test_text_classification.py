@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
 from sklearn import metrics
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, DistilBertConfig, DistilBertModel
+from transformers import AutoTokenizer, DistilBertConfig, DistilBertModel
 
 import houlsby_peft
 import paper_tasks
 import text_classification
-from common.arguments import ClassifierArguments, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, RecipeTrainingArguments, parse_command
 from common.classification import ClassificationArguments, ClassificationTrainer, classification_scores
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE
@@ -29,7 +28,7 @@ from houlsby_peft_cli import main
 from papers.additional import PAPER_COLUMNS
 from papers.results import arrange, collect
 from papers.tables import accuracies
-from recipe_runs import results_of, run, write
+from recipe_runs import logits_of, results_of, run, write
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]
@@ -45,15 +44,6 @@ def classify(encoder, data, output, *flags):
 def evaluate(folder: Path, *flags: object) -> dict:
     run(text_classification, *flags, "--use_cpu", "--output_dir", folder)
     return json.loads((folder / "evaluation.json").read_text())
-
-
-def logits_of(encoder, adapter, num_labels, *texts):
-    """Outputs of the saved adapter on freshly loaded base weights, in plain PyTorch."""
-    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
-    model = PeftModel.from_pretrained(model, adapter).eval()
-    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
-    with torch.no_grad():
-        return model(**batch).logits.numpy()
 
 
 class TestKindsOfLabels:
@@ -260,10 +250,8 @@ class TestFromAFileToPredictions:
 
 
 class TestFlags:
-    GROUPS = (ClassificationArguments, MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-
     def parse(self, *args: object) -> dict[str, object]:
-        groups = RecipeParser(self.GROUPS).parse(list(map(str, args)))
+        groups = parse_command(ClassificationArguments, ClassifierArguments, list(map(str, args)))
         return {name: value for group in groups for name, value in vars(group).items()}
 
     def test_names_of_transformers_examples(self, tmp_path):

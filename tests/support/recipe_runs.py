@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from unittest.mock import patch
 
+import numpy as np
 import pandas as pd
-from transformers import BertTokenizer
+import torch
+from numpy.typing import NDArray
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer
 
 from demo import minimal_pairs
 from tiny_models import tiny_bert
@@ -37,6 +42,15 @@ def run(recipe: ModuleType, *flags: object) -> None:
 def results_of(folder: Path) -> dict:
     """The content of a run's results.json."""
     return json.loads((folder / "results.json").read_text())
+
+
+def logits_of(encoder: Path, adapter: Path, num_labels: int, *texts: Iterable[str]) -> NDArray[np.float32]:
+    """Outputs of a saved classifier's adapter on freshly loaded base weights, in plain PyTorch."""
+    model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
+    model = PeftModel.from_pretrained(model, adapter).eval()
+    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return model(**batch).logits.numpy()
 
 
 def write(path: Path, **columns: object) -> Path:
