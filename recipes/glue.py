@@ -6,14 +6,11 @@
     accelerate launch recipes/glue.py --task rte --method full                     # fine-tuning
     accelerate launch recipes/glue.py --task rte --evaluate runs/rte/adapter       # nothing is trained
 
-With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read (mnli: validation_matched and
-validation_mismatched), and for --predict test.parquet (mnli: test_matched, test_mismatched, and ax/test.parquet);
-.csv, .tsv (no quoting) and .jsonl also work, with the columns of the Hub's nyu-mll/glue. The same command again
-resumes an interrupted run and does not repeat a finished one. {task} in --output_dir, --model_name, --evaluate,
---init_adapter and --hub_model_id stands for the task's name.
+With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read, with the splits and the columns of
+the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl also work. {task} in --output_dir,
+--model_name, --evaluate, --init_adapter and --hub_model_id stands for the task's name.
 
-The training is `train` in common/task.py: common/model.py loads and adapts the encoder, common/trainer.py has the
-Trainer, and common/arguments.py the flags and their defaults.
+The training is `train` in common/task.py.
 """
 
 import copy

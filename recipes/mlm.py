@@ -6,12 +6,10 @@
         --output_dir runs/rte-text-full
     accelerate launch recipes/glue.py --task rte --method full --model_name runs/rte-text-full/model
 
-The first two commands are the method of Han et al. 2021, the last two their baseline without adapters. The data are
-those of any other recipe, without their labels, or a .txt file with a text per line. An adapter leaves the encoder
-frozen, and also the head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the output weights of
-the head are tied to the input embeddings and the rest of it is trained; it is saved beside the adapter, not in it.
---method full trains all of it. A whole model is saved with the pooler of the checkpoint, which masked words do not
-need, so that a classifier starts with it.
+The first two commands are the method of Han et al. 2021, the last two their baseline without adapters. An adapter
+leaves the encoder frozen, and also the head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the
+output weights of the head are tied to the input embeddings and the rest of it is trained, in float32; it is saved
+beside the adapter, not in it. A whole model is saved with the pooler of the checkpoint, as classifiers start with it.
 """
 
 import math

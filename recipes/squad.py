@@ -6,11 +6,9 @@
     accelerate launch recipes/squad.py --method full --learning_rate 3e-5 --num_train_epochs 3
     accelerate launch recipes/squad.py --data new.jsonl --evaluate runs/squad           # nothing is trained
 
-Houlsby et al. 2019 try sizes 2 to 256, learning rates 3e-5, 1e-4, 3e-4 and 1e-3 and 3, 10 and 20 epochs; for
-fine-tuning 3e-5, 5e-5 and 1e-4 and 2, 3 and 5 epochs. The columns are those of the Hub's rajpurkar/squad. Contexts of
-any length are read in windows that share --stride tokens; in BERT's own code, the windows begin --doc_stride tokens
-apart. The answers of the best epoch are written to predictions.json, in the format of the official scripts, with the
-same scores; those of --evaluate to evaluation_predictions.json.
+The columns are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that share --stride
+tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers of the best epoch are written to
+predictions.json, in the format of the official scripts, with the same scores.
 """
 
 from dataclasses import dataclass

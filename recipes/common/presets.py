@@ -75,6 +75,7 @@ OF_RECIPE: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         ),
         "mohebbi2020": ({"learning_rate": 1e-4, "num_train_epochs": 50}, _NOT_GIVEN),
     },
+    # The grid: sizes 2 to 256, rates 3e-5 to 1e-3, 3 to 20 epochs; for fine-tuning 3e-5 to 1e-4 and 2 to 5 epochs.
     "squad": {
         "houlsby2019": (
             {"max_length": 384, "learning_rate": 3e-4, "num_train_epochs": 10},
