@@ -61,7 +61,7 @@ def test_no_content_word_is_in_two_splits(pairs):
         split: {word for _, right, wrong in pairs[split] for word in (*right, *wrong)} - FUNCTION_WORDS
         for split in SPLITS
     }
-    assert all(len(words) > 80 for words in content.values())
+    assert all(len(words) > 50 for words in content.values())
     assert sum(map(len, content.values())) == len(set.union(*content.values()))
 
 
