@@ -27,8 +27,11 @@ class Search:
     """A grid of runs, and the seeds that run only at its best point.
 
     Attributes:
+        is_known: Whether all runs to compare are known.
         failed: The runs that have failed here, with the last lines of their logs.
     """
+
+    is_known = True
 
     def __init__(self, runs: Sequence[PlannedRun], other_seeds: Sequence[str]) -> None:
         self.runs, self.other_seeds, self.failed = list(runs), other_seeds, dict[PlannedRun, str]()
@@ -37,7 +40,7 @@ class Search:
     def left(self) -> list[PlannedRun]:
         """Return the runs that are left now; those of the other seeds only after the search."""
         left = self._unfinished(self.runs)
-        if not left and self.other_seeds and (best := best_point(self.runs)):
+        if not left and self.is_known and self.other_seeds and (best := best_point(self.runs)):
             left = self._unfinished(self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds)
         return left
 
@@ -46,7 +49,7 @@ class Search:
 
     def is_over(self) -> bool:
         """Return whether no run is left, in this process or in another."""
-        return not self.left()
+        return self.is_known and not self.left()
 
     def take(self) -> tuple[PlannedRun, TextIO] | None:
         """Return a run that is left, with its lock; None if others have them all."""
@@ -70,18 +73,12 @@ class SampledSearch(Search):
         """Read the points that all processes have sampled."""
         trials = [trial for trial in self.study.get_trials(deepcopy=False) if "point" in trial.user_attrs]
         self.trials = {self.run.at(trial.user_attrs["point"]): trial.number for trial in trials}
-        self.runs, self.is_sampled = list(self.trials), len(trials) >= self.n_trials
-
-    def left(self) -> list[PlannedRun]:
-        return super().left() if self.is_sampled else self._unfinished(self.runs)
-
-    def is_over(self) -> bool:
-        return self.is_sampled and super().is_over()
+        self.runs, self.is_known = list(self.trials), len(trials) >= self.n_trials
 
     def take(self) -> tuple[PlannedRun, TextIO] | None:
         self._read()
         taken = super().take()  # a run that was killed, or one of another seed
-        if taken is None and not self.is_sampled:
+        if taken is None and not self.is_known:
             trial = self.study.ask(self.space)
             point = {**self.run.point, **{axis: str(value) for axis, value in trial.params.items()}}
             trial.set_user_attr("point", point)
