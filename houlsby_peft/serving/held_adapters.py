@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakValueDictionary, ref
 
 import torch
-from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -224,7 +223,11 @@ class HeldAdapters:
                 predictor.model.delete_adapter(name)
             raise
         if first is not None:
-            mappings = list(_mappings(predictor.model))
+            mappings = [predictor.model.peft_config]
+            for module in predictor.model.modules():
+                if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+                    names = (*module.adapter_layer_names, *module.other_param_names)
+                    mappings += [attrgetter(name)(module) for name in names]
             return HeldAdapter(reader, [(mapping, mapping[name]) for mapping in mappings if name in mapping])
         for other_kind in self._first.values():
             _share_weights(predictor.base_model, other_kind.base_model)
@@ -237,14 +240,6 @@ def list_files(folder: Path) -> Files:
     """Return the files of an adapter."""
     stats = {name: (folder / name).stat() for name in _FILES if (folder / name).is_file()}
     return tuple((str(folder / name), stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in stats.items())
-
-
-def _mappings(model: PeftModel) -> Iterator[Any]:
-    """Yield all mappings of a model by adapter name."""
-    yield model.peft_config
-    for module in model.modules():
-        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-            yield from (attrgetter(name)(module) for name in (*module.adapter_layer_names, *module.other_param_names))
 
 
 def _share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import reprlib
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,14 +56,6 @@ class Predictor:
     def labels(self) -> tuple[str, ...]:
         """The names of the classes by number; empty if there are none."""
         return tuple(name for _, name in sorted((self.config.labels or {}).items()))
-
-    def __repr__(self) -> str:
-        return (
-            f"Predictor(name={self.name!r}, task={self.config.kind_of_problem or self.task.pipeline!r}, "
-            f"labels={reprlib.repr(self.labels)}, r={self.config.r}, "
-            f"base_model={self.base_model.name_or_path or type(self.base_model).__name__!r}, "
-            f"device={str(self.model.device)!r}, dtype={self.model.dtype})"
-        )
 
     def reader(self, called: str | None = None, **options: Any) -> Reader:
         """Return what encodes this adapter's inputs and decodes its outputs.

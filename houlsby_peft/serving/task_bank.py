@@ -65,11 +65,6 @@ class TaskBank:
         # Held while tasks change. The other lock may be acquired within it.
         self._changing = threading.RLock()
 
-    def __repr__(self) -> str:
-        return (
-            f"TaskBank(tasks={reprlib.repr(self.tasks)}, held={reprlib.repr(self.held)}, nbytes={self._held.nbytes})"
-        )
-
     @property
     def tasks(self) -> tuple[str, ...]:
         """All tasks that can be requested."""
