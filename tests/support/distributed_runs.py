@@ -68,7 +68,6 @@ STRATEGIES = {
         Strategy("zero1", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-1"),
         Strategy("zero2", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-2"),
         Strategy("zero3", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-3", splits_weights=True),
-        Strategy("zero3_offload", "DEEPSPEED", "DeepSpeedEngine", "ZeRO-3", splits_weights=True),
         Strategy("fsdp2", "FSDP", "FSDP", "FSDP2", splits_weights=True),
     )
 }
