@@ -210,7 +210,7 @@ class Service:
         self.log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(self.command, stdout=output, stderr=output, env=self.environment)
-        end = time.time() + 180
+        end = time.time() + 500
         while "tasks on" not in log.read_text():
             assert self.process.poll() is None, log.read_text()
             assert time.time() < end, log.read_text()
