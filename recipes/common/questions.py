@@ -65,17 +65,11 @@ def check_questions(data: Dataset, name: str) -> None:
         raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(columns_of(data))}.")
     seen: set[str] = set()
     for row, (question, context, answers) in enumerate(zip(data["id"], data["context"], data["answers"], strict=True)):
-        texts, starts = answers["text"], answers["answer_start"]
-        wrong = None
-        if question in seen:
-            wrong = f"the id {question!r} again"
-        elif len(texts) != len(starts):
-            wrong = f"{len(texts)} answers and {len(starts)} starts"
-        else:
-            for text, start in zip(texts, starts, strict=True):
-                there = context[start : start + len(text)] if start >= 0 else ""
-                if not text.strip() or there != text:
-                    wrong = f"the answer {text[:50]!r} at character {start}, where its context has {there[:50]!r}"
+        wrong = f"the id {question!r} again" if question in seen else None
+        for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+            there = context[start : start + len(text)] if start >= 0 else ""
+            if not text.strip() or there != text:
+                wrong = f"the answer {text[:50]!r} at character {start}, where its context has {there[:50]!r}"
         if wrong:
             raise RecipeError(f"{name}: {locate(data, row)} has {wrong}. Correct it, or leave the row out.")
         seen.add(question)
@@ -125,33 +119,26 @@ def f1(prediction: str, answer: str, empty_counts: bool = False) -> float:
 def squad_scores(predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]) -> dict[str, float]:
     """Return exact match and F1 as SQuAD's official scripts compute them, in percent over all questions.
 
-    Each question is scored by its best-fitting answer; a missing prediction counts as wrong. If any question has no
-    answer, the rules are those of version 2.0: the empty text means no answer, and questions with and without an
-    answer are also scored separately.
+    Each question is scored by its best-fitting answer. If any question has no answer, the rules are those of version
+    2.0: the empty text means no answer, answers that normalize to nothing are left out, and questions with and without
+    an answer are also scored separately.
     """
     version_2 = not all(answers.values())
-    golds = {question: _gold(texts, version_2) for question, texts in answers.items()}
-
-    def score(of_pair: Callable[[str, str], float]) -> dict[str, float]:
-        return {
-            question: max(of_pair(predictions[question], gold) for gold in texts) if question in predictions else 0.0
-            for question, texts in golds.items()
+    scores = {}
+    for question, texts in answers.items():
+        golds = [text for text in texts if normalize(text)] or [""] if version_2 else texts
+        found = predictions[question]
+        scores[question] = {
+            "f1": max(f1(found, gold, version_2) for gold in golds),
+            "exact_match": max(exact_match(found, gold) for gold in golds),
         }
-
-    scores = {"f1": score(lambda a, b: f1(a, b, version_2)), "exact_match": score(exact_match)}
-    groups = {"": list(golds)}
+    groups = {"": list(scores)}
     if version_2:
         groups["has_answer_"] = [question for question, texts in answers.items() if texts]
         groups["no_answer_"] = [question for question, texts in answers.items() if not texts]
     return {
-        f"{group}{name}": 100 * sum(values[question] for question in questions) / len(questions)
+        f"{group}{name}": 100 * sum(scores[question][name] for question in questions) / len(questions)
         for group, questions in groups.items()
         if questions
-        for name, values in scores.items()
+        for name in SCORES
     }
-
-
-def _gold(texts: Sequence[str], version_2: bool) -> Sequence[str]:
-    """Return the texts to compare with: version 2.0 leaves out answers that normalize to nothing, and uses the empty
-    text if none is left."""
-    return [text for text in texts if normalize(text)] or [""] if version_2 else texts
