@@ -20,7 +20,7 @@ from ..heads.head import find_head
 from ..layer import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
 from .inference import find_attentions, infer_layers, log_inferred
-from .table import ARCHITECTURES, EMBEDDINGS, REFORMER, SHARED_NORMS, SubLayer
+from .table import ARCHITECTURES, EMBEDDINGS, SHARED_NORMS, SubLayer
 
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,11 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     describes, possibly because another version of transformers names its modules differently, is inferred.
     """
     if "reformer" in view.types.values():
-        raise ValueError(REFORMER)
+        raise ValueError(
+            "Reformer's reversible layers compute gradients only if their input needs one, so adapters on a frozen "
+            "model do not train. Call model.enable_input_require_grads() first, and name the ends of the sub-layers "
+            "in target_modules, as docs/architectures.md shows."
+        )
     known = look_up_layers(view)
     layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
     stacks = {stack for stack, _ in layers}

@@ -438,10 +438,3 @@ EMBEDDINGS: dict[str, SubLayer] = {
 # DeBERTa's encoder applies this norm to its table of relative positions, which all rows of a batch share. It never
 # trains, because the rows of a mixed batch cannot have different ones.
 SHARED_NORMS: dict[str, str] = dict.fromkeys(("deberta", "deberta-v2"), "encoder.LayerNorm")
-
-# Reformer's layers train nothing without this, and nothing tells so.
-REFORMER = (
-    "Reformer's reversible layers compute gradients only if their input needs one, so adapters on a frozen model do "
-    "not train. Call model.enable_input_require_grads() first, and name the ends of the sub-layers, with "
-    "target_modules=['attention.output.dense', 'feed_forward.output.dense']."
-)
