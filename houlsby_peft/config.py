@@ -7,9 +7,10 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
+from inspect import get_annotations
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import type_validator
 from peft import PeftConfig
@@ -304,7 +305,7 @@ class HoulsbyConfig(PeftConfig):
 # The options that PEFT's own configurations do not have, and those that decide what bottlenecks and norms compute.
 OPTIONS = {option.name for option in fields(HoulsbyConfig)} - {option.name for option in fields(PeftConfig)}
 SHAPE_OPTIONS = sorted(OPTIONS - _WITHOUT_SHAPE)
-_TYPES = get_type_hints(HoulsbyConfig)
+_TYPES = get_annotations(HoulsbyConfig, eval_str=True)
 
 
 def _plain(value: Any, is_count: bool = False) -> Any:
