@@ -191,7 +191,7 @@ class TestWithoutLayers:
         for layers, name, source, message in (
             ([2], "one", "one", "adapter_name must be unused"),
             ([2], "small", "unknown", "unknown"),
-            ([2, 3], "small", "one", "layers_to_transform"),
+            ([2, 3], "small", "one", "needs a sub-layer"),
         ):
             with pytest.raises((ValueError, KeyError), match=message):
                 houlsby_peft.prune(model, layers, name, source)
