@@ -1,6 +1,6 @@
 """The GLUE recipe on two processes: 3-shared bottlenecks under every strategy, and runs that break off.
 
-DDP and FSDP2 run in every suite, the other strategies with `-m slow`.
+DDP runs in every suite, the other strategies with `-m slow`; `.ci/run` adds FSDP2 and ZeRO-3.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def check_all(two: Run, one: Run, name: str, inputs: Path) -> None:
         check(two, one, STRATEGIES[name], inputs)
 
 
-@pytest.mark.parametrize(
-    "name", ["fsdp2", *(pytest.param(f"zero{stage}", marks=pytest.mark.slow) for stage in (1, 2, 3))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fsdp2", "zero1", "zero2", "zero3"])
 def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
     if name.startswith("zero"):
         pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed', which is not installed")
