@@ -18,6 +18,7 @@ FIGURES = {
     "ablation": "score without the adapters of each span of layers (Houlsby 6 left, Mohebbi 8)",
     "compare": "methods or variants beside a baseline: scores, sizes, times (tables; Houlsby, section 3.6)",
     "curves": "validation scores by epoch, step or seconds (Han 1, 13)",
+    "depth": "score against the cost of many tasks on one text, by the number of adapted layers",
     "init_scale": "score against the scale of the initial weights and the size (Houlsby 6 right, section 3.6)",
     "robustness": "how often synonyms change a prediction (Han 5)",
     "stability": "the spread over seeds and lengths of training, gradients by layer (Han 1-4, 9, 10, 13)",

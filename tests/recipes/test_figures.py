@@ -438,6 +438,24 @@ class TestAblation:
         change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
         assert expected["relative_change"] == pytest.approx(change)
 
+    def test_the_depth_of_adapters_that_may_be_cut(self, trained, tmp_path):
+        for name, changes in (("cut", {"adapter_drop": True}), ("upper", {"layers": [2, 3]})):
+            folder = shutil.copytree(trained / "houlsby", tmp_path / name)
+            results = json.loads((folder / "results.json").read_text())
+            results["arguments"] |= changes
+            results["best_scores"] = {results["chosen_by"]: 0.5}
+            (folder / "results.json").write_text(json.dumps(results))
+        draw("ablation", tmp_path / "cut", "--score", "main", "--norms", "remove")
+        draw("depth", tmp_path)
+        assert_drawn(tmp_path / "depth")
+        rows = {(row["line"], row["layers"]): row for row in lines(tmp_path / "depth.jsonl")}
+        spans = {tuple(row["span"] or ()): row["scores"] for row in lines(tmp_path / "cut" / "ablation.jsonl")}
+        for layers, span in ((4, ()), (3, (0, 0)), (2, (0, 1)), (1, (0, 2))):
+            expected = 100 * spans[span][results["chosen_by"]]
+            assert rows["SST-2, AdapterDrop", layers]["middle"] == pytest.approx(expected)
+        assert rows["SST-2", 2]["cost"] == (2 + 8 * 2) / (8 * 4)
+        assert rows["SST-2", 2]["middle"] == 50
+
     def test_what_has_no_adapters_or_is_no_run(self, trained, tmp_path):
         with pytest.raises(ValueError, match="layers that have a Houlsby adapter, here none"):
             draw("ablation", trained / "full")
