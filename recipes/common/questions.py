@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from common.data import columns_of, locate
+from common.data import check_columns, locate
 from common.edge import RecipeError
 from common.scores import check_finite
 from houlsby_peft.serving.answers import Window, Windows
@@ -61,8 +61,7 @@ def find_answers(
 
 def check_questions(data: Dataset, name: str) -> None:
     """Raise RecipeError unless `data` has SQuAD's columns and every answer is in its context where it claims to be."""
-    if missing := [column for column in COLUMNS if column not in data.column_names]:
-        raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(columns_of(data))}.")
+    check_columns(data, name, (), COLUMNS)
     seen: set[str] = set()
     for row, (question, context, answers) in enumerate(zip(data["id"], data["context"], data["answers"], strict=True)):
         wrong = f"the id {question!r} again" if question in seen else None

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import columns_of, find_column, locate
+from common.data import check_columns, find_column, locate
 from common.edge import RecipeError
 from common.labels import MULTI, find_labels, label_texts
 from common.scores import ClassScores, check_finite
@@ -114,8 +114,7 @@ def find_tags(train: Dataset, tag_column: str) -> tuple[str, ...]:
 
 def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:
     """Return the `words` of each sentence of the split `name`, and the numbers of their `tags`."""
-    if missing := [column for column in columns if column not in data.column_names]:
-        raise RecipeError(f"{name} lacks the column {missing[0]!r}; it has {', '.join(columns_of(data))}.")
+    check_columns(data, name, (), columns)
     number = {tag: index for index, tag in enumerate(tags)}
     found, texts = [], label_texts(data, [columns[1]], name)
     for row, (words, of_row) in enumerate(zip(data[columns[0]], texts, strict=True)):

@@ -208,7 +208,7 @@ class TestRuns:
     def test_a_missing_column(self, encoder, tmp_path):
         for split in ("train", "validation"):
             pd.DataFrame({"id": ["1"], "question": ["a"], "context": ["b"]}).to_parquet(tmp_path / f"{split}.parquet")
-        with pytest.raises(RecipeError, match="train lacks the column 'answers'"):
+        with pytest.raises(RecipeError, match="train lacks the column answers"):
             self.squad(encoder, tmp_path, tmp_path / "run")
 
     def test_no_validation_split(self, encoder, folder, tmp_path):
