@@ -22,6 +22,7 @@ from common.edge import end_with_one_line
 from common.scores import GLUE_TASKS
 from papers.additional import ALL
 from papers.tables import print_study
+from sweeping.cost import estimate
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 
@@ -38,7 +39,7 @@ def main() -> int:
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
     left = [*sweep.left()]
-    print(f"{len(left):,} runs; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
+    print(f"{estimate(left)}; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))
@@ -85,7 +86,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add(
         "--dry_run",
         action="store_true",
-        help="Print the commands that are left, of the search as long as it lasts.",
+        help="Print the commands that are left, of the search as long as it lasts, and what they cost.",
     )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():

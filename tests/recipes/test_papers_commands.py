@@ -26,6 +26,8 @@ from common.glue_tasks import GlueArguments, parse_arguments
 from common.presets import preset
 from paper_tasks import PaperArguments
 from squad import SquadArguments
+from sweeping.cost import estimate
+from sweeping.runs import make_runs
 
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +141,16 @@ def test_the_presets_of_other_tasks_than_glue():
         assert tuple((own["learning_rate"], own["num_train_epochs"]) for own in found) == of_methods
     assert preset("houlsby2019", "houlsby", 0, "squad")["model_name"] == "google-bert/bert-large-uncased"
     assert preset("mohebbi2020", "houlsby", 0, "paper_tasks")["head"] == "two_layer"
+
+
+def test_a_sweep_says_what_it_costs(tmp_path):
+    """Ten epochs of CoLA's 8,551 texts of at most 128 tokens, through 85 million weights."""
+    runs = make_runs(tmp_path, Path("glue.py"), {"task": ["cola"], "method": ["full", "houlsby"]},
+                     ["--num_train_epochs", "10"])  # fmt: skip
+    operations = 85_510 * 128 * 85e6 * (6 + 4)
+    text = estimate(runs)
+    assert text.startswith("2 runs, 1.71e+05 texts forward and backward")
+    assert f"{operations / 9.7e12 / 3600:,.0f} (float32), {operations / 78e12 / 3600:,.0f} (--tf32 true)" in text
 
 
 def test_the_dry_run_of_a_paper_starts_nothing():
