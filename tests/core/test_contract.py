@@ -147,6 +147,8 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
     expected, file = output(model, row), file_of(model, SECOND)
     model.save_pretrained(tmp_path, selected_adapters=[SECOND])
     assert [path.name for path in tmp_path.iterdir()] == [SECOND]
+    # It would make transformers look for the base model's weights in the folder.
+    assert not (tmp_path / SECOND / "config.json").exists()
     assert "A [Houlsby adapter]" in (tmp_path / SECOND / "README.md").read_text()
     # Each tensor once, without the adapter's name.
     saved = load_file(tmp_path / SECOND / "adapter_model.safetensors")

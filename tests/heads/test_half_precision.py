@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from peft import PeftModel, get_peft_model
+from peft import get_peft_model
 from torch.nn import functional as F
 from transformers import (
     DistilBertConfig,
@@ -65,17 +64,3 @@ def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
     base.bert.pooler.register_forward_hook(lambda *call: found.append(call[-1].dtype))
     model(token_ids)
     assert found == [torch.bfloat16]
-
-
-@pytest.mark.parametrize("low_cpu_mem_usage", [False, True])
-def test_a_loaded_head_loses_no_digit(low_cpu_mem_usage, token_ids, tmp_path):
-    model = adapted(half_bert(), task_type="SEQ_CLS")
-    model.save_pretrained(tmp_path)
-    loaded = PeftModel.from_pretrained(half_bert(), tmp_path, low_cpu_mem_usage=low_cpu_mem_usage).eval()
-    assert torch.equal(loaded(token_ids).logits, model(token_ids).logits)
-    state = loaded.state_dict()
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    narrow = PeftModel.from_pretrained(
-        half_bert(), tmp_path, low_cpu_mem_usage=low_cpu_mem_usage, autocast_adapter_dtype=False
-    )
-    assert dtypes(narrow, "classifier") == {torch.bfloat16}

@@ -59,6 +59,7 @@ def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids
     mixed = model(token_ids, adapter_names=["five", "two", "one", "__base__", "five"]).logits
     torch.testing.assert_close(mixed[[0, 4]], alone["five"][[0, 4]], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(mixed[1, :2], alone["two"][1], atol=1e-5, rtol=1e-5)
+    assert (mixed[1, 2:] == float("-inf")).all()
     torch.testing.assert_close(mixed[2, :1], alone["one"][2], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(mixed[3, :2], expected_of_base[3], atol=1e-5, rtol=1e-5)
 

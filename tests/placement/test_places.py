@@ -127,18 +127,6 @@ def test_the_parts_of_a_model_share_no_bottleneck(build):
     assert all(f".{stack}." in owner for stack, owner in zip(COMPOSITES[build], owners, strict=True))
 
 
-def test_an_encoder_decoder_of_two_models_runs():
-    torch.manual_seed(0)
-    base = two_berts().eval()
-    batch = {"input_ids": torch.randint(3, 50, (2, 5)), "decoder_input_ids": torch.randint(3, 50, (2, 4))}
-    before = base(**batch).logits
-    model = get_peft_model(base, HoulsbyConfig(r=4, positions=EVERY_POSITION))
-    perturb(model)
-    assert not torch.allclose(model(**batch).logits, before, atol=1e-3)
-    with model.disable_adapter():
-        torch.testing.assert_close(model(**batch).logits, before)
-
-
 def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
     with pytest.raises(NoMatchingPeftModuleError, match=r"layers_to_transform=\[0\]"):
         get_peft_model(ROWS["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))

@@ -247,14 +247,6 @@ def test_a_changed_folder_is_loaded_again_and_running_requests_keep_the_old_adap
     assert bank.predict(requests) == approximately(expected[1])
 
 
-def test_warming_up_loads_and_tries_every_task(folders):
-    bank = TaskBank(folders)
-    bank.warm_up(["answer", "topic"])
-    assert bank.held == ("answer", "topic")
-    bank.warm_up()
-    assert set(bank.held) == set(KINDS)
-
-
 def test_a_tokenizer_whose_numbers_are_huge_is_refused_at_once(base, folders, tmp_path):
     """The tokenizers library would write a line for each number below the largest one."""
     folder = make_adapter(tmp_path / "huge", base, str(base))

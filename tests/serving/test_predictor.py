@@ -186,9 +186,11 @@ def test_a_tokenizer_that_gives_no_mask(auto_class, base, tmp_path):
 def test_the_pipelines_of_transformers_are_of_this_adapter(base, tmp_path):
     for seed, names in enumerate((["a", "b"], ["x", "y", "z"])):
         save(tmp_path / str(seed), AutoModelForSequenceClassification, base, seed, dict(enumerate(names)))
+    alone = [houlsby_peft.load(tmp_path / name).predict(WORDS) for name in "01"]
     first = houlsby_peft.load(tmp_path / "0")
     pipeline = first.pipeline()
     second = houlsby_peft.load(tmp_path / "1", beside=first)
+    assert [first.predict(WORDS), second.predict(WORDS)] == alone
     for adapter, own in ((first, pipeline), (second, second.pipeline())):
         assert [own(text)[0]["label"] for text in WORDS] == [item["label"] for item in adapter.predict(WORDS)]
     first.model.train()
@@ -208,39 +210,6 @@ def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
     whole = model(**tokenizer(text, truncation=True, max_length=64, return_tensors="pt")).logits.softmax(-1)
     assert found["score"] == pytest.approx(short.max().item(), rel=1e-4)
     assert found["score"] != pytest.approx(whole.max().item(), rel=1e-4)
-
-
-def test_adapters_with_other_classes_share_a_base_model_and_stay_apart(base, tmp_path):
-    folders = {}
-    for seed, labels in enumerate((["a", "b"], ["x", "y", "z"], ["good", "bad"])):
-        names = dict(enumerate(labels))
-        folders[seed] = tmp_path / str(seed)
-        save(folders[seed], AutoModelForSequenceClassification, base, seed, names, share_layers=seed)
-    alone = {seed: houlsby_peft.load(folder).predict(WORDS) for seed, folder in folders.items()}
-    first = houlsby_peft.load(folders[0])
-    together = {0: first, **{seed: houlsby_peft.load(folders[seed], beside=first) for seed in (1, 2)}}
-    pipelines = {seed: adapter.pipeline() for seed, adapter in together.items()}
-    assert (
-        len(
-            {
-                id(parameter)
-                for a in together.values()
-                for parameter in a.model.base_model.model.bert.embeddings.parameters()
-            }
-        )
-        == 5
-    )
-    for seed in (2, 0, 1, 0):
-        assert together[seed].predict(WORDS) == alone[seed]
-        assert [pipelines[seed](text)[0]["label"] for text in WORDS] == [item["label"] for item in alone[seed]]
-    assert [adapter.name for adapter in together.values()] == ["default", "default_2", "default_3"]
-    mixed = first.model(
-        **first.tokenizer(WORDS[:3], padding=True, return_tensors="pt"),
-        adapter_names=["default", "default_2", "default_3"],
-    ).logits
-    assert [{0: "ab", 1: "xyz"}[n][i] for n, i in enumerate(mixed[:2].argmax(-1).tolist())] == [
-        alone[0][0]["label"], alone[1][1]["label"]
-    ]  # fmt: skip
 
 
 def test_an_adapter_never_takes_the_place_of_another(base, tmp_path):

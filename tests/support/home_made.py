@@ -7,10 +7,10 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.to_qkv = nn.Linear(width, 3 * width)
-        self.to_out = nn.Sequential(nn.Linear(width, width), nn.Dropout(0.1))
+        self.to_qkv = nn.Linear(16, 48)
+        self.to_out = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.1))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         query, key, value = self.to_qkv(hidden).chunk(3, dim=-1)
@@ -18,12 +18,12 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int = 16, feed_forwards: int = 1) -> None:
+    def __init__(self, feed_forwards: int = 1) -> None:
         super().__init__()
-        self.attention = Attention(width)
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(1 + feed_forwards))
+        self.attention = Attention()
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(1 + feed_forwards))
         for index in range(feed_forwards):
-            net = nn.Sequential(nn.Linear(width, 24), nn.GELU(), nn.Linear(24, width))
+            net = nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16))
             self.add_module(f"net{index}", net)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

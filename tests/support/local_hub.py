@@ -90,14 +90,6 @@ class LocalHub:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> LocalHub:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start, or start again with all that was stored."""
         config = uvicorn.Config(self, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
@@ -105,9 +97,10 @@ class LocalHub:
         while not self._server.started:
             assert self._thread.is_alive(), "the server could not start"
             time.sleep(0.01)
+        return self
 
-    def stop(self) -> None:
-        """Stop; open connections are closed."""
+    def __exit__(self, *error: object) -> None:
+        """Open connections are closed."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(timeout=10)
         assert not self._thread.is_alive()
