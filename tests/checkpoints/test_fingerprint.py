@@ -125,6 +125,7 @@ def with_weight(weight):
     return module
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
 def test_weights_that_cannot_be_read_never_differ():
     def read(module):
         return fingerprint(nn.Module(), [("a", module)])
@@ -139,6 +140,7 @@ def test_weights_that_cannot_be_read_never_differ():
         sharded,
         nn.Linear(8, 8, device="meta"),
         nn.Linear(8, 8).to(torch.float8_e4m3fn),
+        torch.ao.nn.quantized.dynamic.Linear(8, 8),  # its weight is a method
         nn.LayerNorm(8),
         nn.Dropout(),
     ):

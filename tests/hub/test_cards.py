@@ -20,7 +20,6 @@ from transformers import (
     AutoModelForTokenClassification,
     ViTConfig,
     ViTForImageClassification,
-    ViTModel,
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig
@@ -231,14 +230,6 @@ def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(labels, t
         exec(snippet, names)
         loaded = names["model"] if "model" in names else names["adapter"].model
         torch.testing.assert_close(loaded.eval()(inputs).logits, model(inputs).logits)
-
-
-def test_an_encoder_of_images_is_not_loaded_with_a_tokenizer(tmp_path):
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4)
-    get_peft_model(ViTModel(config), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
-    text = make_card(SavedAdapter.open(tmp_path), base_model="org/vit").text
-    assert "houlsby_peft.load(" not in text
-    assert "AutoModel.from_pretrained" in text
 
 
 @pytest.mark.parametrize("example", ["a \"b\" 'c'\n\\d é ```", ("a", "b"), ["a", "b" * 200], [("a", "b"), ("c", "d")]])

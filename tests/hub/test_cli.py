@@ -155,21 +155,6 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
             main([*command, "--pairs", "-"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["info", "./nothing"], "error: ./nothing"),
-        (["card", "{adapter}", "user/x", "--base-model", "../bert"], "error: base_model must be a name on the Hub"),
-        (["predict", "{adapter}", "--base-model", "{base}", "--pairs", "a"], "error: Each input must be a text or a"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, adapter, base):
-    with pytest.raises(SystemExit) as exit_:
-        main([argument.format(adapter=adapter, base=base) for argument in arguments])
-    assert str(exit_.value).startswith(message)
-    assert "\n" not in str(exit_.value)
-
-
 def test_an_error_shows_its_traceback_only_if_asked_for(adapter, tmp_path, monkeypatch):
     (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"truncated")
     with pytest.raises(SystemExit, match="error: "):

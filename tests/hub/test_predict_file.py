@@ -21,7 +21,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from houlsby_peft.tables import TableReader, TableWriter, find_text_columns
+from houlsby_peft.tables import TableReader, TableWriter
 from houlsby_peft_cli import main
 from hub_models import LABELS, TEXTS, make_adapter, make_base
 from tiny_models import perturb
@@ -317,16 +317,6 @@ def test_memory_does_not_grow_with_the_rows(suffix, tmp_path):
         tracemalloc.stop()
         assert len(read(tmp_path / f"out.{suffix}")) == count
     assert peaks[1] < 1.5 * peaks[0]
-
-
-def test_text_columns_are_found_by_name():
-    assert find_text_columns(["ticket_id", "created", "Message", "category"]) == ["Message"]
-    assert find_text_columns(["hypothesis", "premise"]) == ["premise", "hypothesis"]
-    assert find_text_columns(["Title", "BODY"]) == ["BODY"]
-    assert find_text_columns(["question", "sentence"], count=1) == ["sentence"]
-    assert find_text_columns(["text", "Title", "BODY"], recorded=["title", "body"]) == ["Title", "BODY"]
-    assert find_text_columns(["text", "Title", "BODY"], count=1, recorded=["title", "body"]) == ["text"]
-    assert find_text_columns(["text", "Title"], recorded=["title", "body"]) == ["text"]
 
 
 def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):

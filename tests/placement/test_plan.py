@@ -106,19 +106,6 @@ def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
         assert len(caplog.records) == warnings, names
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
-def test_a_base_quantized_by_torch_itself():
-    base = tiny_bert()
-    base.bert = torch.ao.quantization.quantize_dynamic(base.bert, {nn.Linear}, dtype=torch.qint8)
-    ids = torch.tensor([[1, 2, 3]])
-    before = base(ids).logits
-    model = get_peft_model(base, HoulsbyConfig(r=2)).eval()
-    perturb(model)
-    assert not torch.allclose(model(ids).logits, before, atol=1e-3)
-    with model.disable_adapter():
-        assert torch.equal(model(ids).logits, before)
-
-
 @pytest.mark.filterwarnings("ignore:.*is falling back to its reference")
 def test_norms_without_weights_are_left_alone():
     config = FalconMambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=32)
