@@ -94,12 +94,14 @@ def test_a_file_that_does_not_fit_is_refused_by_peft_and_leaves_nothing(name, sa
     change(folder)
 
     base = tiny_bert()
+    base.bert.embeddings.requires_grad_(False)
+    trains = [weight.requires_grad for weight in base.parameters()]
     before = structure(base), {key: weight.clone() for key, weight in base.state_dict().items()}
     with pytest.raises((ValueError, SafetensorError), match=message):
         PeftModel.from_pretrained(base, folder)
     assert structure(base) == before[0]
     assert not hasattr(base, "peft_config")
-    assert all(weight.requires_grad for weight in base.parameters())
+    assert [weight.requires_grad for weight in base.parameters()] == trains
     assert all(torch.equal(weight, before[1][key]) for key, weight in base.state_dict().items())
 
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), adapter_name="there")
@@ -113,7 +115,8 @@ def test_a_file_that_does_not_fit_is_refused_by_peft_and_leaves_nothing(name, sa
     assert [weight.requires_grad for weight in model.parameters()] == trains
 
 
-def test_weights_that_are_set_are_checked_before_any_is_copied(saved):
+def test_weights_that_are_set_are_checked_before_any_is_copied(saved, tmp_path):
+    """Also those that are loaded for an adapter that is in use, which stays."""
     model = PeftModel.from_pretrained(tiny_bert(), saved)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     others = {name: weight + 1 for name, weight in get_peft_model_state_dict(model).items()}
@@ -124,6 +127,11 @@ def test_weights_that_are_set_are_checked_before_any_is_copied(saved):
     ):
         with pytest.raises(AdapterError, match=r"classifier|up_proj"):
             set_peft_model_state_dict(model, changed)
+        assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+        save_file(changed, shutil.copytree(saved, tmp_path, dirs_exist_ok=True) / FILE)
+        with pytest.raises(AdapterError, match=r"classifier|up_proj"):
+            model.load_adapter(tmp_path, "default")
+        assert model.state_dict().keys() == before.keys()
         assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 

@@ -237,6 +237,11 @@ def test_the_classes_have_the_names_of_the_active_adapters_labels(tmp_path):
     assert known.label2id == {"x": 0, "y": 1, "z": 2}
     loaded.set_adapter("five")  # more classes than the base model has
     assert known.id2label == labels(5)
+    with loaded.disable_adapter():
+        assert known.id2label == plain
+    loaded.add_adapter("of the base", HoulsbyConfig(r=4))
+    loaded.set_adapter("of the base")
+    assert known.id2label == plain
     loaded.set_adapter("second")
     with pytest.warns(UserWarning, match="Setting active adapter to first"):
         loaded.delete_adapter("second")
