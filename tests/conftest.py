@@ -10,6 +10,8 @@ import pytest
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from local_hub import LocalHub
@@ -55,3 +57,11 @@ def hub() -> Iterator[LocalHub]:
 
     with LocalHub() as hub:
         yield hub
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny BERT with a tokenizer, for the tests of a file."""
+    from hub_models import make_base
+
+    return make_base(tmp_path_factory.mktemp("base"))

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
 
-from contract_models import IDS, VOCABULARY, gpt2, llama, t5
+from contract_models import IDS, VOCABULARY, gpt2, llama, seeded, t5
 from houlsby_peft import Bottleneck, HoulsbyConfig, HoulsbyLayer
 from tiny_models import perturb, tiny_bert
 
@@ -50,15 +50,6 @@ def opt():
             num_attention_heads=2, max_position_embeddings=64,
         )
     )  # fmt: skip
-
-
-def seeded(build):
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model = build().eval()
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape)
-    return model
 
 
 @pytest.mark.parametrize(

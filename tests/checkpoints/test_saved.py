@@ -22,17 +22,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import houlsby_peft
 from houlsby_peft import AdapterError, HubError
 from houlsby_peft.checkpoints.saved import SavedAdapter
-from hub_models import LABELS, TEXTS, make_adapter, make_base
+from hub_models import LABELS, TEXTS, make_adapter
 from mutated_adapters import mutate
 
 
 CONFIG, WEIGHTS, TOKENIZER = "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"
 WORDS = [text for text, _ in TEXTS[:4]]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -74,11 +74,6 @@ SECTIONS = (
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def adapter(base, tmp_path_factory):
     return SavedAdapter.open(make_adapter(tmp_path_factory.mktemp("adapter"), base))
 

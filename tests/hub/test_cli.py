@@ -18,15 +18,10 @@ from transformers import BertForNextSentencePrediction
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft_cli import main
-from hub_models import BASE, TEXTS, make_adapter, make_base
+from hub_models import BASE, TEXTS, make_adapter
 
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture

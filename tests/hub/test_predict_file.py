@@ -23,7 +23,7 @@ import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.tables import TableReader, TableWriter
 from houlsby_peft_cli import main
-from hub_models import LABELS, TEXTS, make_adapter, make_base
+from hub_models import LABELS, TEXTS, make_adapter
 from tiny_models import perturb
 
 
@@ -34,11 +34,6 @@ ROWS = [
     {"id": "9", "Message": "NA", "created": "x"},
 ]
 WITH_TEXT = [row["Message"] for row in ROWS if row["Message"]]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

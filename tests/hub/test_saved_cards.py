@@ -23,13 +23,8 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from hub_models import LABELS, TEXTS, make_adapter, make_base
+from hub_models import LABELS, TEXTS, make_adapter
 from tiny_models import perturb
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 def adapted(base, config=None, auto_class=AutoModelForSequenceClassification, **labels):

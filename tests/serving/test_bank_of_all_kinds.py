@@ -22,7 +22,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, TaskSource
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import TEXTS, make_adapter
 from tiny_models import perturb
 
 
@@ -45,11 +45,6 @@ INPUTS = {
     "things": [*WORDS[:4], " ".join(WORDS)],
 }
 INPUTS |= {"other answer": INPUTS["answer"], "more things": INPUTS["things"]}
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -23,18 +23,13 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.serving.readers import cut_arguments
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import TEXTS, make_adapter
 from tiny_models import perturb
 
 
 WORDS = [text for text, _ in TEXTS]
 QUESTION = "How long does the battery last?"
 CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

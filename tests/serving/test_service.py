@@ -25,16 +25,11 @@ import houlsby_peft
 from houlsby_peft import AdapterError, TaskBank, TaskSource
 from houlsby_peft.serving.adapter_list import read_adapters
 from houlsby_peft_cli import main
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import TEXTS, make_adapter
 
 
 WORDS = [text for text, _ in TEXTS]
 TASKS = ("first", "second", "third")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture(scope="module")

@@ -36,11 +36,6 @@ OPTIONS = {"topic": {"share_layers": 1, "r": 2}, "tags": {"train_layer_norm": Fa
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def folders(base, tmp_path_factory):
     """An adapter for each of TASKS."""
     found = {}

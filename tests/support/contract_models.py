@@ -94,6 +94,16 @@ def bart() -> nn.Module:
     return BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, **sizes, **heads))
 
 
+def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model in eval mode, always with the same weights, far enough from zero to tell models apart."""
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        model = build().eval()
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape)
+        return model
+
+
 IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
 FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
 BERT_PLACES = [f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")]
@@ -137,13 +147,7 @@ class Row:
     ends: tuple[str, str] | None = None
 
     def base(self) -> nn.Module:
-        """The base model in eval mode, always with the same weights, far enough from zero to tell models apart."""
-        with torch.random.fork_rng(), torch.no_grad():
-            torch.manual_seed(0)
-            model = self.build().eval()
-            for parameter in model.parameters():
-                parameter += 0.2 * torch.randn(parameter.shape)
-            return model
+        return seeded(self.build)
 
 
 OTHER = {"r": 3, "activation": "relu", "layers_to_transform": [1, 2]}
