@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, TaskBank
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import TEXTS, make_adapter
 from tiny_models import perturb, tiny_bert
 
 
@@ -161,8 +161,7 @@ def test_a_base_in_half_precision_does_not_round_an_adapter_unless_asked_to(auto
             assert torch.equal(found[key], saved[key] if autocast else saved[key].bfloat16()), key
 
 
-def test_init_from_and_load_refuse_them_too(tmp_path):
-    base = make_base(tmp_path / "base")
+def test_init_from_and_load_refuse_them_too(base, tmp_path):
     good = make_adapter(tmp_path / "good", base, str(base))
     first = houlsby_peft.load(good)
     before = structure(first.model), first.predict(TEXTS[0][0])
@@ -183,9 +182,8 @@ def test_init_from_and_load_refuse_them_too(tmp_path):
     assert first.predict(TEXTS[0][0]) == before[1]
 
 
-def test_a_label_is_never_made_of_nan(tmp_path):
+def test_a_label_is_never_made_of_nan(base, tmp_path):
     """Large weights may make outputs infinite together, although each could be right."""
-    base = make_base(tmp_path / "base")
     folder = make_adapter(tmp_path / "adapter", base, str(base), train_layer_norm=False)
     weights(lambda tensors: [tensor.fill_(1e19) for key, tensor in tensors.items() if "houlsby" in key])(folder)
     good = make_adapter(tmp_path / "good", base, str(base))

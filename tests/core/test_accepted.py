@@ -17,7 +17,6 @@ from peft import (
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from houlsby_peft import HoulsbyConfig
-from hub_models import make_base
 from tiny_models import perturb, tiny_bert
 
 
@@ -103,9 +102,8 @@ def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
     torch.testing.assert_close(model.eval()(token_ids).logits, source(token_ids).logits)
 
 
-def test_a_pipeline_predicts_the_adapters_classes(tmp_path):
+def test_a_pipeline_predicts_the_adapters_classes(base, tmp_path):
     """The adapter has three, the base model two."""
-    base = make_base(tmp_path / "base")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     labels = {0: "no", 1: "maybe", 2: "yes"}
     config = HoulsbyConfig(r=4, share_layers=3, train_layer_norm="all", id2label=labels, task_type="SEQ_CLS")

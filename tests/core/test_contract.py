@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from contract_models import FILE_PREFIX, ROWS, Row, bert, ibert, output, output_with_gradient, reference
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.head import HoulsbyHead
+from tiny_models import perturb_adapter
 
 
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -31,20 +32,11 @@ TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
 FIRST, SECOND = "first", "second"
 
 
-def perturb(model, adapter_name, seed):
-    """Move an adapter's weights away from their initial values, which hardly change the base model."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if f".{adapter_name}." in name:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-
-
 def with_two_adapters(row: Row) -> PeftModel:
     model = get_peft_model(row.base(), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
     model.add_adapter(SECOND, HoulsbyConfig(**row.second))
-    perturb(model, FIRST, seed=1)
-    perturb(model, SECOND, seed=2)
+    perturb_adapter(model, FIRST, seed=1)
+    perturb_adapter(model, SECOND, seed=2)
     return model
 
 
@@ -127,8 +119,8 @@ def test_rows_of_different_adapters_equal_the_rows_one_by_one(row):
 def test_an_average_is_the_average_of_the_files_by_hand(row):
     model = get_peft_model(row.base(), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
     model.add_adapter(SECOND, HoulsbyConfig(**row.first))
-    perturb(model, FIRST, seed=1)
-    perturb(model, SECOND, seed=2)
+    perturb_adapter(model, FIRST, seed=1)
+    perturb_adapter(model, SECOND, seed=2)
     model.add_weighted_adapter([FIRST, SECOND], [1.5, -0.25], "mean")
     one, two, mean = (file_of(model, name) for name in (FIRST, SECOND, "mean"))
     assert mean.keys() == one.keys()
@@ -174,7 +166,7 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
     model.load_adapter(tmp_path / SECOND, "third")
     model.set_adapter("third")
     assert torch.equal(output(model, row), expected)
-    perturb(model, "third", seed=3)
+    perturb_adapter(model, "third", seed=3)
     assert not torch.equal(output(model, row), expected)
     model.load_adapter(tmp_path / SECOND, "third")
     assert torch.equal(output(model, row), expected)
@@ -203,7 +195,7 @@ def test_deleting_leaves_the_others_as_they_were(row):
     assert not any(f".{FIRST}." in name for name in model.state_dict())
     # Another adapter under the same name: nothing of the old one may be left anywhere.
     model.add_adapter(FIRST, HoulsbyConfig(**row.second))
-    perturb(model, FIRST, seed=5)
+    perturb_adapter(model, FIRST, seed=5)
     now = reference(row, [(file_of(model, FIRST), row.second)])
     mixed = output(model, row, adapter_names=[FIRST, SECOND] * 3)
     torch.testing.assert_close(mixed[::2], now[::2], **TOLERANCE)
@@ -222,7 +214,7 @@ def test_deleting_leaves_the_others_as_they_were(row):
 def test_weights_that_change_count_in_the_next_mixed_batch(row):
     model, names = with_two_adapters(row), [SECOND, FIRST, "__base__"] * 2
     before = output(model, row, adapter_names=names)
-    perturb(model, FIRST, seed=6)
+    perturb_adapter(model, FIRST, seed=6)
     changed = {key: value + 0.1 for key, value in file_of(model, SECOND).items()}
     set_peft_model_state_dict(model, changed, adapter_name=SECOND)
     mixed = output(model, row, adapter_names=names)
@@ -287,7 +279,7 @@ def test_copies_are_independent_and_equal(row):
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(output(copied, row), expected)
         assert torch.equal(output(copied, row, adapter_names=names), mixed)
-        perturb(copied, FIRST, seed=4)
+        perturb_adapter(copied, FIRST, seed=4)
         torch.testing.assert_close(output(copied, row), expected_with(copied, row, FIRST), **TOLERANCE)
         assert torch.equal(output(model, row), expected)
 
@@ -301,8 +293,8 @@ def test_a_base_in_half_precision_with_adapters_in_full(row, dtype):
     model = get_peft_model(row.base().to(dtype), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
     model.add_adapter(SECOND, HoulsbyConfig(**row.second))
     assert {p.dtype for name, p in model.named_parameters() if ".houlsby_" in name} == {torch.float32}
-    perturb(model, FIRST, seed=1)
-    perturb(model, SECOND, seed=2)
+    perturb_adapter(model, FIRST, seed=1)
+    perturb_adapter(model, SECOND, seed=2)
     inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in row.inputs.items()}
     row = replace(row, inputs=inputs)
     expected = reference(row, [(file_of(model, FIRST), row.first)], dtype)

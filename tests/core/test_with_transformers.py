@@ -30,7 +30,7 @@ from transformers import (
 
 from contract_models import IDS, gpt2, t5
 from houlsby_peft import HoulsbyConfig, ablate
-from tiny_models import TINY_BERT, perturb, tiny_bert
+from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
 
 
 # PEFT says this whenever a model gets a second adapter by way of transformers.
@@ -49,14 +49,6 @@ TASKS = {
     "CAUSAL_LM": (gpt2, AutoPeftModelForCausalLM),
     "SEQ_2_SEQ_LM": (t5, AutoPeftModelForSeq2SeqLM),
 }
-
-
-def perturb_adapter(model, name, seed):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if f".{name}." in key:
-                parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -15,7 +15,7 @@ import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
 from houlsby_peft.heads.tasks import task_of_class
 from houlsby_peft_cli import main
-from hub_models import LABELS, TEXTS, make_adapter, make_base
+from hub_models import LABELS, WORDS, make_adapter, make_base
 from snippets import run_snippets
 from tiny_models import perturb
 
@@ -24,7 +24,6 @@ onnx = pytest.importorskip("onnx", reason="the extra export is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 pytest.importorskip("onnxscript", reason="the extra export is not installed")
 
-WORDS = [text for text, _ in TEXTS]
 SIZES = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 48, "max_position_embeddings": 66}
 ARCHITECTURES = {

@@ -11,7 +11,7 @@ from peft import get_peft_model
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import TEXTS, make_adapter
 from tiny_models import perturb, tiny_bert
 
 
@@ -69,8 +69,7 @@ def test_every_linear_layer_is_quantized_and_the_outputs_stay_close(model, token
     assert torch.allclose(mixed[[1, 3], :3], alone[[1, 3], :3], atol=2e-2)
 
 
-def test_a_loaded_adapter_predicts_after_quantization_in_place(tmp_path):
-    base = make_base(tmp_path / "base")
+def test_a_loaded_adapter_predicts_after_quantization_in_place(base, tmp_path):
     adapter = houlsby_peft.load(make_adapter(tmp_path / "adapter", base, str(base)))
     texts = [text for text, _ in TEXTS]
     before = adapter.predict(texts)

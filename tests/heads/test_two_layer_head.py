@@ -17,7 +17,7 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
 from houlsby_peft.heads.head import put_two_layer_head
-from hub_models import LABELS, make_adapter, make_base
+from hub_models import LABELS, make_adapter
 from tiny_models import perturb, tiny_bert
 
 
@@ -61,9 +61,8 @@ def test_a_head_that_is_not_one_linear_layer_stays():
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def saved(base, tmp_path_factory):
     """The folders of a base model and of an adapter with such a head, and the logits that it gives for TEXTS."""
-    base = make_base(tmp_path_factory.mktemp("base"))
     folder = tmp_path_factory.mktemp("adapter")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
     config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), two_layer_head=True)

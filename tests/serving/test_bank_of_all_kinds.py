@@ -22,11 +22,10 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, TaskSource
-from hub_models import TEXTS, make_adapter
+from hub_models import WORDS, make_adapter
 from tiny_models import perturb
 
 
-WORDS = [text for text, _ in TEXTS]
 CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
 TAGS = {"id2label": {0: "O", 1: "B-THING", 2: "I-THING"}}
 LABELS = {"id2label": dict(enumerate("vwxyz")), "problem_type": "multi_label_classification"}

@@ -23,11 +23,10 @@ from transformers import (
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
 from houlsby_peft.serving.readers import cut_arguments
-from hub_models import TEXTS, make_adapter
+from hub_models import WORDS, make_adapter
 from tiny_models import perturb
 
 
-WORDS = [text for text, _ in TEXTS]
 QUESTION = "How long does the battery last?"
 CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
 

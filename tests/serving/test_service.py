@@ -25,10 +25,9 @@ import houlsby_peft
 from houlsby_peft import AdapterError, TaskBank, TaskSource
 from houlsby_peft.serving.adapter_list import read_adapters
 from houlsby_peft_cli import main
-from hub_models import TEXTS, make_adapter
+from hub_models import WORDS, make_adapter
 
 
-WORDS = [text for text, _ in TEXTS]
 TASKS = ("first", "second", "third")
 
 

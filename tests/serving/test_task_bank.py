@@ -20,11 +20,10 @@ from transformers import (
 )
 
 from houlsby_peft import AdapterError, HoulsbyConfig, HubError, TaskBank, load
-from hub_models import TEXTS, make_adapter, make_base
+from hub_models import WORDS, make_adapter, make_base
 from tiny_models import perturb
 
 
-WORDS = [text for text, _ in TEXTS]
 TASKS = {
     "sentiment": {"id2label": {0: "bad", 1: "good"}},
     "topic": {"id2label": dict(enumerate("abcde"))},

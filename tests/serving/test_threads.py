@@ -13,16 +13,12 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, Predictor
 from houlsby_peft.heads.tasks import task_of_class
-from hub_models import TEXTS, make_adapter, make_base
-
-
-WORDS = [text for text, _ in TEXTS]
+from hub_models import WORDS, make_adapter
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(base, tmp_path_factory):
     """Four adapters of one base model, of different sizes and kinds."""
-    base = make_base(tmp_path_factory.mktemp("base"))
     options = [{}, {"share_layers": 1}, {"train_layer_norm": False}, {"layers_to_transform": [1]}]
     return [
         make_adapter(tmp_path_factory.mktemp(f"adapter{seed}"), base, str(base), seed=seed, **fields)
@@ -57,9 +53,8 @@ def test_eight_threads_over_four_predictors_give_each_its_own_answers(calls, fol
     assert first.model.active_adapters == ["default"]
 
 
-def test_threads_cut_contexts_as_each_needs(folders, tmp_path):
+def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     """Questions of unlike length leave contexts unlike room, and threads share the tokenizer."""
-    base = make_base(folders[0].parent / "of_answers")
     get_peft_model(AutoModelForQuestionAnswering.from_pretrained(base), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
     reader = houlsby_peft.load(tmp_path, base_model=str(base)).reader()
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS * 2)) for n in (1, 2, 3)]
@@ -97,16 +92,15 @@ def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
         ]
 
 
-def test_a_model_that_is_trained_stays_as_it_is(folders):
+def test_a_model_that_is_trained_stays_as_it_is(base, tmp_path):
     """Loading beside an adapter that trains, and predicting with it, change neither what trains nor what is active."""
-    base = make_base(folders[0].parent / "trained_base")
     model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), HoulsbyConfig(r=4))
     own = Predictor(
         model, "default", task_of_class("BertForSequenceClassification"), AutoTokenizer.from_pretrained(base)
     )
     model.train()
     trains = {name for name, weight in model.named_parameters() if weight.requires_grad}
-    other = houlsby_peft.load(make_adapter(folders[0].parent / "other", base, str(base)), beside=own)
+    other = houlsby_peft.load(make_adapter(tmp_path, base, str(base)), beside=own)
     assert model.training
     assert model.active_adapters == ["default"]
     assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trains

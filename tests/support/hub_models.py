@@ -29,6 +29,7 @@ TEXTS = [
     ("How long does the battery last?", 2),
     ("Where can I return a parcel that came damaged?", 2),
 ]
+WORDS = [text for text, _ in TEXTS]
 
 
 def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:

@@ -31,3 +31,12 @@ def perturb(model: torch.nn.Module, seed: int = 1, scale: float = 0.2) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += scale * torch.randn(parameter.shape, generator=generator)
+
+
+def perturb_adapter(model: torch.nn.Module, name: str, seed: int) -> None:
+    """The same for all weights of an adapter, whether or not it is active."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if f".{name}." in key:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
