@@ -89,11 +89,7 @@ def main() -> None:
 
 
 def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the results of a task, as those of a run: the chosen model, its settings and its accuracies.
-
-    Raises:
-        RecipeError: If the task is not a classification with one label for each text.
-    """
+    """Return the results of a task, as those of a run: the chosen model, its settings and its accuracies."""
     start = time.perf_counter()
     task = load_task(
         ClassificationArguments(data=data, max_train_samples=arguments.max_train_samples, keep_repeated=True),

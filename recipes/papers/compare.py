@@ -67,11 +67,7 @@ def at_epoch(results: Results, epoch: str) -> Results:
 
 
 def find_baseline(rows: Sequence[Row], name: str) -> Row:
-    """Return the row with this label, or the only one whose label has it as a part.
-
-    Raises:
-        RecipeError: If there is none, or several.
-    """
+    """Return the row with this label, or the only one whose label has it as a part."""
     found = [row for row in rows if row.label == name] or [row for row in rows if name in row.label]
     if len(found) != 1:
         raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {name!r}.")

@@ -39,11 +39,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def summarize(rows: Sequence[Row], score: str | None = None) -> list[dict[str, Any]]:
     """Return a point per row, task and step where all seeds have the score: its mean over the seeds, and the seeds'
-    mean epoch and seconds.
-
-    Raises:
-        RecipeError: If a run has no such score.
-    """
+    mean epoch and seconds."""
     points = []
     for label, task, cell in ((row.label, task, cell) for row in rows for task, cell in row.cells.items()):
         evaluations: dict[int, list[dict[str, float]]] = {}

@@ -43,11 +43,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def summarize(rows: Sequence[Row], score: str) -> list[dict[str, Any]]:
-    """Return a point per task, size and standard deviation: the scores of all seeds in percent.
-
-    Raises:
-        RecipeError: If no task has the score.
-    """
+    """Return a point per task, size and standard deviation: the scores of all seeds in percent."""
     points = []
     for name, (task, shown) in columns(rows, score).items():
         if task == "wnli" or (score == "accuracy" and not shown.endswith("accuracy")):

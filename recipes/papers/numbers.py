@@ -7,19 +7,12 @@ from common.scores import COLUMNS, HOULSBY
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row of a paper's table.
-
-    Attributes:
-        scores: The scores by column.
-        total: The total as printed, which is not the plain mean; it looks like the server's average.
-        trained: Trained parameters per task, in percent of the encoder.
-        size: Parameters for all tasks, in multiples of the encoder.
-    """
+    """A row of a paper's table: the scores by column."""
 
     scores: dict[str, float]
-    total: float | None = None
-    trained: float | None = None
-    size: float | None = None
+    total: float | None = None  # as printed, which is not the plain mean; it looks like the server's average
+    trained: float | None = None  # parameters per task, in percent of the encoder
+    size: float | None = None  # parameters for all tasks, in multiples of the encoder
 
 
 # The second scores of some tasks, which are no columns of the papers' tables of GLUE.

@@ -19,17 +19,9 @@ Probabilities = Callable[[Sequence[str]], NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Attack:
-    """The result of the attack on a text.
+    """The result of the attack on a text, with the numbers of its words and of texts that the model has scored."""
 
-    Attributes:
-        text: The text with all replacements up to the one that changed the prediction, if any did.
-        success: Whether the prediction has changed.
-        replaced: Number of replaced words.
-        words: Number of words.
-        queries: Number of texts that the model has scored.
-    """
-
-    text: str
+    text: str  # with all replacements up to the one that changed the prediction, if any did
     success: bool
     replaced: int
     words: int
@@ -46,13 +38,6 @@ def pwws(
     the probability if the word is unknown. The attack succeeds as soon as the predicted label changes.
 
     Unlike the paper's attack, it does not replace named entities, and uses no tagger; see WordNet.
-
-    Args:
-        text: The text.
-        label: Its label, which the model predicts.
-        probabilities: Function from texts to the probabilities of the labels, (texts, labels).
-        synonyms: Function from a word to its possible substitutes.
-        unknown: The token for an unknown word.
     """
     pieces = re.split(r"([^\W\d_]+(?:'[^\W\d_]+)*)", text)  # every second piece is a word
     indices = range(1, len(pieces), 2)

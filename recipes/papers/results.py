@@ -34,11 +34,7 @@ def collect(folder: Path) -> list[Results]:
 
 
 def finished(folder: Path) -> list[Results]:
-    """Return the results of all runs below the folder that have a validation score.
-
-    Raises:
-        RecipeError: If there are none.
-    """
+    """Return the results of all runs below the folder that have a validation score."""
     results = [one for one in collect(folder) if one["best_score"] is not None and one["method"] != NO_BERT]
     if not results:
         raise RecipeError(f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py.")
@@ -46,28 +42,18 @@ def finished(folder: Path) -> list[Results]:
 
 
 def in_percent(results: Results, scores: Mapping[str, float], name: str | None = None) -> float:
-    """Return one of a run's scores in percent, which SQuAD's scores already are, or a loss unchanged.
-
-    Args:
-        results: The run's results.
-        scores: Scores of the run, such as those of an epoch.
-        name: The name of the score; default: the one that has chosen the epoch.
-    """
+    """Return one of a run's scores, by default the one that has chosen the epoch, in percent, which SQuAD's scores
+    already are, or a loss unchanged."""
     name = name or results["chosen_by"]
     return float(scores[name] if results["task"] == "squad" or name.endswith("loss") else 100 * scores[name])
 
 
 @dataclass
 class Cell:
-    """A row's runs of one task.
+    """A row's runs of one task."""
 
-    Attributes:
-        seeds: The runs by seed, at the point that validation has chosen by its mean over the seeds.
-        best: The best run over all points and seeds.
-    """
-
-    seeds: dict[int, Results]
-    best: Results
+    seeds: dict[int, Results]  # at the point that validation has chosen by its mean over the seeds
+    best: Results  # of all points and seeds
 
     def by_seed(self, score: str, split: str = "validation") -> dict[int, float]:
         """Return a score in percent by seed; empty if a run does not have it."""
@@ -84,18 +70,12 @@ class Cell:
 
 @dataclass
 class Row:
-    """A method with its options, and its runs by task.
-
-    Attributes:
-        label, method: What the runs have in common.
-        runs: All runs by task.
-        chosen: The arguments that validation chooses for each task.
-    """
+    """A method with its options, and its runs by task."""
 
     label: str
     method: str
     runs: dict[str, list[Results]]
-    chosen: Sequence[str]
+    chosen: Sequence[str]  # the arguments that validation chooses for each task
 
     def __post_init__(self) -> None:
         self.cells = {task: best_cell(same, self.chosen) for task, same in self.runs.items()}
@@ -206,13 +186,8 @@ def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def best_cell(runs: Iterable[Results], chosen: Sequence[str], score: str | None = None) -> Cell:
-    """Return a cell of a task's runs that differ in the seed and in the arguments `chosen` by validation.
-
-    Args:
-        runs: The runs.
-        chosen: The arguments.
-        score: A recorded score that chooses; default: the one that has chosen each run's epoch.
-    """
+    """Return a cell of a task's runs that differ in the seed and in the arguments `chosen` by validation, by a
+    recorded score or the one that has chosen each run's epoch."""
     runs = [one for one in runs if score is None or score in one["best_scores"]] or runs
 
     def value(one: Results) -> float:

@@ -57,11 +57,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 
 def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Attack the validation texts that the run predicts correctly.
-
-    Raises:
-        RecipeError: If the task is not a classification of single texts, or no prediction is correct.
-    """
+    """Attack the validation texts that the run predicts correctly."""
     if len(run.task.text_columns) > 1 or len(run.task.labels) < 2:
         raise RecipeError(
             f"The attack needs a classification of single texts, such as cola or sst2; got {run.task.name}."

@@ -42,15 +42,8 @@ class FinishedRun:
 
 
 def load_run(folder: str, data_dir: str | None = None) -> FinishedRun:
-    """Load a run of glue.py, with the base model in the data type of the training.
-
-    Args:
-        folder: The output folder, with results.json and adapter/ or model/.
-        data_dir: Folder of the task's files; default: the run's own.
-
-    Raises:
-        RecipeError: If the folder does not hold a finished run, or the task's data are missing.
-    """
+    """Load a run of glue.py, with the base model in the data type of the training and, unless `data_dir` has the
+    task's files, the run's own data."""
     results, saved = read_object(Path(folder, RESULTS_FILE)), find_saved(Path(folder))
     if results is None or saved is None or results["task"] not in TASKS:
         raise RecipeError(f"{folder} must be the output folder of a finished run of recipes/glue.py, and is not.")

@@ -50,12 +50,8 @@ last column says how the data differ from the paper's."""
 
 
 def print_study(folder: Path, chosen: Sequence[str]) -> None:
-    """Print the tables, and write study.md, a CSV file for each table and study.png into the folder.
-
-    Args:
-        folder: A folder with runs at any depth.
-        chosen: The arguments that validation chooses, for each row and task.
-    """
+    """Print the tables of the runs below a folder, at the values that validation has chosen, and write study.md, a CSV
+    file for each table and study.png into it."""
     # Only here, as the import takes a second.
     from common.figures import save
     from papers.chart import draw

@@ -67,9 +67,6 @@ def summarize(
     """Return a point per panel, method and size: its trained parameters, and the low, middle and high score.
 
     A size without runs on all tasks is left out of a median, as one over fewer tasks is no point of the same line.
-
-    Raises:
-        RecipeError: If no size has runs on all tasks.
     """
     found = []
     for row in rows:

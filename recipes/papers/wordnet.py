@@ -19,9 +19,6 @@ class WordNet:
 
     Words are not reduced to their base form: a synonym can replace "film", but would have to be inflected to replace
     "films".
-
-    Args:
-        folder: Folder of the database.
     """
 
     def __init__(self, folder: Path) -> None:

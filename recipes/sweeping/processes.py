@@ -40,15 +40,8 @@ def lock(path: Path) -> TextIO | None:
 def execute(
     run: PlannedRun, launch: Sequence[str], locked: TextIO, environment: Mapping[str, str], stopped: Event
 ) -> str | None:
-    """Execute a run until it ends or is stopped. Return the last lines of its log if it has failed.
-
-    Args:
-        run: The run.
-        launch: The command, to which the recipe and its flags are appended.
-        locked: The run's lock, which the launched process inherits.
-        environment: Variables to add to the environment.
-        stopped: Whether to stop the run.
-    """
+    """Execute a run, which inherits its lock, until it ends or is stopped; return the last lines of its log if it has
+    failed."""
     run.record()
     with (run.folder / "log.txt").open("ab") as log:
         start = log.tell()
@@ -85,12 +78,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[str, str]]:
-    """Return the environment of each simultaneous run: its GPUs, or its share of the cores.
-
-    Args:
-        jobs: Number of slots, which take the GPUs in turn; None: as many as there are GPUs for, or 1 without a GPU.
-        config_file: accelerate launch's configuration, each of whose processes gets a GPU; None: one process.
-    """
+    """Return the environment of each of `jobs` simultaneous runs: its GPUs, one for each process of the configuration,
+    or its share of the cores. By default, there are as many runs as GPUs for them, or one."""
     import torch  # only here, as the import takes seconds
 
     if not torch.cuda.is_available():

@@ -28,19 +28,12 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a recipe, planned or finished.
+    """A run of a recipe, planned or finished."""
 
-    Attributes:
-        folder: The output folder, where results.json is written last.
-        recipe: The script.
-        point: The values that the sweep varies, by flag, without the dashes.
-        flags: All other flags, as on the command line.
-    """
-
-    folder: Path
+    folder: Path  # where results.json is written last
     recipe: Path
-    point: Point = field(hash=False)
-    flags: tuple[str, ...]
+    point: Point = field(hash=False)  # the values that the sweep varies, by flag, without the dashes
+    flags: tuple[str, ...]  # all others, as on the command line
 
     def at(self, point: Point) -> "PlannedRun":
         """Return the run of the same task with other values."""
@@ -78,11 +71,7 @@ class PlannedRun:
         (self.folder / "flags.txt").write_text(self.constant)
 
     def check(self) -> None:
-        """Refuse a finished run with other flags, whose score would be compared with those of this sweep.
-
-        Raises:
-            RecipeError: The folder holds one.
-        """
+        """Refuse a finished run with other flags, whose score would be compared with those of this sweep."""
         recorded = self.folder / "flags.txt"
         if self.finished and recorded.is_file() and (before := recorded.read_text()) != self.constant:
             raise RecipeError(

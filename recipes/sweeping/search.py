@@ -24,14 +24,9 @@ SECONDS_TO_LOOK = 2  # between two looks at the runs of other processes
 
 
 class Search:
-    """A grid of runs, and the seeds that run only at its best point.
+    """A grid of runs, and the seeds that run only at its best point."""
 
-    Attributes:
-        is_known: Whether all runs to compare are known.
-        failed: The runs that have failed here, with the last lines of their logs.
-    """
-
-    is_known = True
+    is_known = True  # whether the list of the runs to compare is complete
 
     def __init__(self, runs: Sequence[PlannedRun], other_seeds: Sequence[str]) -> None:
         self.runs, self.other_seeds, self.failed = list(runs), other_seeds, dict[PlannedRun, str]()
@@ -102,16 +97,8 @@ def _distribution(axis: str, text: str) -> BaseDistribution:
 
 
 class Sweep:
-    """Runs of a recipe, and which of them to execute.
-
-    Args:
-        output: The folder of all runs.
-        runs: All combinations.
-        chosen: The axes whose values validation chooses.
-        search_seeds: Number of seeds of the search; None: all.
-        n_trials: Number of points to sample in the ranges, per combination of the rest; None: a grid.
-        storage: Address of Optuna's database; None: a journal in `output`.
-    """
+    """Runs of a recipe below a folder, and which of them to execute: a grid or, with `n_trials`, points that Optuna
+    samples in the ranges, for each combination of the values that validation does not choose."""
 
     def __init__(
         self, output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
@@ -153,15 +140,8 @@ class Sweep:
             yield from search.left()
 
     def execute(self, launch: Sequence[str], slots: Sequence[Mapping[str, str]]) -> dict[PlannedRun, str]:
-        """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes.
-
-        Args:
-            launch: The command, to which the recipe and its flags are appended.
-            slots: Variables of the environment for each of the simultaneous runs.
-
-        Returns:
-            The runs that have failed, and the last lines of their logs.
-        """
+        """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes;
+        return those that have failed, with the last lines of their logs."""
         total = sum(search.total for search in self.searches)
         often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
         with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:
