@@ -13,13 +13,12 @@ the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl al
 The training is `train` in common/task.py.
 """
 
-import copy
 from dataclasses import replace
 from typing import Any
 
 from common.arguments import Command
 from common.data import sample
-from common.edge import RecipeError, end_with_one_line, log
+from common.edge import end_with_one_line, log
 from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 from common.model import Saved
 from common.task import EVALUATED, run_task
@@ -34,27 +33,15 @@ def run_tasks(command: Command) -> None:
     """Train or evaluate the tasks, one after the other, and print their scores."""
     arguments, _, _, training = command
     tasks = find_tasks(arguments.task)
-    if len(tasks) > 1 and "{task}" not in training.output_dir:
-        training.output_dir += "/{task}"
-    if len(tasks) > 1 and "{task}" not in (training.hub_model_id or "{task}"):
-        raise RecipeError("--hub_model_id must contain {task}, as each task needs its own repository.")
+    if len(tasks) > 1:
+        command.be_of_several()
     scores, prefix = {}, ""
     for task in tasks:
-        own = Command(*(for_task(group, task.name) for group in command))
-        results = run_one(replace(task, predicts=arguments.predict), own)
+        results = run_one(replace(task, predicts=arguments.predict), command.for_task(task.name))
         prefix = EVALUATED if "evaluated" in results else ""
         scores[task.name] = results["scores" if prefix else "best_scores"]
     if len(tasks) > 1 and training.process_index == 0:
         write_all(training.output_dir, scores, arguments.predict, prefix)
-
-
-def for_task(group: Any, name: str) -> Any:
-    """Return a copy of a group of arguments with the task's name in place of {task}."""
-    own = copy.copy(group)
-    for argument in ("output_dir", "model_name", "evaluate", "init_adapter", "hub_model_id"):
-        if isinstance(value := getattr(own, argument, None), str):
-            setattr(own, argument, value.replace("{task}", name))
-    return own
 
 
 def run_one(task: GlueTask, command: Command) -> dict[str, Any]:

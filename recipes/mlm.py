@@ -154,10 +154,9 @@ class MlmTask(Task):
 
 def main() -> None:
     """Read the command line and train, or compute the loss of what a run has saved."""
-    command = parse_command(TextArguments)
+    command = parse_command(TextArguments).for_task("mlm")
     arguments, method, _, training = command
     method.keep_prefix, training.do_predict = OFF, False  # each epoch masks other words
-    training.output_dir = training.output_dir.replace("{task}", "mlm")
     training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
     if arguments.model_name is not None and not has_head(arguments.model_name):
         method.base_dtype = "float32"  # a new head trains, tied to frozen embeddings

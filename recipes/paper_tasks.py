@@ -7,28 +7,26 @@ The defaults are the recipes', not those of either paper. docs/papers.md has the
 
 --data is a folder with a folder per task, named as in papers/additional.py, with train, validation and test files and
 columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
-folder per task. With --push_to_hub --hub_model_id user/name, the adapter of each task is pushed to its own repository,
+folder per task, and with --push_to_hub --hub_model_id user/name each adapter is pushed to its own repository,
 user/name-task. --evaluate "runs/paper_tasks/{task}" scores saved adapters.
 """
 
-import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import ClassifierArguments, Command, MethodArguments, RecipeParser, RecipeTrainingArguments
+from common.arguments import ClassifierArguments, parse_command
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 from common.presets import with_preset
 from papers.additional import ALL, check_folders
 
 
-@dataclass
-class PaperArguments:
-    """The tasks to run."""
-
-    _argument_group_name = "tasks"
+@dataclass(kw_only=True)
+class PaperArguments(ClassificationArguments):
+    """The tasks to run, and how to read them."""
 
     tasks: list[str] | None = HfArg(aliases=["--task"], default=None, help="Names of tasks; default: all.")  # noqa: RUF009
     preset: Literal["houlsby2019", "mohebbi2020"] | None = HfArg(
@@ -38,26 +36,20 @@ class PaperArguments:
 
 def main() -> None:
     """Read the command line, and run the tasks one after the other."""
-    groups = (
-        ClassificationArguments, PaperArguments, MethodArguments, ClassifierArguments,
-        RecipeTrainingArguments,
-    )  # fmt: skip
-    parser = RecipeParser(groups)
-    own_defaults = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
-    arguments, paper, method, adapter, training = parser.parse(
-        more_defaults=lambda given: own_defaults | with_preset(given, "paper_tasks")
+    own = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
+    command = parse_command(
+        PaperArguments, ClassifierArguments, more_defaults=lambda given: own | with_preset(given, "paper_tasks")
     )
-    tasks = ALL if paper.tasks in (None, ["all"]) else paper.tasks
+    arguments, training = command.arguments, command.training
+    tasks = ALL if arguments.tasks in (None, ["all"]) else arguments.tasks
     check_folders(arguments.data, tasks)
-
+    arguments.data += "/{task}"
+    if len(tasks) > 1:
+        command.be_of_several()
     for name in tasks:
-        own = copy.copy(training)
-        own.output_dir = f"{training.output_dir}/{name}" if len(tasks) > 1 else training.output_dir
-        own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-        evaluated = arguments.evaluate and arguments.evaluate.replace("{task}", name)
-        own_arguments = replace(arguments, data=f"{arguments.data}/{name}", evaluate=evaluated)
-        run(Command(own_arguments, method, adapter, own))
-    log(f"The papers' table with these results: python recipes/study_table.py {training.output_dir}")
+        run(command.for_task(name))
+    folder = Path(training.output_dir.partition("{task}")[0])
+    log(f"The papers' table with these results: python recipes/study_table.py {folder}")
 
 
 if __name__ == "__main__":

@@ -150,9 +150,8 @@ class SquadTask(Task):
 
 def main() -> None:
     """Read the command line and train, or score what a run has saved."""
-    command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad"))
+    command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad")).for_task("squad")
     arguments, training = command.arguments, command.training
-    training.output_dir = training.output_dir.replace("{task}", "squad")
 
     def load(saved: Saved | None) -> SquadTask:
         splits = load_data(arguments, training)

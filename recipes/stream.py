@@ -12,14 +12,14 @@ adapters of a finished stream on the same tasks or on other data of these names.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.hf_argparser import HfArg
 
 import houlsby_peft
-from common.arguments import ClassifierArguments, Command, RecipeTrainingArguments, parse_command
+from common.arguments import ClassifierArguments, parse_command
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
 from common.data import files_of
 from common.edge import RecipeError, end_with_one_line
@@ -39,41 +39,40 @@ class StreamArguments(ClassificationArguments):
 
 def main() -> None:
     """Read the command line, learn the tasks, and write stream.json beside a folder for each task."""
-    arguments, method, adapter, training = parse_command(
+    command = parse_command(
         StreamArguments, ClassifierArguments, more_defaults=lambda _: {"output_dir": "runs/stream"}
     )
+    arguments, method, _, training = command
     if method.method != "houlsby":
         raise RecipeError(f"A stream needs --method houlsby, of which one encoder holds many, got {method.method}.")
+    command.be_of_several()
+    folder = Path(training.output_dir.partition("{task}")[0])
+    if arguments.evaluate is not None:
+        arguments.evaluate += "/{task}"
     of_tasks = [ClassificationArguments(**{**vars(arguments), "data": source}) for source in arguments.data]
-    own = {one.name: of_task(training, one.name) for one in of_tasks}
-    if len(own) < len(of_tasks):
-        raise RecipeError(f"Each task of --data needs its own name, got only {', '.join(own)}. Rename a file.")
+    commands = {one.name: command._replace(arguments=one).for_task(one.name) for one in of_tasks}
+    if len(commands) < len(of_tasks):
+        raise RecipeError(f"Each task of --data needs its own name, got only {', '.join(commands)}. Rename a file.")
     if arguments.evaluate is not None or not training.do_train:
-        for one in of_tasks:
-            saved = f"{arguments.evaluate}/{one.name}" if arguments.evaluate else None
-            run(Command(replace(one, evaluate=saved), method, adapter, own[one.name]))
+        for own in commands.values():
+            run(own)
         return
 
-    tasks = {one.name: load_task(one, training) for one in of_tasks}  # all of them before the first is trained
+    # All of them before the first is trained.
+    tasks = {name: load_task(own.arguments, training) for name, own in commands.items()}
     for task in tasks.values():
         copy.copy(training).choose_by(task.scores)
     results = {}
-    for one in of_tasks:
-        command = Command(one, method, adapter, own[one.name])
-        results[one.name] = run_task(ClassificationTask, lambda _, name=one.name: tasks[name], command, files_of(one))
+    for name, own in commands.items():
+        files = files_of(own.arguments)
+        results[name] = run_task(ClassificationTask, lambda _, name=name: tasks[name], own, files)
     if training.process_index == 0:
-        rows = compare({name: (Path(own[name].output_dir, "adapter"), task) for name, task in tasks.items()}, results)
-        write_json(Path(training.output_dir, STREAM_FILE), rows)
+        rows = compare(
+            {name: (Path(own.training.output_dir, "adapter"), tasks[name]) for name, own in commands.items()}, results
+        )
+        write_json(folder / STREAM_FILE, rows)
         if changed := [row["task"] for row in rows if not row["unchanged"]]:
             raise RecipeError(f"The outputs of {', '.join(changed)} differ beside other adapters, which must not be.")
-
-
-def of_task(training: RecipeTrainingArguments, name: str) -> RecipeTrainingArguments:
-    """Return a task's own arguments, with its folder and its name on the Hub."""
-    own = copy.copy(training)
-    own.output_dir = f"{training.output_dir}/{name}"
-    own.hub_model_id = f"{training.hub_model_id}-{name}" if training.hub_model_id else None
-    return own
 
 
 def compare(

@@ -41,9 +41,8 @@ class TaggingArguments(DataArguments):
 
 def main() -> None:
     """Read the command line and train, or score what a run has saved."""
-    command = parse_command(TaggingArguments)
+    command = parse_command(TaggingArguments).for_task("tagging")
     arguments, training = command.arguments, command.training
-    training.output_dir = training.output_dir.replace("{task}", "tagging")
 
     def load(saved: Saved | None) -> TaggingTask:
         splits = load_data(arguments, training)

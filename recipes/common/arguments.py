@@ -1,5 +1,7 @@
 """The command line that the recipes share: data, encoder, method, adapter, and transformers' TrainingArguments."""
 
+import copy
+import itertools
 import json
 import sys
 from argparse import Namespace
@@ -21,6 +23,7 @@ BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
 AUTO, OFF = "auto", "off"
+_OF_TASK = ("output_dir", "model_name", "evaluate", "init_adapter", "hub_model_id", "data")  # may contain {task}
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
@@ -328,6 +331,22 @@ class Command(NamedTuple):
     method: MethodArguments
     adapter: AdapterArguments
     training: RecipeTrainingArguments
+
+    def be_of_several(self) -> None:
+        """Put {task} into the names of the folder and of the repository, as each of several tasks needs its own."""
+        training = self.training
+        if "{task}" not in training.output_dir:
+            training.output_dir += "/{task}"
+        if "{task}" not in (training.hub_model_id or "{task}"):
+            training.hub_model_id += "-{task}"
+
+    def for_task(self, name: str) -> "Command":
+        """Return a copy with a task's name in place of {task}."""
+        own = Command(*map(copy.copy, self))
+        for group, argument in itertools.product(own, _OF_TASK):
+            if isinstance(value := getattr(group, argument, None), str):
+                setattr(group, argument, value.replace("{task}", name))
+        return own
 
 
 def resolve_defaults(given: Namespace) -> dict[str, Any]:

@@ -317,8 +317,8 @@ def classification_scores(
 
 def run(command: Command) -> dict[str, Any]:
     """Train on the data of the command line, or score what is saved, as common.task.run_task does."""
-    arguments, _, _, training = command
-    training.output_dir = training.output_dir.replace("{task}", arguments.name)
+    command = command.for_task(command.arguments.name)
+    arguments, training = command.arguments, command.training
 
     def load(saved: Saved | None) -> ClassificationTask:
         return load_evaluated(arguments, training, saved) if saved else load_task(arguments, training)

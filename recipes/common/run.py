@@ -30,7 +30,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "report_to"),
     *("run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "use_cpu", "keep_prefix_gb"),
-    *("do_train", "do_eval", "do_predict", "evaluate", "encoding", "fsdp", "accelerator_config"),
+    *("do_train", "do_eval", "do_predict", "evaluate", "encoding", "fsdp", "accelerator_config", "tasks"),
 }
 FREE_BEGINNINGS = (
     *("hub_", "log_", "logging_", "trackio_", "per_device_eval", "torch_compile", "deepspeed", "fsdp_", "save_"),

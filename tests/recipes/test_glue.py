@@ -166,8 +166,13 @@ class TestRuns:
         found = json.loads((tmp_path / "runs" / "all.json").read_text())
         assert found["scores"]["rte"] == results_of(tmp_path / "runs" / "rte")["best_scores"]
         assert found["server_average"] is None
-        with pytest.raises(RecipeError, match="--hub_model_id must contain"):
-            run(glue, "--task", "all", "--data_dir", tmp_path / "data", "--hub_model_id", "user/one")
+
+    @pytest.mark.parametrize(("given", "named"), [("user/one", "user/one-cola"), ("user/{task}-a", "user/cola-a")])
+    def test_each_of_several_tasks_has_its_own_repository(self, given, named):
+        command = parse_arguments(["--task", "all", "--hub_model_id", given, "--output_dir", "runs"])
+        command.be_of_several()
+        training = command.for_task("cola").training
+        assert (training.output_dir, training.hub_model_id) == ("runs/cola", named)
 
     def test_accumulated_steps_report_the_models_loss(self, encoder, glue_data, tmp_path):
         """Untouched, the Trainer would report the loss times the number of accumulated steps."""
