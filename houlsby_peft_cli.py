@@ -17,12 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-
-if TYPE_CHECKING:
-    from houlsby_peft import HoulsbyConfig
-    from houlsby_peft.tables import TableReader
+from typing import Any
 
 
 _RECIPES = ("text_classification", "token_classification", "squad", "mlm")
@@ -83,6 +78,12 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         )
         return command
 
+    def entry(text: str) -> tuple[str, str]:
+        key, is_given, value = text.partition("=")
+        if not is_given:
+            raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got {text!r}")
+        return key, value
+
     train = add("train", _train, "train an adapter for your own data")
     train.add_argument(
         "data", nargs="?", help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub"
@@ -123,6 +124,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             "--metadata",
             nargs="+",
             action="extend",
+            type=entry,
             metavar="KEY=VALUE",
             help="metadata of the card, such as license=apache-2.0 language=en",
         )
@@ -259,7 +261,7 @@ def _predict(options: argparse.Namespace) -> None:
     from houlsby_peft.serving.adapter_list import read_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format
+    from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format, find_text_columns
 
     _hide_messages()
     folder = Path(options.adapter).expanduser()
@@ -268,11 +270,11 @@ def _predict(options: argparse.Namespace) -> None:
     adapters = {task: SavedAdapter.open(source, options.revision) for task, source in sources.items()}
     chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
     bank = TaskBank(adapters, **chosen)
-    configs = [saved.config for saved in adapters.values()]
+    records = [saved.config.record for saved in adapters.values()]
+    recorded = [record.text_columns if record else None for record in records]
     if options.file is None:
-        for config in configs:
-            given = ["a text", "a second text"] if options.pairs else ["a text"]
-            check_number_of_texts(given, config.record.text_columns if config.record else None, "--pairs")
+        for trained in recorded:
+            check_number_of_texts(["a text", "a second text"] if options.pairs else ["a text"], trained, "--pairs")
         if options.texts == ["-"]:
             lines = [line.rstrip("\n") for line in sys.stdin]
             inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines
@@ -287,7 +289,13 @@ def _predict(options: argparse.Namespace) -> None:
         if options.output.exists() and not options.overwrite:
             raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
     table = TableReader(options.file, options.encoding)
-    columns = _find_columns(table, configs, options.text_column, options.pairs)
+    kinds = {saved.task.pipeline for saved in adapters.values()}
+    count = 2 if options.pairs or kinds == {"question-answering"} else None if kinds == {"text-classification"} else 1
+    # Adapters that were trained on columns of other names read what the first one reads.
+    columns = find_text_columns(table.columns, options.text_column, count, next(filter(None, recorded), None))
+    for trained in recorded:
+        check_number_of_texts(columns, trained, "--text-column")
+    table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
     empty = predict_file(bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
@@ -295,24 +303,6 @@ def _predict(options: argparse.Namespace) -> None:
         print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
-
-
-def _find_columns(
-    table: TableReader, configs: Sequence[HoulsbyConfig], named: Sequence[str] | None, pairs: bool
-) -> list[str]:
-    """Return the columns of texts that all adapters read."""
-    from houlsby_peft.heads.tasks import task_of_config
-    from houlsby_peft.tables import check_number_of_texts, find_text_columns
-
-    kinds = {task_of_config(config).pipeline for config in configs}
-    count = 2 if pairs or kinds == {"question-answering"} else None if kinds == {"text-classification"} else 1
-    recorded = [config.record.text_columns if config.record else None for config in configs]
-    # Adapters that were trained on columns of other names read what the first one reads.
-    columns = find_text_columns(table.columns, named, count, next(filter(None, recorded), None))
-    for own in recorded:
-        check_number_of_texts(columns, own, "--text-column")
-    table.check_texts(columns)
-    return columns
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -371,7 +361,7 @@ def _card_options(options: argparse.Namespace) -> dict[str, Any]:
         "base_model": options.base_model,
         "results": options.results,
         "example": example[0] if example and len(example) == 1 else example,
-        "metadata": dict(item.split("=", 1) for item in options.metadata or ()),
+        "metadata": dict(options.metadata or ()),
     }
 
 

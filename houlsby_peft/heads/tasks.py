@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
-from ..errors import AdapterError
 from ..layer import is_inside
 
 
@@ -65,20 +64,6 @@ TASKS = (
 def task_of_class(name: str) -> Task | None:
     """Return the task of a class of transformers by its name, such as "BertForTokenClassification", or None."""
     return next((task for task in TASKS if name.endswith(task.class_suffix)), None)
-
-
-def task_of_config(config: HoulsbyConfig) -> Task:
-    """Return the task of a saved adapter, from its task type or from the class of the model that it was trained in."""
-    class_name = str((config.auto_mapping or {}).get("base_model_class"))
-    by_type = next((task for task in TASKS if config.task_type and task.task_type == config.task_type), None)
-    found = by_type or task_of_class(class_name)
-    if found is None:
-        raise AdapterError(
-            "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
-            f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
-            "yourself and give it as base_model."
-        )
-    return found
 
 
 def find_task_type(model: nn.Module, heads: Collection[str], names: Iterable[str]) -> str | None:

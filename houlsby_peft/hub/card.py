@@ -26,7 +26,7 @@ from ..checkpoints.downloads import find_repo
 from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..heads.tasks import Task, task_of_config
+from ..heads.tasks import Task
 from .markdown import Markdown, block, cell, code, escape, link
 from .metadata import as_list, make_metadata, make_widget
 from .results import (
@@ -114,7 +114,7 @@ def make_card(
     """
     config, folder = saved.config, saved.folder
     base, revision = find_base(config, base_model)
-    task, labels = find_task(config), list((config.labels or {}).values())
+    task, labels = find_task(saved), list((config.labels or {}).values())
     found = find_results(folder) if results is None else None
     runs = read_runs(results or found)
     run: TrainingRun = runs[0] if runs else {}
@@ -233,10 +233,10 @@ def is_repo_id(name: str) -> bool:
     return name == name.strip()  # validate_repo_id accepts a newline at the end
 
 
-def find_task(config: HoulsbyConfig) -> Task | None:
+def find_task(saved: SavedAdapter) -> Task | None:
     """Return an adapter's task; None for a model that is no task model of transformers."""
     try:
-        return task_of_config(config)
+        return saved.task
     except AdapterError:
         return None
 

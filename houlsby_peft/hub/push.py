@@ -18,9 +18,10 @@ from peft import PeftModel
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
 from transformers import PreTrainedTokenizerBase
 
+from ..checkpoints.downloads import explain_hub_errors
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors
+from ..errors import AdapterError, HubError
 from ..serving.load import load_saved
 from ..serving.readers import Input
 from .card import CARD_FILE, find_base_on_hub, keep_written, make_card

@@ -26,7 +26,6 @@ from ..layer import (
     HoulsbyLayerNorm,
     HoulsbyOutputEmbedding,
     HoulsbyTunerLayer,
-    adapter_dtype,
     base_module,
     device_of,
     dtype_of,
@@ -151,11 +150,7 @@ class Plan:
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check(self, adapter_name: str) -> None:
-        """Refuse what the model cannot take, before it is changed: a name, or weights without a head.
-
-        Raises:
-            ValueError: The adapter does not fit.
-        """
+        """Refuse what the model cannot take, before it is changed: a name, or weights without a head."""
         with torch.device("meta"):
             first = [next(iter(places.values())) for places in (self.bottlenecks, self.ends) if places]
             owned = [self.new_bottleneck(place) for place in first]
@@ -181,7 +176,7 @@ class Plan:
             return
         for head in self.heads:
             # The names before that of the head may be mapped while the file is loaded.
-            ends = [f".{head.rpartition('.')[2]}.{name}" for name in self._head(head).state_dict()]
+            ends = [f".{head.rpartition('.')[2]}.{name}" for name in self.head(head).state_dict()]
             missing = [end[1:] for end in ends if not any(name.endswith(end) for name in saved)]
             if missing:
                 # PEFT would fail after it has changed the model.
@@ -189,7 +184,7 @@ class Plan:
                     f"The weights of a saved adapter must include its head; its file lacks {first_of(missing)}."
                 )
 
-    def _head(self, name: str) -> nn.Module:
+    def head(self, name: str) -> nn.Module:
         """Return a head as the adapter has it: its own, or the base model's."""
         head = self.heads[name] or self.view.model.get_submodule(name)
         return head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
@@ -229,28 +224,6 @@ class Plan:
                     f"adapts; {clash[0]!r} is trained as a whole, and {clash[1]!r} is adapted. Give both adapters the "
                     "same modules_to_save, or add them to two models. unload() removes what deleted adapters leave."
                 )
-
-    def saved_tensors(self, autocast_adapter_dtype: bool = True) -> dict[str, torch.Tensor]:
-        """Return the tensors in a file of this configuration by name, without PEFT's prefix, on the meta device."""
-        modules: dict[str, nn.Module] = {}
-        dtypes: dict[str, torch.dtype] = {}
-        for key, place in self.places.items():
-            name, reference = f"{key}.{'houlsby_norm' if place.is_norm else 'houlsby_adapter'}", self.reference(place)
-            if place.is_norm:
-                modules[name] = reference
-            elif self.owners[key] == key:
-                with torch.device("meta"):
-                    modules[name] = self.new_bottleneck(place)
-            dtypes[name] = adapter_dtype(dtype_of(reference) or torch.float32, autocast_adapter_dtype)
-        modules |= {name: self._head(name) for name in self.heads}
-        tensors = {}
-        for key, module in modules.items():
-            for name, tensor in module.state_dict().items():
-                if not isinstance(tensor, torch.Tensor):  # of a module quantized by torch.ao
-                    continue
-                dtype = dtypes.get(key) or adapter_dtype(tensor.dtype, autocast_adapter_dtype)
-                tensors[f"{key}.{name}"] = torch.empty(tensor.shape, dtype=dtype, device="meta")
-        return tensors
 
 
 def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:

@@ -17,11 +17,11 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.downloads import find_packaged
+from ..checkpoints.downloads import explain_hub_errors, find_packaged
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
-from ..errors import AdapterError, HubError, explain_hub_errors, shortened
+from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import Task
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
-from ..heads.tasks import task_of_class, task_of_config
+from ..heads.tasks import task_of_class
 from ..layer import HoulsbyTunerLayer, base_modules
 from .load import load_saved
 from .predictor import Predictor
@@ -200,7 +200,7 @@ class HeldAdapters:
     def _load(self, entry: Entry) -> HeldAdapter:
         saved = entry.open(self.token)
         entry.files = list_files(saved.folder)
-        task = task_of_config(saved.config)
+        task = saved.task
         first = self._first.get(task.auto_class)
         # While an adapter is loaded, no other is in the model: PEFT visits all modules several times for each, so that
         # the time would grow with the number of adapters held.

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..checkpoints.fingerprint import refuse_other_bases
 from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError, shortened
-from ..heads.tasks import task_of_class, task_of_config
+from ..heads.tasks import task_of_class
 from ..layer import HoulsbyTunerLayer
 from .base_model import count_tokens, load_base, load_tokenizer, saved_tokens
 from .predictor import Predictor
@@ -80,7 +80,7 @@ def load_saved(
     other_base: Literal["refuse", "warn"] = "refuse",
 ) -> Predictor:
     """Load an opened adapter as `load` does. Predictors that never run at the same time may share tokenizers."""
-    task = task_of_config(saved.config)
+    task = saved.task
     if beside is not None:
         if task.auto_class != beside.task.auto_class:
             raise AdapterError(
