@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import chain
 from threading import get_ident
@@ -32,6 +32,11 @@ class Batch(Protocol):
     def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer or head computes: each row by its own adapter, as its `run_adapter` does."""
         ...
+
+
+def batch_of(batches: Mapping[int, Batch]) -> Batch | None:
+    """Return the mixed batch that this thread runs through a model; None in an ordinary forward pass."""
+    return batches.get(get_ident()) if batches else None
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -120,11 +125,6 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             if name == "base_layer" or name.startswith("_"):
                 raise
             return getattr(self.base_layer, name)
-
-    @property
-    def mixed_batch(self) -> Batch | None:
-        """The mixed batch that this thread runs through the model; None in an ordinary forward pass."""
-        return self.batches.get(get_ident()) if self.batches else None
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
         """Set the active adapters of this layer, and name the classes of the base model after theirs."""
@@ -245,7 +245,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         if self.channel_dim != -1:
             hidden = hidden.movedim(self.channel_dim, -1)
         residual = None if self.skip is None else self.skip.leave()
-        batch = self.mixed_batch
+        batch = batch_of(self.batches)
         if batch is not None:
             hidden = batch.run(self, (hidden, residual), {})
         else:
@@ -309,7 +309,7 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         self._tell_readers(args, kwargs)
         if self.disable_adapters:
             return self.base_layer(*args, **kwargs)
-        batch = self.mixed_batch
+        batch = batch_of(self.batches)
         if batch is not None:
             return batch.run(self, args, kwargs)
         name = next((name for name in reversed(self.active_adapters) if name in self.houlsby_norm), BASE)
@@ -371,8 +371,3 @@ def dtype_of(module: nn.Module) -> torch.dtype | None:
         attributes = chain.from_iterable(vars(each).values() for each in module.modules())
         weight = next((value for value in attributes if isinstance(value, torch.Tensor)), None)
     return weight.dtype if weight is not None and weight.is_floating_point() else None
-
-
-def adapter_dtype(base: torch.dtype, autocast_adapter_dtype: bool) -> torch.dtype:
-    """Return the dtype of an adapter's weights on a base model of this dtype: float32 on half precision, if wanted."""
-    return torch.float32 if autocast_adapter_dtype and base in (torch.float16, torch.bfloat16) else base

@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -19,14 +18,14 @@ from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from .batching.batch import MixedBatch, hook_other_wrappers, prepare_pass, run_mixed_batch
+from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
 from .bottleneck import SkipConnection
 from .checkpoints.weights import FILE_PREFIX, check_at_hand, check_tensors
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
-from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of
 from .placement.places import is_norm
 from .placement.plan import Plan
 from .registration import PREFIX
@@ -319,8 +318,10 @@ class HoulsbyModel(BaseTuner):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the base model. Most of PEFT's model classes name their inputs only here, not to the context below."""
-        if self._batches:
-            prepare_pass(self._row_finder, args, kwargs)
+        batch = batch_of(self._batches)
+        if isinstance(batch, MixedBatch):
+            batch.find_rows(self._row_finder, args, kwargs)
+            batch.is_one_pass = True
         with self._use_labels(kwargs):
             return super().forward(*args, **kwargs)
 
@@ -340,14 +341,10 @@ class HoulsbyModel(BaseTuner):
 
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """If labels are given, let the base model compute the loss for those of the active or the rows' adapter.
-
-        Raises:
-            ValueError: The rows of a mixed batch have adapters whose losses differ.
-        """
+        """If labels are given, let the base model compute the loss for those of the active or the rows' adapter."""
         name = None
         if kwargs.get("labels") is not None:
-            batch = self._batches.get(get_ident()) if self._batches else None
+            batch = batch_of(self._batches)
             if isinstance(batch, MixedBatch):
                 name = find_adapter_of_rows(self.model, self.peft_config, batch.names, kwargs["labels"])
             else:

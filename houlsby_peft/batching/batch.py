@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,24 +21,21 @@ from torch.nn import functional as F
 
 from ..bottleneck import Bottleneck
 from ..heads.head import HoulsbyHead
-from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm
+from ..layer import BASE, Batch, HoulsbyLayer, HoulsbyLayerNorm, batch_of
 from .fan_out import FanOut
 from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows
 
 
 class MixedBatch:
-    """The adapter of each row of a batch, for one call of the model.
+    """The adapter of each row of a batch, or "__base__" for the base model, for one call of the model.
 
     Layers and heads call `run`. It runs a layer once per adapter on the adapter's rows, with two faster ways for
     bottlenecks and norms whose weights can be stacked. If all rows have one adapter, nothing is stacked.
-
-    Args:
-        names: The adapter of each row, or "__base__" for the base model.
-        fan_out: If texts have several adapters each, what repeats them. Its `names` are those of the rows.
     """
 
     def __init__(self, names: Sequence[str], fan_out: FanOut | None = None) -> None:
         self.names = tuple(names)
+        # What repeats the texts, if they have several adapters each.
         self.fan_out = fan_out
         # Whether an adapter has run, so that rows of one text may differ.
         self.is_changed = False
@@ -53,17 +49,20 @@ class MixedBatch:
         self._groups: dict[object, list[_Group]] = {}
         self._norms: dict[object, dict[str, torch.Tensor]] = {}
 
+    def find_rows(self, finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find out where the layers have the rows, if the inputs of the model are known."""
+        inputs = first_tensor((*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values()))
+        if inputs is not None:
+            if self.fan_out is None:
+                check_number(self.names, inputs)
+            else:
+                check_number(range(self.fan_out.texts), inputs)
+                args, kwargs = self.fan_out.repeat((args, kwargs))
+            if self.only_name is None:
+                self.rows = finder.find(len(self.names), args, kwargs)
+
     def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a layer or head computes: each row by its own adapter, as its `run_adapter` does.
-
-        Args:
-            layer: A `HoulsbyTunerLayer`, a `HoulsbyHead` or a wrapper of PEFT's.
-            args, kwargs: What it is called with; tensors with a row per example are given to each adapter in parts.
-
-        Raises:
-            AdapterError: The rows of these hidden states are unknown.
-            TypeError: The layer returns anything but one tensor with a row per example.
-        """
+        """Return what a layer, a head or a wrapper of PEFT's computes: each row by its own adapter."""
         if self.only_name is not None:
             return run_adapter(layer, self.only_name, args, kwargs)
         inputs = first_tensor((*args, *kwargs.values()))
@@ -77,8 +76,12 @@ class MixedBatch:
             names = tuple(name for name in names for _ in range(times))
         if isinstance(layer, HoulsbyLayer):
             return self._run_bottlenecks(layer, names, *args)
-        if isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1 and _can_stack_norms(layer.base_layer):
-            return self._run_norms(layer, names, inputs)
+        if isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1:
+            base = layer.base_layer
+            plain = next((norm for norm in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, norm)), type(base))
+            # A subclass of PyTorch's norms may do anything. The models' own norms multiply by their weights last.
+            if type(base).forward is plain.forward and not has_offloaded_params(base):
+                return self._run_norms(layer, names, inputs)
         return self._run_each(layer, names, args, kwargs, inputs.device)
 
     def _run_each(
@@ -152,7 +155,6 @@ class MixedBatch:
         elif isinstance(base, nn.RMSNorm):
             result = F.rms_norm(wide, wide.shape[-1:], eps=base.eps) * rows["weight"]
         else:
-            # The models' own RMS norms multiply by their weight last, so that a weight per row broadcasts.
             result = torch.func.functional_call(base, rows, (wide,))
         return result.to(hidden.dtype)
 
@@ -168,18 +170,15 @@ def check_number(names: Sequence[object], inputs: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Group:
-    """Adapters of one position that are computed at once.
+    """Adapters of one position that are computed at once, and have equally many rows."""
 
-    Args:
-        name: The first adapter.
-        size: The number of adapters, which have equally many rows.
-        rows: Their rows, in the order of the adapters; None for the whole batch in its order.
-        stack: A bottleneck with the stacked weights of all of them; None if the first one's own is run.
-    """
-
+    # The first one.
     name: str
+    # How many they are.
     size: int
+    # Their rows, in the order of the adapters; None for the whole batch in its order.
     rows: torch.Tensor | None
+    # A bottleneck with the stacked weights of all of them; None if the first one's own is run.
     stack: Bottleneck | None
 
 
@@ -256,12 +255,6 @@ def _take(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
     return hidden if rows is None else hidden.index_select(0, rows)
 
 
-def _can_stack_norms(base: nn.Module) -> bool:
-    """Return whether a norm multiplies by its weights last; a subclass of PyTorch's norms may do anything."""
-    plain = next((cls for cls in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, cls)), None)
-    return (plain is None or type(base).forward is plain.forward) and not has_offloaded_params(base)
-
-
 def _join(layer: nn.Module, outputs: Sequence[Any], rows: Sequence[torch.Tensor]) -> Any:
     """Return one output with all rows. Heads with fewer outputs than the widest are filled up with -inf.
 
@@ -298,18 +291,7 @@ def run_mixed_batch(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[None]:
-    """Within this context and thread, apply to each row its own adapter.
-
-    Args:
-        finder: The model's.
-        names: The adapter of each row, or "__base__"; or a list of them for each row, which then becomes as many rows.
-        known: The adapters of the model.
-        args, kwargs: What the model is called with.
-
-    Raises:
-        ValueError: The model is in training mode, an adapter is unknown, or there is not one name per row.
-        AdapterError: It is unknown which hidden states belong to which row.
-    """
+    """Within this context and thread, apply to each row its own adapter; one with several becomes as many rows."""
     if finder.model.training:
         raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
     fan_out = None
@@ -323,35 +305,11 @@ def run_mixed_batch(
         )
     batch = MixedBatch(names, fan_out)
     with finder.run(batch), ExitStack() as stack:
-        _find_rows(finder, args, kwargs)
+        batch.find_rows(finder, args, kwargs)
         if fan_out is not None:
-            is_running = lambda: finder.batches.get(get_ident()) is batch  # noqa: E731
+            is_running = lambda: batch_of(finder.batches) is batch  # noqa: E731
             stack.enter_context(fan_out.run(finder.model, is_running, lambda: batch.is_changed))
         yield
-
-
-def prepare_pass(finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell this thread's mixed batch, if there is one, the inputs of its only forward pass."""
-    batch = _find_rows(finder, args, kwargs)
-    if batch is not None:
-        batch.is_one_pass = True
-
-
-def _find_rows(finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> MixedBatch | None:
-    """Tell this thread's mixed batch where the layers have its rows, if the inputs are known."""
-    batch = finder.batches.get(get_ident())
-    if not isinstance(batch, MixedBatch):
-        return None
-    inputs = first_tensor((*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values()))
-    if inputs is not None:
-        if batch.fan_out is None:
-            check_number(batch.names, inputs)
-        else:
-            check_number(range(batch.fan_out.texts), inputs)
-            args, kwargs = batch.fan_out.repeat((args, kwargs))
-        if batch.only_name is None:
-            batch.rows = finder.find(len(batch.names), args, kwargs)
-    return batch
 
 
 def hook_other_wrappers(model: nn.Module, batches: Mapping[int, Batch]) -> None:
@@ -367,5 +325,5 @@ def hook_other_wrappers(model: nn.Module, batches: Mapping[int, Batch]) -> None:
 def _run_rows(
     batches: Mapping[int, Batch], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> Any:
-    batch = batches.get(get_ident()) if batches else None
+    batch = batch_of(batches)
     return output if batch is None or module.disable_adapters else batch.run(module, args, kwargs)

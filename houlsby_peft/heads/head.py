@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterable, Mapping
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import BASE, Batch, adapter_dtype, base_modules, cast, copy_of, device_of, dtype_of, is_inside
+from ..layer import BASE, Batch, base_modules, batch_of, cast, copy_of, device_of, dtype_of, is_inside
 from .tasks import labels_of_base
 
 
@@ -73,11 +72,7 @@ def find_head(model: nn.Module, adapted: Iterable[str] = ()) -> list[str]:
     recognition that have parameters of their own and contain no layers: BERT's `classifier`, DistilBERT's
     `pre_classifier` and `classifier`, BART's `classification_head`. Other models have no such head. The new
     cross-attention in a model joined from a pretrained encoder and a pretrained decoder cannot be recognized: train it
-    with `modules_to_save=["crossattention"]`.
-
-    Args:
-        model: The base model.
-        adapted: Names of modules in its layers, which distinguish the encoder from the head.
+    with `modules_to_save=["crossattention"]`. The names of modules in layers distinguish the encoder from the head.
     """
     if not _CLASSES_WITH_NEW_HEADS.search(type(model).__name__):
         return []
@@ -103,11 +98,6 @@ def find_new(
     The checkpoint lacks them. Those of the encoder must be trained and saved like a head: frozen, they would stay
     random, and be different when the adapter is loaded. transformers marks the weights that it has loaded. Without
     such marks, as in a model that was made from its configuration, no module counts as new.
-
-    Args:
-        model: The base model.
-        modules: Its modules by name.
-        adapted: Names of modules in its layers.
     """
     if not any(map(_is_loaded, model.parameters())):
         return [], []
@@ -150,7 +140,7 @@ class HoulsbyHead(ModulesToSaveWrapper):
         super().update(adapter_name, tied_module, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        batch = self.batches.get(get_ident()) if self.batches else None
+        batch = batch_of(self.batches)
         if batch is None or self.disable_adapters:
             return super().forward(*args, **kwargs)
         return batch.run(self, args, kwargs)
@@ -189,8 +179,10 @@ class HoulsbyHead(ModulesToSaveWrapper):
     def cast_adapter(self, adapter_name: str, autocast_adapter_dtype: bool) -> None:
         """Cast an adapter's head to the base model's dtype or, if that is half precision, to float32 if wanted."""
         dtype = dtype_of(self.original_module)
-        if dtype is not None and adapter_name in self.modules_to_save:
-            self.modules_to_save[adapter_name].to(adapter_dtype(dtype, autocast_adapter_dtype))
+        if autocast_adapter_dtype and dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32
+        if adapter_name in self.modules_to_save:
+            self.modules_to_save[adapter_name].to(dtype)
 
     def _move_adapter_to_device_of_base_layer(self, adapter_name: str) -> None:
         """Move a head that PEFT has loaded in place of one on the meta device; its dtype is that of the file."""
