@@ -35,6 +35,8 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
 )
 WRITTEN = (".csv", ".tsv", ".jsonl")
 FORMATS = (*WRITTEN, ".parquet")
+# What a spreadsheet would run. As a label from an adapter's author, it gets an apostrophe.
+_FORMULA = re.compile(r"[=+@-].*[(|!]", re.DOTALL)
 _QUOTED = re.compile(r'(^|\t)"[^\t]*""[^\t]*"(\t|$)')
 
 
@@ -237,7 +239,13 @@ class TableWriter:
             if self.format == ".jsonl":
                 self._file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
             else:
-                self._rows.writerow({name: _as_cell(value, name in self._added) for name, value in row.items()})
+                cells = dict(row)
+                for name, value in row.items():
+                    if isinstance(value, (bool, list, dict)):
+                        cells[name] = json.dumps(value, ensure_ascii=False, default=str)
+                    elif name in self._added and _FORMULA.match(str(value)):
+                        cells[name] = f"'{value}"
+                self._rows.writerow(cells)
 
     def __enter__(self) -> TableWriter:
         return self
@@ -247,11 +255,3 @@ class TableWriter:
         self._file.close()
         if kind is None:
             self._part.replace(self.path)
-
-
-def _as_cell(value: Any, is_added: bool) -> Any:
-    """Write a value as text. A label from an adapter's author that a spreadsheet would run gets an apostrophe."""
-    if isinstance(value, (bool, list, dict)):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    runs = is_added and str(value)[:1] in ("=", "+", "-", "@") and re.search(r"[(|!]", str(value))
-    return f"'{value}" if runs else value
