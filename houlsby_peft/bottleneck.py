@@ -95,11 +95,7 @@ class SkipConnection:
     """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's output h.
 
     The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A post-LN model normalizes
-    this sum, a pre-LN model does not.
-
-    Args:
-        parent: The module that has the norm of h + x; None in a pre-LN model.
-        norm: The norm's name there.
+    this sum with a norm, which is a child of `parent`; a pre-LN model does not.
     """
 
     def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
@@ -123,10 +119,7 @@ class SkipConnection:
         - "pfeiffer" (Pfeiffer et al. 2021): LN(h + x) in a post-LN model, h + x in a pre-LN model.
         - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a pre-LN model.
 
-        Args:
-            kind: The kind of the bottleneck, one of `KINDS`.
-            hidden: h, with the branches of the adapters below.
-            residual: x, if it has entered.
+        h has the branches of the adapters below; x is None if it has not entered.
         """
         if residual is None:
             raise AdapterError(

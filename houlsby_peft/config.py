@@ -274,12 +274,7 @@ class HoulsbyConfig(PeftConfig):
     ) -> HoulsbyConfig:
         """Return the configuration of a new adapter that is made from an existing one of this configuration.
 
-        Like a loaded adapter, it has the recorded places, heads and labels, not those of a new adapter.
-
-        Args:
-            record: The record of the existing adapter.
-            places: The new adapter's places, as in a record. None: those of the existing one.
-            changes: Fields that differ.
+        Like a loaded adapter, it has the heads and labels of a record and, unless others are given, its places.
         """
         config = replace(self, **changes)
         config._load_record(replace(record, places=places or record.places))

@@ -85,11 +85,7 @@ def fold_places(places: Iterable[Place], encoder: str = "") -> list[dict[str, st
     Names begin inside the encoder of a task model, so that an adapter fits its other classes. Those outside of it
     begin with a dot. Where a bottleneck may read the residual input, the row has "entry" as well and, in a post-LN
     model, "norm"; where its size is not that of the configuration, "r". The output embedding is left out, because it
-    depends on the head of the model that the adapter is loaded on.
-
-    Args:
-        places: The places.
-        encoder: The name of the encoder in the model; "" if the model has none or is one itself.
+    depends on the head of the model that the adapter is loaded on. A model without an encoder in it has "" for one.
     """
 
     def inside(name: str) -> str:
@@ -182,11 +178,7 @@ class AdapterRecord:
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:
-        """Read a record from JSON, which may be a stranger's.
-
-        Raises:
-            TypeError, ValueError, KeyError: A value is not of the form that this package writes.
-        """
+        """Read a record from JSON, which may be a stranger's; it must be of the form that `to_dict` gives."""
         type_validator("HoulsbyConfig.recorded", facts, dict)
         types = get_type_hints(cls)
         known = {name: facts[name] for name in types.keys() - _NOT_SAVED if facts.get(name) is not None}

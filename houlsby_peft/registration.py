@@ -43,10 +43,9 @@ def houlsby_peft_type() -> PeftType:
 
 
 def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
-    """Register the method with PEFT. Calling it again, also after a reload, replaces the classes by the given ones.
+    """Register the method with PEFT, which refuses a second one of its name.
 
-    Raises:
-        KeyError: PEFT, or another package, already has a method of this name.
+    Calling this again, also after a reload, replaces the classes by the given ones.
     """
     peft_type = houlsby_peft_type()
     registered = PEFT_TYPE_TO_CONFIG_MAPPING.get(peft_type)
@@ -61,9 +60,6 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
 
     `PeftModel.save_pretrained` asks for the card before it has saved the adapter; `HoulsbyConfig.save_pretrained`,
     which it calls last, writes it. The Trainer asks for the card of an adapter that is saved.
-
-    Args:
-        write_card: Writes the card of the adapter in a folder.
     """
     current = PeftModel.create_or_update_model_card
     original = getattr(current, "houlsby_original", current)

@@ -26,11 +26,7 @@ _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits"
 
 
 class FanOut:
-    """The pairs of texts and adapters of one call.
-
-    Args:
-        names: The adapters of each text. A text without any has no row in the output.
-    """
+    """The pairs of texts and adapters of one call. A text without adapters has no row in the output."""
 
     def __init__(self, names: Sequence[Sequence[str]]) -> None:
         self.texts = len(names)
@@ -49,10 +45,7 @@ class FanOut:
     def run(self, model: nn.Module, is_running: Callable[[], bool], is_changed: Callable[[], bool]) -> Iterator[None]:
         """Within this context, repeat the texts that a model is called with, and run its lower layers once per text.
 
-        Args:
-            model: The base model with adapters.
-            is_running: Whether it is this batch that the model runs in this thread.
-            is_changed: Whether an adapter has changed what the pairs of a text compute.
+        These are all layers until an adapter has changed what the pairs of a text compute.
         """
         records = False
 

@@ -83,11 +83,9 @@ class Rows:
 
 
 class RowFinder:
-    """Finds the rows of a model's batches. What it has found for a kind of inputs is kept.
+    """Finds the rows of the batches of a model with adapters, until modules of it are replaced.
 
-    Args:
-        model: The base model with adapters. After modules of it are replaced, it needs a new finder.
-        batches: The mixed batches that the model is running, by thread.
+    What it has found for a kind of inputs is kept.
     """
 
     def __init__(self, model: nn.Module, batches: dict[int, Batch]) -> None:

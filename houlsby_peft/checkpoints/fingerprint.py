@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import warnings
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,8 @@ _CONFIG_KEYS = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_
 # The rows of a weight that one value each is taken from. They do not depend on the number of rows, so that embeddings
 # keep their values when a vocabulary is resized. The other dimensions but the last count as rows as well.
 _ROWS = (0, 1, 10, 100)
-# Of an index that is part of a module's name, larger ones are no layers of a model.
-_MOST_LAYERS = 1000
+# The index of a layer in a module's name. Larger ones are no layers of a model.
+_LAYER = re.compile(r"(?<![^.])\d{1,3}(?![^.])")
 # The sum of the differences between the values of two weights, as a part of the sum of the larger values. Its mean is
 # 1 for weights that were trained apart. Half precision, int8, pruning by half, noise, merged LoRA and further training
 # stay below 0.6 in each layer of a real encoder. A mean over fewer weights says nothing.
@@ -59,8 +60,10 @@ def fingerprint(
             is_plain = type(weight) in (nn.Parameter, torch.Tensor) and type(weight.data) is torch.Tensor
             is_known = not weight.is_meta and weight.dtype in PRECISIONS and weight.dim() > 1 and weight.numel() > 0
             if is_plain and is_known:
-                key, layer = _fold(f"{module_name}.{name}".removeprefix(prefix))
-                rows.setdefault(key, {})[layer] = _sample(weight)
+                full_name = f"{module_name}.{name}".removeprefix(prefix)
+                layer = _LAYER.search(full_name)
+                values = rows.setdefault(_LAYER.sub("*", full_name, count=1), {})
+                values[int(layer[0]) if layer else -1] = _sample(weight)
     return {"config": facts, "tensors": {key: _encode(layers) for key, layers in rows.items()}}
 
 
@@ -110,15 +113,6 @@ def report_other_base(
     if _REFUSES.get():
         raise AdapterError(f'{message} With other_base="warn", or --other-base warn, it is loaded nevertheless.')
     warnings.warn(message, stacklevel=3)
-
-
-def _fold(name: str) -> tuple[str, int]:
-    """Return the name of a weight with "*" in place of its first index, and the index; -1 if it has none."""
-    parts = name.split(".")
-    for number, part in enumerate(parts):
-        if part.isdecimal() and int(part) < _MOST_LAYERS:
-            return ".".join([*parts[:number], "*", *parts[number + 1 :]]), int(part)
-    return name, -1
 
 
 def _sample(weight: torch.Tensor) -> list[float]:

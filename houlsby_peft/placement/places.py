@@ -34,10 +34,7 @@ _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
 class View:
     """What placement, heads and the fingerprint read from a base model.
 
-    A view does not follow later changes of the model.
-
-    Args:
-        model: The base model. A module that already is a tuner layer counts as the module that it wraps.
+    A view does not follow later changes of the model. A tuner layer counts as the module that it wraps.
 
     Attributes:
         modules: Its modules by name, in the model's order.

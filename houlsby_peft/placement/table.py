@@ -89,11 +89,7 @@ class Stack:
         ]
 
     def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
-        """Return the sub-layers of a layer with their positions; None if the layer is of another kind.
-
-        Args:
-            exists: Whether the layer has a module of this name.
-        """
+        """Return the sub-layers of a layer, whose modules exist, with their positions; None for another kind."""
         found = []
         for position, end in self.positions:
             if "*" in end.output:
