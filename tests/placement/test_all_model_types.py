@@ -72,7 +72,8 @@ def layers_around(key: str) -> list[str]:
 def is_cross(key: str, module: nn.Module) -> bool:
     *_, own_names = re.split(r"\.\d+\.", re.sub(r"\.\d+$", "", key))
     names = f"{own_names.partition('.')[0] if own_names != key else key} {type(module).__name__}"
-    return bool(re.search(r"cross|enc_?dec|encoder_attn|multihead_attn", names, re.IGNORECASE))
+    # LXMERT's cross-attention is its "visual_attention".
+    return bool(re.search(r"cross|enc_?dec|encoder_attn|multihead_attn|visual_attention", names, re.IGNORECASE))
 
 
 def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str = "none") -> None:
