@@ -38,9 +38,16 @@ def combine(tuner: BaseTuner, adapters: Sequence[str], weights: Sequence[float],
         for part, weight in layer.base_layer.state_dict().items()
     }
     states = [base_norms | weights_of(model, name) for name in adapters]
-    combined = {key: _sum(key, states, weights) for key in dict.fromkeys(chain(*states))}
+    combined: dict[str, torch.Tensor] = {}
+    for key in dict.fromkeys(chain(*states)):
+        terms = [(state[key], weight) for state, weight in zip(states, weights, strict=True) if key in state]
+        first = combined[key] = terms[0][0]
+        if first.is_floating_point():  # counts, such as a batch norm's, stay those of the first adapter
+            # In half precision, rounding errors of the sum can exceed the differences between the adapters.
+            wide = torch.promote_types(first.dtype, torch.float32)
+            combined[key] = torch.stack([weight * tensor.to(wide) for tensor, weight in terms]).sum(dim=0)
 
-    places = [recorded_places(model, config) for config in configs]
+    places = [places_of(model, config) for config in configs]
     union = {key: place for each in places for key, place in each.items()}
     bottlenecks = [{key for key, place in each.items() if place.is_bottleneck} for each in places]
     sizes = {key: len(combined[f"{key}.{PREFIX}adapter.down_proj.bias"]) for key in set().union(*bottlenecks)}
@@ -69,7 +76,7 @@ def compare_options(one: HoulsbyConfig, two: HoulsbyConfig, names: Iterable[str]
     return [f"{name} is {first!r} and {second!r}" for name, first, second in pairs if first != second]
 
 
-def recorded_places(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
+def places_of(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
     """Return an adapter's places as they are in this model, with their sizes."""
     assert config.record is not None
     return find_places(model, config.derived(config.record))
@@ -115,16 +122,6 @@ def _layers(model: nn.Module, kind: type[HoulsbyTunerLayer]) -> Iterator[tuple[s
     for key, module in model.named_modules():
         if isinstance(module, kind):
             yield key.replace(".base_layer", ""), module
-
-
-def _sum(key: str, states: Sequence[dict[str, torch.Tensor]], weights: Sequence[float]) -> torch.Tensor:
-    """Return the weighted sum of a tensor over the adapters that have it; of counts, the first adapter's."""
-    terms = [(state[key], weight) for state, weight in zip(states, weights, strict=True) if key in state]
-    if not terms[0][0].is_floating_point():
-        return terms[0][0]
-    # In half precision, rounding errors of the sum can exceed the differences between the adapters.
-    wide = torch.promote_types(terms[0][0].dtype, torch.float32)
-    return torch.stack([weight * tensor.to(wide) for tensor, weight in terms]).sum(dim=0)
 
 
 def _check_alike(names: Sequence[str], configs: Sequence[HoulsbyConfig]) -> None:

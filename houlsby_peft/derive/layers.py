@@ -14,7 +14,7 @@ from ..config import HoulsbyConfig
 from ..layer import HoulsbyTunerLayer, layers_around
 from ..placement.places import View
 from ..record import Place, fold_places
-from .combine import add_derived, recorded_places, weights_of
+from .combine import add_derived, places_of, weights_of
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def prune(
     """
     tuner: Any = model.base_model
     config = tuner.peft_config[source]
-    layers, places = set(layers), recorded_places(tuner.model, config)
+    layers, places = set(layers), places_of(tuner.model, config)
     removed = _select_layers(places, layers)
     kept = {key: place for key, place in places.items() if key not in removed or (place.is_norm and keep_norms)}
     remaining = {place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None}
@@ -107,7 +107,7 @@ def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
         model = model.model
     configs = getattr(model, "peft_config", {})
     own = [config for config in configs.values() if isinstance(config, HoulsbyConfig)]
-    return model, {key: place for config in own for key, place in recorded_places(model, config).items()}
+    return model, {key: place for config in own for key, place in places_of(model, config).items()}
 
 
 def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:
