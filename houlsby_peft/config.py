@@ -12,12 +12,13 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import torch
 from huggingface_hub.dataclasses import type_validator
 from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
-from .checkpoints.weights import check_weights_file, read_json
+from .checkpoints.weights import read_json, read_shapes
 from .errors import shortened
 from .record import AdapterRecord, numbered
 from .registration import houlsby_peft_type
@@ -131,8 +132,8 @@ class HoulsbyConfig(PeftConfig):
         self.record: AdapterRecord | None = None
         # The settings of a loaded adapter, as they were in its file.
         self._loaded_settings: dict[str, Any] | None = None
-        # The names of the tensors in the file of a loaded adapter, if they are known.
-        self.names_in_file: frozenset[str] | None = None
+        # The shapes of the tensors in the file of a loaded adapter, by name, if they are known.
+        self.shapes_in_file: dict[str, torch.Size] | None = None
         self._is_used = False
         # Whether the adapter has been added to a model, but not yet its saved weights.
         self.awaits_weights = False
@@ -225,9 +226,9 @@ class HoulsbyConfig(PeftConfig):
                 pickled file only.
             SafetensorError: The folder's weights are cut off or damaged.
         """
-        names = check_weights_file(Path(pretrained_model_name_or_path, subfolder or ""))
+        shapes = read_shapes(Path(pretrained_model_name_or_path, subfolder or ""))
         config: HoulsbyConfig = super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
-        config.names_in_file = names
+        config.shapes_in_file = shapes
         return config
 
     @classmethod

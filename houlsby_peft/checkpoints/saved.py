@@ -23,7 +23,6 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     LocalEntryNotFoundError,
 )
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
-from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ..config import HoulsbyConfig
@@ -82,11 +81,10 @@ class SavedAdapter:
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
         try:
             config = _read_config(folder)
-            shapes = _read_shapes(folder / SAFETENSORS_WEIGHTS_NAME, config)
         except Exception as error:  # whatever a damaged file leads the libraries to
             reason = shortened(str(error).replace(str(folder), name))
             raise AdapterError(reason if name in reason else f"{name}: {reason}") from error
-        saved = cls(name, folder, config, shapes, (folder / TOKENIZER_FILES[0]).is_file())
+        saved = cls(name, folder, config, config.shapes_in_file or {}, (folder / TOKENIZER_FILES[0]).is_file())
         if saved.commit and folder != Path(name) and not saved.own_tokenizer:
             try:
                 get_cached_repo_tree(name, revision=saved.commit)
@@ -184,16 +182,11 @@ def _read_config(folder: Path) -> HoulsbyConfig:
     for name, form in (("auto_mapping", dict), ("base_model_name_or_path", str)):
         if not isinstance(fields.get(name), (form, NoneType)):
             raise AdapterError(f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}")
-    return HoulsbyConfig.from_pretrained(str(folder))
-
-
-def _read_shapes(path: Path, config: HoulsbyConfig) -> dict[str, torch.Size]:
-    with safe_open(path, framework="pt") as file:
-        shapes = {key: torch.Size(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    largest, size = max([config.r, *config.rank_pattern.values()]), path.stat().st_size
-    if largest > size:
+    config = HoulsbyConfig.from_pretrained(str(folder))
+    weights, largest = folder / SAFETENSORS_WEIGHTS_NAME, max([config.r, *config.rank_pattern.values()])
+    if largest > (size := weights.stat().st_size):
         raise AdapterError(
-            f"{path.with_name(CONFIG_NAME)} asks for bottlenecks of size {shortened(str(largest))}, but all of "
-            f"{path.name} has {size:,} bytes. {_AGAIN}"
+            f"{path} asks for bottlenecks of size {shortened(str(largest))}, but all of {weights.name} has {size:,} "
+            f"bytes. {_AGAIN}"
         )
-    return shapes
+    return config

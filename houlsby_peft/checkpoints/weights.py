@@ -44,14 +44,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def check_weights_file(folder: Path) -> frozenset[str] | None:
-    """Check the weights in a folder before PEFT adds an adapter, which it does before it reads them.
+def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
+    """Read the shapes of the weights in a folder, by name, before PEFT adds an adapter, which it does before it reads.
 
-    Returns the names of the tensors; None if the folder holds no safetensors file, or is a repository's name.
+    Return None if the folder holds no weights, or is a repository's name. A pickled file is refused.
     """
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if file.is_file():
-        return frozenset(safe_open(file, framework="pt").keys())
+        with safe_open(file, framework="pt") as weights:
+            return {key: torch.Size(weights.get_slice(key).get_shape()) for key in weights.keys()}  # noqa: SIM118
     if (folder / WEIGHTS_NAME).is_file():
         raise AdapterError(
             f"An adapter's weights must be in {SAFETENSORS_WEIGHTS_NAME}; {folder} has only {WEIGHTS_NAME}, a pickled "

@@ -171,7 +171,7 @@ class Plan:
                 f"The name of an adapter must be unique in the model; {adapter_name!r} is {problem}. Give another "
                 f"adapter_name, such as {'task_' + adapter_name!r}."
             )
-        saved = self.config.names_in_file
+        saved = self.config.shapes_in_file
         if not self.config.is_loaded or saved is None:
             return
         for head in self.heads:
