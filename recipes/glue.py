@@ -14,6 +14,7 @@ The training is `train` in common/task.py.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from common.arguments import Command
@@ -21,7 +22,7 @@ from common.data import sample
 from common.edge import end_with_one_line, log
 from common.glue_tasks import GlueTask, find_tasks, parse_arguments, write_all
 from common.model import Saved
-from common.task import EVALUATED, run_task
+from common.task import EVALUATION, run_task
 
 
 def main() -> None:
@@ -35,13 +36,16 @@ def run_tasks(command: Command) -> None:
     tasks = find_tasks(arguments.task)
     if len(tasks) > 1:
         command.be_of_several()
-    scores, prefix = {}, ""
+    # "runs/r8-{task}" and "runs/r64-{task}" do not overwrite each other's files.
+    scores, submissions, start = {}, [], training.output_dir.partition("{task}")[0]
     for task in tasks:
-        results = run_one(replace(task, predicts=arguments.predict), command.for_task(task.name))
-        prefix = EVALUATED if "evaluated" in results else ""
-        scores[task.name] = results["scores" if prefix else "best_scores"]
+        own = command.for_task(task.name)
+        results = run_one(replace(task, predicts=arguments.predict), own)
+        is_evaluated = "evaluated" in results
+        scores[task.name] = results["scores" if is_evaluated else "best_scores"]
+        submissions.append(Path(own.training.output_dir, "submission"))
     if len(tasks) > 1 and training.process_index == 0:
-        write_all(training.output_dir, scores, arguments.predict, prefix)
+        write_all(f"{start}{EVALUATION}/" if is_evaluated else start, scores, submissions if arguments.predict else ())
 
 
 def run_one(task: GlueTask, command: Command) -> dict[str, Any]:

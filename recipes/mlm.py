@@ -37,14 +37,12 @@ from transformers import (
 from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
 from common.data import (
     check_columns,
+    divide,
     files_of,
     find_text_columns,
     load_data,
     rows_with_text,
-    sample,
-    split_to_score,
     tokenize,
-    with_validation,
 )
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved, apply_method, find_model, load_model
@@ -117,7 +115,6 @@ class MlmTask(Task):
 
     trained: dict[str, nn.Parameter] = field(default_factory=dict)
     scores = ("loss",)
-    example = None
     auto_class = AutoModelForMaskedLM
     trainer_class = MlmTrainer
 
@@ -136,6 +133,9 @@ class MlmTask(Task):
         log(f"{len(self.splits['train']):,} training texts; encoder {arguments.model_name}")
         log(f"head for masked words: {head}")
         return model, tokenizer
+
+    def example_of(self, row: Mapping[str, Any]) -> None:
+        """No command predicts masked words."""
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         return tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
@@ -166,11 +166,7 @@ def main() -> None:
         splits.pop("test", None)
         if saved:
             load_head(saved)
-            splits = split_to_score(splits, arguments, saved.results)
-        else:
-            splits = with_validation(splits) if training.do_eval else splits
-            splits["train"] = sample(splits["train"], arguments.max_train_samples)
-        return MlmTask(name="mlm", splits=splits)
+        return MlmTask(name="mlm", splits=divide(splits, arguments, training, saved and saved.results))
 
     run_task(MlmTask, load, command, files_of(arguments))
 

@@ -120,32 +120,32 @@ class SquadTask(Task):
 
     def make_trainer(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
-        training: RecipeTrainingArguments, **options: Any,
+        training: RecipeTrainingArguments,
     ) -> RecipeTrainer:  # fmt: skip
         tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
-        own, questions = self.arguments, self.splits["validation"]
+        own, most = self.arguments, tokenizer.model_max_length
         least = own.stride + QUESTION_TOKENS + tokenizer.num_special_tokens_to_add(pair=True) + 1
-        most = tokenizer.model_max_length
         if not least <= max_length <= most:
             raise RecipeError(
                 f"--max_length must be from {least} (--stride {own.stride}, a question of {QUESTION_TOKENS} tokens, "
                 f"special tokens and one of context) to the encoder's {most}, got {max_length}."
             )
         self.windows = Windows(tokenizer, max_length, own.stride, own.max_answer_length, self.threshold)
-        options |= {"windows": self.windows, "questions": questions}
-        trainer = super().make_trainer(model, tokenizer, max_length, training, **options)
-        count = f"{len(trainer.train_dataset):,} training windows; " if trainer.train_dataset else ""
-        log(f"{count}{len(questions):,} questions to score")
-        return trainer
+        return super().make_trainer(model, tokenizer, max_length, training)
+
+    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+        return {"windows": self.windows, "questions": self.splits["validation"]}
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        return (training_windows if name == "train" else evaluation_windows)(split, self.windows)
+        rows = (training_windows if name == "train" else evaluation_windows)(split, self.windows)
+        log(f"{name}: {len(split):,} questions in {len(rows):,} windows")
+        return rows
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> None:
-        """Write the answers to `prefix`predictions.json in the output folder, if --do_predict asks for them."""
+    def predict_test(self, trainer: RecipeTrainer) -> None:
+        """Write the answers to predictions.json in the output folder, if --do_predict asks for them."""
         answers = trainer.answers() if trainer.args.do_predict else None
         if answers is not None and trainer.args.should_save:
-            write_json(Path(trainer.args.output_dir, f"{prefix}predictions.json"), answers)
+            write_json(Path(trainer.args.output_dir, "predictions.json"), answers)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from transformers.hf_argparser import HfArg
 
 from common.arguments import DataArguments, parse_command
-from common.data import files_of, load_data, sample, split_to_score, with_validation
+from common.data import divide, files_of, load_data
 from common.edge import end_with_one_line, log
 from common.model import Saved
 from common.tagging import TaggingTask, find_columns, find_tags, read_tags
@@ -48,12 +48,9 @@ def main() -> None:
         splits = load_data(arguments, training)
         columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
         tags = saved.labels if saved else find_tags(splits["train"], columns[1])
-        if saved:
-            splits = split_to_score(splits, arguments, saved.results)
+        splits = divide(splits, arguments, training, saved and saved.results)
         splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}
         if not saved:
-            splits = with_validation(splits)
-            splits["train"] = sample(splits["train"], arguments.max_train_samples)
             log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
         return TaggingTask(name="tagging", labels=tags, splits=splits)
 

@@ -6,7 +6,6 @@ text_classification.py, paper_tasks.py and stream.py train with `run`.
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,21 +20,19 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import EvalPrediction, PreTrainedModel
 from transformers.hf_argparser import HfArg
 from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.trainer_utils import PredictionOutput
 
 from common.arguments import Command, RecipeTrainingArguments, TextArguments
 from common.data import (
     WHERE,
     check_columns,
+    divide,
     files_of,
     find_text_columns,
     load_data,
     locate,
     report_repeated,
     rows_with_text,
-    sample,
-    split_to_score,
-    with_validation,
-    without_known,
 )
 from common.edge import RecipeError, log
 from common.labels import (
@@ -56,7 +53,7 @@ from common.labels import (
     split_labels,
 )
 from common.model import Saved, active_config
-from common.scores import SCORES, check_finite, defused
+from common.scores import SCORES, check_finite
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
@@ -193,68 +190,48 @@ class ClassificationTask(Task):
             scale = scale if output.out_features == 1 and output.bias is not None else None
         return {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, float] | None:
-        """Write the predictions for the test split to `prefix`predictions.csv in the output folder; return the scores
-        if it has labels."""
-        test = self.data.get("test")
-        if test is None or not trainer.args.do_predict:
-            return None
-        prediction = trainer.predict(test)
-        is_labeled = "label" in test.column_names
-        if trainer.is_world_process_zero():
-            path = Path(trainer.args.output_dir, f"{prefix}predictions.csv")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table = pd.DataFrame({name: test[name] for name in self.text_columns})
-            if is_labeled:
-                table["label"] = self.kind.decode(test["label"])
-            table = table.assign(**predicted_columns(prediction.predictions, self.kind))
-            table.map(defused).to_csv(path, index=False)
-            log(f"predictions for the test split: {path}")
-        return self.score(prediction) if is_labeled else None
+    def predicted(self, prediction: PredictionOutput) -> pd.DataFrame:
+        """Return the texts of the test split with their labels, if they have some, and the predicted ones."""
+        test = self.data["test"]
+        table = pd.DataFrame({name: test[name] for name in self.text_columns})
+        if prediction.label_ids is not None:
+            table["label"] = self.kind.decode(test["label"])
+        return table.assign(**predicted_columns(prediction.predictions, self.kind))
 
 
-def load_task(arguments: ClassificationArguments, training: RecipeTrainingArguments) -> ClassificationTask:
-    """Load a data set and detect its texts and labels; leave out examples without a label, and training examples
-    without text."""
-    splits, text_columns, columns = _read_splits(arguments, training)
-    labels = find_labels(splits["train"], columns, arguments.problem_type)
-    if labels.problem_type == REGRESSION and arguments.class_weights:
-        raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
-    texts = label_texts(splits["train"], columns)
-    check_repeated(labels, texts)
-    report_repeated(splits["train"], text_columns, texts)
-    splits = _encode(splits, labels, text_columns)
-    if training.do_eval:
-        splits = with_validation(splits, rarest_labels(labels, texts))
-        splits = splits if arguments.keep_repeated else without_known(splits, text_columns)
-    splits["train"] = data = sample(splits["train"], arguments.max_train_samples)
-    log(f"{arguments.name}: {len(data):,} training examples; {describe_balance(labels, data['label'])}")
-    weights = scale = None
-    if labels.problem_type == REGRESSION:
-        targets = np.asarray(data["label"], dtype=float)
-        scale = (float(targets.mean()), float(targets.std()) or 1.0)
-    if arguments.class_weights:
-        weights = balanced_weights(labels, data["label"])
-        shown = (f"{label} {weight:.2f}" for label, weight in zip(labels.names, weights[:SHOWN], strict=False))
-        log(f"weights of the classes in the loss: {', '.join(shown)}{', ...' if len(weights) > SHOWN else ''}")
-    return ClassificationTask(
-        name=arguments.name, text_columns=text_columns, splits=splits, kind=labels, weights=weights, scale=scale
-    )
-
-
-def load_evaluated(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, saved: Saved
+def load_task(
+    arguments: ClassificationArguments, training: RecipeTrainingArguments, saved: Saved | None = None
 ) -> ClassificationTask:
-    """Load the splits on which a saved adapter or model is scored; see split_to_score."""
-    separator = arguments.label_separator or saved.results.get("arguments", {}).get("label_separator")
-    arguments = replace(arguments, label_separator=separator)
-    problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
-    splits, text_columns, columns = _read_splits(arguments, training, saved.recorded("text_columns"))
-    labels = Labels(columns, problem_type, saved.labels)
+    """Load a data set and detect its texts and labels, or take those of a saved adapter or model; leave out examples
+    without a label, and training examples without text."""
+    if saved:
+        separator = arguments.label_separator or saved.results.get("arguments", {}).get("label_separator")
+        arguments = replace(arguments, label_separator=separator)
+    splits, text_columns, columns = _read_splits(arguments, training, saved and saved.recorded("text_columns"))
     texts = label_texts(splits["train"], columns)
-    rarest = rarest_labels(labels, texts)
-    splits = split_to_score(_encode(splits, labels, text_columns), arguments, saved.results, rarest, text_columns)
-    return ClassificationTask(name=arguments.name, text_columns=text_columns, splits=splits, kind=labels)
+    if saved:
+        problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
+        labels = Labels(columns, problem_type, saved.labels)
+    else:
+        labels = find_labels(splits["train"], columns, arguments.problem_type)
+        if labels.problem_type == REGRESSION and arguments.class_weights:
+            raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+        check_repeated(labels, texts)
+        report_repeated(splits["train"], text_columns, texts)
+    splits, rarest = _encode(splits, labels, text_columns), rarest_labels(labels, texts)
+    splits = divide(splits, arguments, training, saved and saved.results, rarest, text_columns)
+    task = ClassificationTask(name=arguments.name, text_columns=text_columns, splits=splits, kind=labels)
+    if not saved:
+        classes = splits["train"]["label"]
+        log(f"{task.name}: {len(classes):,} training examples; {describe_balance(labels, classes)}")
+        if labels.problem_type == REGRESSION:
+            targets = np.asarray(classes, dtype=float)
+            task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
+        if arguments.class_weights:
+            task.weights = balanced_weights(labels, classes)
+            shown = [f"{name} {weight:.2f}" for name, weight in zip(labels.names, task.weights, strict=True)]
+            log(f"weights of the classes in the loss: {', '.join(shown[:SHOWN])}{', ...' * (len(shown) > SHOWN)}")
+    return task
 
 
 def _read_splits(
@@ -320,10 +297,9 @@ def run(command: Command) -> dict[str, Any]:
     command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
 
-    def load(saved: Saved | None) -> ClassificationTask:
-        return load_evaluated(arguments, training, saved) if saved else load_task(arguments, training)
-
-    return run_task(ClassificationTask, load, command, files_of(arguments))
+    return run_task(
+        ClassificationTask, lambda saved: load_task(arguments, training, saved), command, files_of(arguments)
+    )
 
 
 def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:

@@ -124,28 +124,25 @@ def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset
     return read_file(path, encoding)
 
 
-def find_files(data: str, **files: str | None) -> dict[str, Path]:
+def files_of(arguments: DataArguments) -> dict[str, Path]:
     """Return the files of a data set, by their splits; those on the Hub have none."""
-    own = {split: Path(file).expanduser() for split, file in files.items() if file is not None}
-    path = Path(data).expanduser()
-    if path.is_file():
-        return {"train": path, **own}
-    found = {split: find_split(path, split) for split in SPLITS} if path.is_dir() else {}
-    return {split: file for split, file in found.items() if file is not None} | own
+    named = {"validation": arguments.validation_file, "test": arguments.test_file}
+    path = Path(arguments.data).expanduser()
+    files = {"train": path} if path.is_file() else {split: find_split(path, split) for split in SPLITS}
+    files |= {split: Path(file).expanduser() for split, file in named.items() if file is not None}
+    return {split: file for split, file in files.items() if file is not None}
 
 
-def load_splits(
-    data: str, config: str | None = None, encoding: str | None = None, **files: str | None
-) -> dict[str, Dataset]:
-    """Load train and, if present, validation and test; see find_files."""
-    found = find_files(data, **files)
-    splits = {split: read_file(path, encoding) for split, path in found.items()}
-    if "train" in splits:
-        return splits
-    if looks_like_a_path(data):
-        read_split(Path(data).expanduser(), "train")  # which says what is there
-    on_hub = load_dataset(data, config)
-    return {split: _number_rows(on_hub[split]) for split in SPLITS if split in {*on_hub, "train"}} | splits
+def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str, Dataset]:
+    """Load train and, if present, validation and test, from files or from the Hub."""
+    with training.main_process_first():
+        splits = {split: read_file(path, arguments.encoding) for split, path in files_of(arguments).items()}
+        if "train" in splits:
+            return splits
+        if looks_like_a_path(arguments.data):
+            read_split(Path(arguments.data).expanduser(), "train")  # which says what is there
+        on_hub = load_dataset(arguments.data, arguments.data_config)
+        return {split: _number_rows(on_hub[split]) for split in SPLITS if split in {*on_hub, "train"}} | splits
 
 
 def find_text_columns(
@@ -310,18 +307,22 @@ def tokenize(
     return tokenized
 
 
-def files_of(arguments: DataArguments) -> dict[str, Path]:
-    """Return the files of a data set, by their splits; none for data on the Hub."""
-    return find_files(arguments.data, validation=arguments.validation_file, test=arguments.test_file)
-
-
-def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str, Dataset]:
-    """Load the splits of a data set."""
-    with training.main_process_first():
-        return load_splits(
-            arguments.data, arguments.data_config, arguments.encoding, validation=arguments.validation_file,
-            test=arguments.test_file,
-        )  # fmt: skip
+def divide(
+    splits: dict[str, Dataset],
+    arguments: DataArguments,
+    training: TrainingArguments,
+    results: Mapping[str, Any] | None,
+    labels: Sequence[Hashable] | None = None,
+    text_columns: Sequence[str] = (),
+) -> dict[str, Dataset]:
+    """Return the splits to train on, with one for validation if it is wanted, which has no text of train if that is
+    wanted; with the results of a run, those on which its model is scored, as split_to_score does."""
+    if results is not None:
+        return split_to_score(splits, arguments, results, labels, text_columns)
+    if training.do_eval:
+        splits = with_validation(splits, labels)
+        splits = splits if getattr(arguments, "keep_repeated", True) else without_known(splits, text_columns)
+    return {**splits, "train": sample(splits["train"], arguments.max_train_samples)}
 
 
 def split_to_score(

@@ -201,11 +201,11 @@ def print_files(rows: Mapping[str, str]) -> None:
     print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
 
 
-def write_figures(output: Path, kept: Any, task: str, prefix: str = "") -> dict[str, str]:
+def write_figures(output: Path, kept: Any, task: str) -> dict[str, str]:
     """Write the confusion matrix, the most confident mistakes and how reliable probabilities are, or the predictions
-    against the targets, with names that begin with `prefix`; return what was written."""
+    against the targets; return what was written."""
     names = ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv")
-    confused, reliable, values, mistaken = files = [output / f"{prefix}{name}" for name in names]
+    confused, reliable, values, mistaken = files = [output / name for name in names]
     for file in files:
         file.unlink(missing_ok=True)  # of an earlier run
     title, scores, written = f"{task}, {kept.split}", kept.scores, {}

@@ -61,11 +61,6 @@ class GlueTask(Task):
         splits = (split.removeprefix("validation_") for split in self.validation_splits)
         return tuple(f"{split}_{name}" for split in splits for name in names)
 
-    @property
-    def example(self) -> list[str]:
-        """The first text, or pair of texts, of the validation split."""
-        return [self.splits[self.validation_splits[0]][0][column] for column in self.text_columns]
-
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the task's scores of logits or, for a regression, of scores."""
         outputs = evaluation.predictions
@@ -95,9 +90,9 @@ class GlueTask(Task):
         splits = ("train", *self.validation_splits)
         return {split: file for split in splits if (file := find_split(folder, split)) is not None}
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> None:
-        """Write the predictions for GLUE's server into the folder "submission", whose name begins with `prefix`, if
-        they are asked for; MNLI's "AX" only if it is at hand."""
+    def predict_test(self, trainer: RecipeTrainer) -> None:
+        """Write the predictions for GLUE's server into the folder "submission", if they are asked for; MNLI's "AX" if
+        it is at hand."""
         if not self.predicts:
             return
         for name, test_set in TEST_SETS.items():
@@ -109,7 +104,7 @@ class GlueTask(Task):
                 encoded = self.encode(texts, name, trainer.processing_class, self.max_length)
                 outputs = trainer.predict(encoded, metric_key_prefix="submission").predictions
                 if trainer.is_world_process_zero():
-                    path = Path(trainer.args.output_dir, f"{prefix}submission", f"{name}.tsv")
+                    path = Path(trainer.args.output_dir, "submission", f"{name}.tsv")
                     write_atomically(path, test_set.table(outputs).to_csv(sep="\t", index=False))
                     print(f"{path}: {len(outputs):,} predictions")
 
@@ -254,15 +249,11 @@ TEST_SETS = {
 }
 
 
-def write_all(folder: str, scores: ByTask, predicted: bool, prefix: str = "") -> None:
-    """Print the scores of all tasks and both averages; write them to all.json and, if `predicted`, the submission.
-
-    The names of both files begin with the part of the folder before {task}, so that "runs/r8-{task}" and
-    "runs/r64-{task}" do not overwrite each other's.
-    """
-    before = folder.partition("{task}")[0] + prefix
+def write_all(start: str, scores: ByTask, submissions: Sequence[Path]) -> None:
+    """Print the scores of all tasks and both averages; write them to all.json and the predictions in the folders, if
+    there are some, to submission.zip. The paths of both files begin with `start`."""
     averages = {"mean_of_nine_columns": mean_of_nine(scores), "server_average": server_average(scores)}
-    write_json(Path(f"{before}all.json"), {"scores": scores, **averages})
+    write_json(Path(f"{start}all.json"), {"scores": scores, **averages})
     for task, own in scores.items():
         shown = (f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss"))
         print(f"{task:<5} {', '.join(shown)}")
@@ -270,8 +261,7 @@ def write_all(folder: str, scores: ByTask, predicted: bool, prefix: str = "") ->
     if nine is not None and server is not None:  # --do_train alone scores nothing
         print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
         print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
-    if predicted:
-        with zipfile.ZipFile(f"{before}submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-            for task in scores:
-                for file in sorted(Path(folder.replace("{task}", task), f"{prefix}submission").glob("*.tsv")):
-                    archive.write(file, file.name)
+    if submissions:
+        with zipfile.ZipFile(f"{start}submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in (file for folder in submissions for file in sorted(folder.glob("*.tsv"))):
+                archive.write(file, file.name)

@@ -1,7 +1,7 @@
 """Tags of words: from a data set to word pieces, and from a model's outputs to scores."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -50,10 +50,8 @@ class TaggingTask(Task):
     def head(self) -> dict[str, Any]:
         return {"id2label": dict(enumerate(self.labels))}
 
-    @property
-    def example(self) -> str:
-        """The first sentence of the validation split."""
-        return " ".join(self.splits["validation"][0]["words"])
+    def example_of(self, row: Mapping[str, Any]) -> str:
+        return " ".join(row["words"])
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         return tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, max_length)

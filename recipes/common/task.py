@@ -12,6 +12,7 @@ from platform import python_version
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
+from transformers.trainer_utils import PredictionOutput
 
 import houlsby_peft
 from common.arguments import (
@@ -45,13 +47,12 @@ from common.run import (
     is_houlsby,
     write_json,
 )
-from common.scores import ClassScores, ValueScores, score_classes
+from common.scores import ClassScores, ValueScores, defused, score_classes
 from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
 from houlsby_peft.hub.card import write_card_of_saved
 
 
-# How the names of what is written beside evaluation.json begin. The folder may be that of a run, whose files remain.
-EVALUATED = "evaluation_"
+EVALUATION = "evaluation"  # a subfolder, so that the files of a run remain
 LIBRARIES = ("houlsby_peft", "peft", "transformers", "accelerate", "datasets", "evaluate", "torch")
 
 
@@ -89,11 +90,9 @@ class Task(ABC):
         """What the adapter's configuration and record say of the task."""
         return {"task_type": self.task_type, "text_columns": self.text_columns or None, **self.head}
 
-    @property
-    def example(self) -> str | list[str] | None:
-        """A text or a pair of texts, for which the end of a run shows how to predict."""
-        split = self.splits.get("validation", self.splits.get("train"))
-        return None if split is None else [split[0][column] for column in self.text_columns]
+    def example_of(self, row: Mapping[str, Any]) -> str | list[str] | None:
+        """Return a row's text or pair of texts, for which the end of a run shows how to predict."""
+        return [row[column] for column in self.text_columns]
 
     def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with a new head for this task, and make trainable what the method trains."""
@@ -129,9 +128,8 @@ class Task(ABC):
         tokenizer: PreTrainedTokenizerBase,
         max_length: int,
         training: RecipeTrainingArguments,
-        **options: Any,
     ) -> RecipeTrainer:
-        """Return a trainer with the tokens of all splits. Further options are the trainer's own."""
+        """Return a trainer with the tokens of all splits."""
         self.max_length = max_length
         self.data = {name: self.encode(split, name, tokenizer, max_length) for name, split in self.splits.items()}
         return self.trainer_class(
@@ -144,7 +142,6 @@ class Task(ABC):
             compute_metrics=self.score,
             describe=self.describe if self.labels else None,
             **self.trainer_options(model, training),
-            **options,
         )
 
     def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
@@ -159,14 +156,22 @@ class Task(ABC):
         """Return the scores of the validation split."""
         return without_times(trainer.evaluate())
 
-    def predict_test(self, trainer: RecipeTrainer, prefix: str = "") -> dict[str, Any] | None:
-        """Predict the test split, if there is one and --do_predict asks for it; return its scores if it has labels.
-
-        The names of files with predictions begin with `prefix`.
-        """
+    def predict_test(self, trainer: RecipeTrainer) -> dict[str, Any] | None:
+        """Predict the test split, if there is one and --do_predict asks for it; return its scores if it has labels."""
         if "test" not in self.data or not trainer.args.do_predict:
             return None
-        return self.score(trainer.predict(self.data["test"]))
+        prediction = trainer.predict(self.data["test"])
+        table = self.predicted(prediction)
+        if table is not None and trainer.is_world_process_zero():
+            path = Path(trainer.args.output_dir, "predictions.csv")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            table.map(defused).to_csv(path, index=False)
+            log(f"predictions for the test split: {path}")
+        return None if prediction.label_ids is None else self.score(prediction)
+
+    def predicted(self, prediction: PredictionOutput) -> pd.DataFrame | None:
+        """Return a table of the predictions for the test split, if they are to be written."""
+        return None
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
         """Return what results.json says of the data: the name, the address on the Hub if they are there, the split
@@ -194,6 +199,7 @@ def run_task(
     name = find_evaluated(command)
     if name is not None:
         saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
+        training.output_dir = str(Path(training.output_dir, EVALUATION))
         return evaluate(load(saved), saved, command)
     push = houlsby_peft.plan_push(training, hub_name(arguments.model_name))  # before anything is trained
     command = command._replace(method=settle(method, adapter, training, arguments.model_name))
@@ -239,19 +245,22 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         write_json(run.folder / RESULTS_FILE, content)
         if is_houlsby(run.folder / trainer.saved_as):
             write_card_of_saved(run.folder / trainer.saved_as)
-        report_end(trainer, content, kept, task.example, hub_name(arguments.model_name))
+        first = next((split for name, split in task.splits.items() if name.startswith("validation")), None)
+        example = task.example_of((first or task.splits["train"])[0])
+        report_end(trainer, content, kept, example, hub_name(arguments.model_name))
     return content
 
 
 def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
-    """Score what a run has saved on the validation split, predict the test split, and write evaluation.json."""
+    """Score what a run has saved on the validation split, predict the test split, and write evaluation.json beside the
+    folder of the predictions and figures."""
     arguments, _, _, training = command
     training.choose_by(task.scores)
     trainer = task.make_trainer(saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training)
     scores = task.evaluate(trainer)
-    test = task.predict_test(trainer, EVALUATED)
+    test = task.predict_test(trainer)
     kept = trainer.describe_kept()
-    path = Path(training.output_dir, "evaluation.json")
+    path = Path(f"{training.output_dir}.json")
     content = {
         "task": task.name,
         "evaluated": saved.name,
@@ -272,7 +281,7 @@ def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
         files = {"Scores": str(path)}
         if kept is not None:
             print_by_class(kept)
-            files |= write_figures(path.parent, kept, task.name, EVALUATED)
+            files |= write_figures(Path(training.output_dir), kept, task.name)
         print_files(files)
     return content
 

@@ -55,7 +55,7 @@ def test_train_and_evaluate_from_another_folder(encoder, command, tmp_path):
     assert command("evaluate", "runs/tickets", "new.csv", "--use_cpu")[0] == ""
     evaluation = json.loads((run / "evaluation.json").read_text())
     assert evaluation["per_class"]["scores"]["bad"]["support"] == 3
-    mistakes = pd.read_csv(run / "evaluation_mistakes.csv")
+    mistakes = pd.read_csv(run / "evaluation" / "mistakes.csv")
     assert evaluation["scores"]["accuracy"] == pytest.approx(1 - len(mistakes) / 9)
     lines = (tmp_path / "new.csv").read_text().splitlines()
     for where, text in zip(mistakes["row"], mistakes["text"], strict=True):

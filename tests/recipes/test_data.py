@@ -11,13 +11,13 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
-from common.arguments import RecipeTrainingArguments
+from common.arguments import DataArguments, RecipeTrainingArguments
 from common.classification import ClassificationArguments, load_task
 from common.data import (
     WHERE,
-    find_files,
+    files_of,
     find_text_columns,
-    load_splits,
+    load_data,
     read_file,
     report_repeated,
     rows_with_text,
@@ -93,17 +93,23 @@ class TestFiles:
             read_file(tmp_path / name)
 
     def test_a_folder(self, tmp_path):
+        def load(folder):
+            return load_data(DataArguments(data=str(folder)), RecipeTrainingArguments(use_cpu=True))
+
         write(tmp_path / "train.csv", text=["a"]).rename(tmp_path / "train.CSV")
         write(tmp_path / "test.parquet", text=["b"])
-        assert {name: rows["text"][0] for name, rows in load_splits(str(tmp_path)).items()} == {
+        assert {name: rows["text"][0] for name, rows in load(tmp_path).items()} == {
             "train": "a",
             "test": "b",
         }
         other = write(tmp_path / "other.csv", text=["c"])
-        assert find_files(str(other), validation=str(other)) == {"train": other, "validation": other}
+        assert files_of(DataArguments(data=str(other), validation_file=str(other))) == {
+            "train": other,
+            "validation": other,
+        }
         write(tmp_path / "b" / "other.csv", text=["c"])
         with pytest.raises(RecipeError, match=r"has no split 'train': .*found other\.csv"):
-            load_splits(str(tmp_path / "b"))
+            load(tmp_path / "b")
 
     def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
         with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):

@@ -151,7 +151,9 @@ class TestRuns:
         run(glue, *flags, "--evaluate", tmp_path / "run", "--predict")
         evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
         assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-5)
-        assert (tmp_path / "run" / "evaluation_submission" / "AX.tsv").read_text().splitlines() == written["AX.tsv"]
+        assert (tmp_path / "run" / "evaluation" / "submission" / "AX.tsv").read_text().splitlines() == written[
+            "AX.tsv"
+        ]
 
     def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
         """All of two: their folders, and both averages, which need all nine."""

@@ -15,7 +15,7 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import squad
-from common.data import load_splits
+from common.data import read_split
 from common.edge import RecipeError
 from common.questions import (
     check_questions,
@@ -147,13 +147,13 @@ class TestRuns:
         [epoch] = results["epochs"]
         assert epoch["f1"] == results["best_score"]
         assert {"exact_match", "no_answer_f1", "has_answer_f1"} <= set(epoch)
-        golds = {row["id"]: row["answers"]["text"] for row in load_splits(str(folder))["validation"]}
+        golds = {row["id"]: row["answers"]["text"] for row in read_split(folder, "validation")}
         assert epoch["f1"] == squad_scores(answers, golds)["f1"]
         run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
             tmp_path / "again")  # fmt: skip
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
         assert found == pytest.approx(results["best_scores"])
-        assert json.loads((tmp_path / "again" / "evaluation_predictions.json").read_text()) == answers
+        assert json.loads((tmp_path / "again" / "evaluation" / "predictions.json").read_text()) == answers
 
     @pytest.mark.parametrize("method", ["houlsby", "lora"])
     def test_an_evaluation_abstains_as_the_run_did(self, encoder, folder, tmp_path, method):
@@ -163,14 +163,14 @@ class TestRuns:
         for flags, expected in (((), "always"), (("--null_threshold", thresholds["never"]), "never")):
             run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
                 tmp_path / "again", *flags)  # fmt: skip
-            answers = json.loads((tmp_path / "again" / "evaluation_predictions.json").read_text()).values()
+            answers = json.loads((tmp_path / "again" / "evaluation" / "predictions.json").read_text()).values()
             assert not any(answers) if expected == "always" else all(answers)
 
     def test_the_saved_adapter_gives_the_answers(self, encoder, folder, tmp_path, tokenizer):
         """In plain PyTorch, window by window."""
         self.squad(encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_eval_samples", 5)
         answers = json.loads((tmp_path / "run" / "predictions.json").read_text())
-        data = load_splits(str(folder))["validation"].filter(lambda row: row["id"] in answers)
+        data = read_split(folder, "validation").filter(lambda row: row["id"] in answers)
         model = PeftModel.from_pretrained(
             AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2), tmp_path / "run" / "adapter"
         ).eval()

@@ -214,7 +214,7 @@ class TestFromAFileToPredictions:
         test = write(tmp_path / "test.csv", **(columns if labeled else {"message": columns["message"]}))
         saved = tickets / "runs" / "tickets" / "adapter"
         found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--test_file", test, "--evaluate", saved)
-        table = pd.read_csv(tmp_path / "evaluation_predictions.csv")
+        table = pd.read_csv(tmp_path / "evaluation" / "predictions.csv")
         assert table["predicted"][:3].tolist() == list(TEXTS)
         assert table["message"].tolist() == [*TEXTS.values(), "'=1+1", "'-5"]
         assert list(table.columns) == ["message", *(["label"] if labeled else []), "predicted", "probability"]
