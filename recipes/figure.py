@@ -14,16 +14,7 @@ from importlib import import_module
 from common.edge import end_with_one_line
 
 
-FIGURES = {
-    "ablation": "score without the adapters of each span of layers (Houlsby 6 left, Mohebbi 8)",
-    "compare": "methods or variants beside a baseline: scores, sizes, times (tables; Houlsby, section 3.6)",
-    "curves": "validation scores by epoch, step or seconds (Han 1, 13)",
-    "depth": "score against the cost of many tasks on one text, by the number of adapted layers",
-    "init_scale": "score against the scale of the initial weights and the size (Houlsby 6 right, section 3.6)",
-    "robustness": "how often synonyms change a prediction (Han 5)",
-    "stability": "the spread over seeds and lengths of training, gradients by layer (Han 1-4, 9, 10, 13)",
-    "tradeoff": "score against trained parameters (Houlsby 1, 3, 4, 5)",
-}
+FIGURES = ("ablation", "compare", "curves", "depth", "init_scale", "robustness", "stability", "tradeoff")
 
 
 def main() -> None:
@@ -32,10 +23,11 @@ def main() -> None:
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     commands = parser.add_subparsers(dest="figure", required=True)
-    for name, text in FIGURES.items():
+    for name in FIGURES:
+        module = import_module(f"papers.{name}")
+        text = module.__doc__.partition("\n")[0]
         command = commands.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
         command.add_argument("folder", nargs="+" if name == "robustness" else None, help="Folder of finished runs.")
-        module = import_module(f"papers.{name}")
         module.add_flags(command)
         command.set_defaults(draw=module.main)
     arguments = parser.parse_args()

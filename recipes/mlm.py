@@ -116,6 +116,7 @@ class MlmTask(Task):
     trained: dict[str, nn.Parameter] = field(default_factory=dict)
     scores = ("loss",)
     auto_class = AutoModelForMaskedLM
+    collator = DataCollatorForLanguageModeling
     trainer_class = MlmTrainer
 
     def prepare(self, command: Command) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
@@ -125,7 +126,10 @@ class MlmTask(Task):
         # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
         config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
         model = apply_method(model, method, config, adapter.init_adapter)
-        self.trained = train_missing_head(model, missing)
+        # Without the output weights, which are tied.
+        self.trained = {name: weight for name, weight in base_model(model).named_parameters() if name in missing}
+        for weight in self.trained.values():
+            weight.requires_grad = True
         if not isinstance(model, PeftModel):
             keep_pooler(model)
         new = sum(weight.numel() for weight in self.trained.values())
@@ -139,9 +143,6 @@ class MlmTask(Task):
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         return tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
-        return DataCollatorForLanguageModeling(tokenizer)
 
     def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
         return {"head": self.trained}
@@ -189,14 +190,6 @@ def has_head(name: str) -> bool:
     # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
     others = ("ElectraForPreTraining", "FunnelForPreTraining")
     return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds)
-
-
-def train_missing_head(model: PeftModel | PreTrainedModel, missing: set[str]) -> dict[str, nn.Parameter]:
-    """Make trainable what the checkpoint lacks, and return it; the tied output weights are not in it."""
-    weights = {name: weight for name, weight in base_model(model).named_parameters() if name in missing}
-    for weight in weights.values():
-        weight.requires_grad = True
-    return weights
 
 
 def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:

@@ -116,7 +116,7 @@ class SquadTask(Task):
 
     @property
     def recorded(self) -> dict[str, Any]:
-        return {"task_type": self.task_type, "null_threshold": self.threshold}
+        return {"task_type": self.task_type, "null_threshold": self.threshold, "text_columns": ()}
 
     def make_trainer(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,

@@ -30,16 +30,18 @@ from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 def main() -> int:
     """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if interrupted."""
     arguments, flags = parse_arguments()
-    from sweeping.search import Sweep  # only here, as the import of Optuna takes seconds
+    from sweeping.search import execute_all, make_searches  # only here, as the import of Optuna takes seconds
 
     output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
     runs = make_runs(output, arguments.recipe.resolve(), axes, flags)
-    sweep = Sweep(output, runs, arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage)
+    own = (arguments.choose, arguments.search_seeds, arguments.n_trials, arguments.storage)
+    searches = make_searches(output, runs, *own)
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
-    left = [*sweep.left()]
-    print(f"{estimate(left)}; then {sweep.others:,} runs of other seeds at the best points", file=sys.stderr)
+    left = [run for search in searches for run in search.left()]
+    others = sum(len(search.other_seeds) for search in searches)
+    print(f"{estimate(left)}; then {others:,} runs of other seeds at the best points", file=sys.stderr)
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))
@@ -49,7 +51,7 @@ def main() -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     try:
-        failures = sweep.execute(launch, slots)
+        failures = execute_all(searches, launch, slots)
     except KeyboardInterrupt:
         print("\nInterrupted. The same command resumes from here.", file=sys.stderr)
         return 130

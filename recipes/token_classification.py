@@ -18,8 +18,9 @@ from transformers.hf_argparser import HfArg
 from common.arguments import DataArguments, parse_command
 from common.data import divide, files_of, load_data
 from common.edge import end_with_one_line, log
+from common.labels import MULTI, find_labels
 from common.model import Saved
-from common.tagging import TaggingTask, find_columns, find_tags, read_tags
+from common.tagging import TaggingTask, find_columns, read_tags
 from common.task import run_task
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     def load(saved: Saved | None) -> TaggingTask:
         splits = load_data(arguments, training)
         columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
-        tags = saved.labels if saved else find_tags(splits["train"], columns[1])
+        tags = saved.labels if saved else find_labels(splits["train"], columns[1:], MULTI).names
         splits = divide(splits, arguments, training, saved and saved.results)
         splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}
         if not saved:

@@ -2,7 +2,7 @@
 
 import copy
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,11 +67,6 @@ class GlueTask(Task):
         predictions = outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)
         check_finite(outputs)
         return glue_scores(self.name, predictions, evaluation.label_ids)
-
-    def validation(self, data: Mapping[str, Dataset]) -> Dataset | dict[str, Dataset] | None:
-        """Return the validation split; MNLI's two by their names."""
-        found = {name.removeprefix("validation_"): data[name] for name in self.validation_splits}
-        return found if len(found) > 1 else next(iter(found.values()))
 
     def load(self, data_dir: str | None, trains: bool = True) -> "GlueTask":
         """Return the task with its splits, from `data_dir`/<task> or the Hub."""
@@ -189,10 +184,8 @@ class GlueArguments(EncoderArguments):
 def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments] = GlueArguments) -> Command:
     """Parse the command line, or `args`; check what does not depend on the data."""
     command = parse_command(kind, ClassifierArguments, args, with_preset)
-    arguments, method, adapter, training = command
+    arguments, _, _, training = command
     tasks = find_tasks(arguments.task)
-    if arguments.evaluate is None and training.do_train:
-        method.check(adapter, training)
     if arguments.data_dir is not None:
         folder = Path(arguments.data_dir).expanduser()
         needed = [task.name for task in tasks]

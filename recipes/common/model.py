@@ -32,7 +32,7 @@ from common.arguments import (
     MINILM,
     OFF,
     POOLER,
-    AdapterArguments,
+    Command,
     MethodArguments,
     RecipeTrainingArguments,
 )
@@ -133,13 +133,12 @@ def on_main(training: RecipeTrainingArguments, work: Callable[[], Result]) -> Re
     return found
 
 
-def settle(
-    method: MethodArguments, adapter: AdapterArguments, training: RecipeTrainingArguments, model_name: str
-) -> MethodArguments:
-    """Check a method's options, and return a copy in which those that are 'auto' are chosen.
+def settle(command: Command) -> Command:
+    """Check the options of a command's method, and return a copy in which those that are 'auto' are chosen.
 
     A run that resumes keeps the data type that it began with.
     """
+    arguments, method, adapter, training = command
     method.check(adapter, training)
     method = replace(method)
     shards = _launched_with(training, "deepspeed", "fsdp")
@@ -151,8 +150,8 @@ def settle(
     elif method.base_dtype == AUTO:
         before = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
         known = None if training.overwrite_output_dir else before.get("base_dtype")
-        method.base_dtype = on_main(training, lambda: known or _choose_dtype(training, model_name))
-    return method
+        method.base_dtype = on_main(training, lambda: known or _choose_dtype(training, arguments.model_name))
+    return command._replace(method=method)
 
 
 def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
@@ -171,21 +170,14 @@ def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
 
 
 def adapt(
-    model: PreTrainedModel,
-    method: MethodArguments,
-    adapter: AdapterArguments,
-    training: Any,
-    max_length: int,
-    null_threshold: float | None = None,
-    text_columns: Sequence[str] | None = None,
-    **fields: Any,
+    model: PreTrainedModel, command: Command, null_threshold: float | None, text_columns: Sequence[str], **fields: Any
 ) -> PreTrainedModel | PeftModel:
     """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked."""
-    config = adapter.config(**fields)
-    adapted = apply_method(model, method, config, adapter.init_adapter)
+    arguments, method, adapter, training = command
+    adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
     if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
-        active.record.max_length, active.record.null_threshold = max_length, null_threshold
-        active.record.text_columns = None if text_columns is None else list(text_columns)
+        active.record.max_length, active.record.null_threshold = arguments.max_length, null_threshold
+        active.record.text_columns = list(text_columns) or None
     if method.keep_prefix != OFF:
         try:
             keep_prefix(adapted, method, training)
@@ -222,19 +214,14 @@ def apply_method(
     if method.base_dtype == "bfloat16":
         for name in heads:
             keep_in_float32(model.get_submodule(name))
+    common: dict[str, Any] = {
+        "task_type": config.task_type, "exclude_modules": config.exclude_modules, "modules_to_save": heads,
+    }  # fmt: skip
     if method.method == "lora":
-        lora = LoraConfig(
-            task_type=config.task_type,
-            r=method.lora_r,
-            lora_alpha=method.lora_alpha,
-            target_modules=method.lora_targets,
-            exclude_modules=config.exclude_modules,
-            modules_to_save=heads,
-        )
-        return get_peft_model(model, lora)
+        own = {"r": method.lora_r, "lora_alpha": method.lora_alpha, "target_modules": method.lora_targets}
+        return get_peft_model(model, LoraConfig(**own, **common))
     if method.method == "ia3":
-        ia3 = IA3Config(task_type=config.task_type, exclude_modules=config.exclude_modules, modules_to_save=heads)
-        return get_peft_model(model, ia3)
+        return get_peft_model(model, IA3Config(**common))
     trained = [model.get_submodule(name) for name in heads]
     if method.method == "full":
         trained = [model]

@@ -72,12 +72,6 @@ COLUMNS = {
     "RTE": ("rte", "accuracy"),
 }
 WNLI = {"WNLI": ("wnli", "accuracy")}
-# Houlsby et al. 2019 (arXiv 1902.00751), table 1: test scores of BERT-large, in percent, in the order of COLUMNS.
-HOULSBY = {
-    "Houlsby et al. 2019, BERT-large: full": (60.5, 94.9, 89.3, 87.6, 72.1, 86.7, 85.9, 91.1, 70.1),
-    "Houlsby et al. 2019, BERT-large: r 8-256": (59.5, 94.0, 89.5, 86.9, 71.8, 84.9, 85.1, 90.7, 71.5),
-    "Houlsby et al. 2019, BERT-large: r 64": (56.9, 94.2, 89.6, 87.3, 71.8, 85.3, 84.6, 91.4, 68.8),
-}
 _NAMES = {
     **{task: column for column, (task, _) in (COLUMNS | WNLI).items() if task != "mnli"},
     "mnli": "MNLI", "squad": "SQuAD", "minimal_pairs": "generated sentences",

@@ -18,7 +18,7 @@ from transformers import (
 
 from common.data import check_columns, find_column, locate
 from common.edge import RecipeError
-from common.labels import MULTI, find_labels, label_texts
+from common.labels import label_texts
 from common.scores import ClassScores, check_finite
 from common.task import Task
 from houlsby_peft.serving.tagging import find_entities, mark_entities
@@ -36,6 +36,7 @@ class TaggingTask(Task):
 
     auto_class = AutoModelForTokenClassification
     task_type = "TOKEN_CLS"
+    collator = DataCollatorForTokenClassification
 
     @property
     def are_entities(self) -> bool:
@@ -55,9 +56,6 @@ class TaggingTask(Task):
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         return tokenize_words(zip(split["words"], split["tags"], strict=True), tokenizer, max_length)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
-        return DataCollatorForTokenClassification(tokenizer)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.
@@ -103,11 +101,6 @@ def find_columns(train: Dataset, word_column: str | None, tag_column: str | None
     """Return the columns of words and tags, as named or by their usual names."""
     words = find_column(train, word_column, WORD_COLUMNS, "--word_column")
     return words, find_column(train, tag_column, TAG_COLUMNS, "--tag_column")
-
-
-def find_tags(train: Dataset, tag_column: str) -> tuple[str, ...]:
-    """Return the tags that the data set declares or contains."""
-    return find_labels(train, [tag_column], MULTI).names
 
 
 def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:

@@ -68,6 +68,7 @@ class Task(ABC):
 
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification  # the model with the task's head
     task_type: ClassVar[str] = "SEQ_CLS"  # PEFT's name for it
+    collator: ClassVar[Any] = DataCollatorWithPadding  # makes a batch of examples
     trainer_class: ClassVar[type[RecipeTrainer]] = RecipeTrainer
 
     @property
@@ -88,7 +89,8 @@ class Task(ABC):
     @property
     def recorded(self) -> dict[str, Any]:
         """What the adapter's configuration and record say of the task."""
-        return {"task_type": self.task_type, "text_columns": self.text_columns or None, **self.head}
+        texts = {"text_columns": self.text_columns, "null_threshold": None}
+        return {"task_type": self.task_type, **texts, **self.head}
 
     def example_of(self, row: Mapping[str, Any]) -> str | list[str] | None:
         """Return a row's text or pair of texts, for which the end of a run shows how to predict."""
@@ -96,9 +98,8 @@ class Task(ABC):
 
     def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with a new head for this task, and make trainable what the method trains."""
-        arguments, method, adapter, training = command
-        model, tokenizer = self.load_model(arguments.model_name, method.base_dtype)
-        return adapt(model, method, adapter, training, arguments.max_length, **self.recorded), tokenizer
+        model, tokenizer = self.load_model(command.arguments.model_name, command.method.base_dtype)
+        return adapt(model, command, **self.recorded), tokenizer
 
     def load_model(self, name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """Load the encoder with a head for this task, which is new unless the checkpoint has one of this size."""
@@ -111,10 +112,6 @@ class Task(ABC):
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
         """Return a split with the tokens of its texts."""
         return tokenize(split, tokenizer, self.text_columns, max_length, name)
-
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Any:
-        """Return what makes a batch of examples."""
-        return DataCollatorWithPadding(tokenizer)
 
     def describe(self, outputs: NDArray[np.float32], labels: NDArray[Any]) -> ClassScores | ValueScores:
         """Return what a model has predicted, class by class."""
@@ -132,11 +129,13 @@ class Task(ABC):
         """Return a trainer with the tokens of all splits."""
         self.max_length = max_length
         self.data = {name: self.encode(split, name, tokenizer, max_length) for name, split in self.splits.items()}
+        kind = "validation"  # MNLI has two, validation_matched and validation_mismatched
+        several = {name.removeprefix(f"{kind}_"): split for name, split in self.data.items() if name.startswith(kind)}
         return self.trainer_class(
             model=model,
             args=training,
             train_dataset=self.data.get("train"),
-            eval_dataset=self.validation(self.data),
+            eval_dataset=several if len(several) > 1 else several.get(kind),
             processing_class=tokenizer,
             data_collator=self.collator(tokenizer),
             compute_metrics=self.score,
@@ -147,10 +146,6 @@ class Task(ABC):
     def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
         """Return what the trainer's class needs beyond other trainers."""
         return {}
-
-    def validation(self, data: Mapping[str, Dataset]) -> Dataset | dict[str, Dataset] | None:
-        """Return the validation split, or several by their names."""
-        return data.get("validation")
 
     def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
         """Return the scores of the validation split."""
@@ -195,14 +190,14 @@ def run_task(
     the data, by their splits. A saved adapter must have the `labels`; None: any. Return the content of results.json,
     or of evaluation.json.
     """
-    arguments, method, adapter, training = command
+    arguments, method, _, training = command
     name = find_evaluated(command)
     if name is not None:
         saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
         training.output_dir = str(Path(training.output_dir, EVALUATION))
         return evaluate(load(saved), saved, command)
     push = houlsby_peft.plan_push(training, hub_name(arguments.model_name))  # before anything is trained
-    command = command._replace(method=settle(method, adapter, training, arguments.model_name))
+    command = settle(command)
     run = on_main(training, lambda: Run(merge(command), files, training.world_size))
     results = run.results
     if results is None:
@@ -228,7 +223,29 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
 
     test = task.predict_test(trainer)
     kept = trainer.describe_kept()
-    content = describe_run(trainer, command) | {
+    epochs = scores_per_epoch(trainer.state.log_history)
+    best = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
+    scores = {name: score for name, score in best.items() if name not in MOMENT}
+    weights = run.folder / trainer.saved_as / SAFETENSORS_WEIGHTS_NAME
+    is_adapter = training.should_save and is_houlsby(weights.parent)
+    content = {
+        # By which its card and a later push find these results.
+        **({"adapter_crc32": zlib.crc32(weights.read_bytes())} if is_adapter else {}),
+        "seed": training.seed,
+        "strategy": trainer.strategy,
+        "epochs": epochs,
+        "chosen_by": training.metric_for_best_model,
+        "best_epoch": None if trainer.best_step is None else best["epoch"],
+        "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
+        "best_scores": scores,
+        "trainable_parameters": trainer.trainable,
+        "total_parameters": trainer.total,
+        "seconds": round(time.perf_counter() - trainer.start, 1),
+        "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
+        "arguments": merge(command),
+        "defaults": defaults_of(command),
+        "hardware": hardware(),
+        "command": command_line(sys.argv, training.hub_token),
         "method": method.method,
         "task": task.name,
         "model": arguments.model_name,
@@ -243,8 +260,8 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         from common.figures import report_end  # only now, as the import takes a second
 
         write_json(run.folder / RESULTS_FILE, content)
-        if is_houlsby(run.folder / trainer.saved_as):
-            write_card_of_saved(run.folder / trainer.saved_as)
+        if is_adapter:
+            write_card_of_saved(weights.parent)
         first = next((split for name, split in task.splits.items() if name.startswith("validation")), None)
         example = task.example_of((first or task.splits["train"])[0])
         report_end(trainer, content, kept, example, hub_name(arguments.model_name))
@@ -289,35 +306,6 @@ def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
 def describe_classes(kept: Described | None) -> dict[str, Any] | None:
     """Return the scores of each class, and the split that they are of."""
     return None if kept is None else {"split": kept.split, "scores": kept.scores.by_class()}
-
-
-def describe_run(trainer: RecipeTrainer, groups: Sequence[Any]) -> dict[str, Any]:
-    """Return what results.json says of every run, whatever its task."""
-    training = trainer.args
-    epochs = scores_per_epoch(trainer.state.log_history)
-    kept = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
-    scores = {name: score for name, score in kept.items() if name not in MOMENT}
-    weights = Path(training.output_dir, trainer.saved_as, SAFETENSORS_WEIGHTS_NAME)
-    is_adapter = training.should_save and is_houlsby(weights.parent)
-    return {
-        # By which its card and a later push find these results.
-        **({"adapter_crc32": zlib.crc32(weights.read_bytes())} if is_adapter else {}),
-        "seed": training.seed,
-        "strategy": trainer.strategy,
-        "epochs": epochs,
-        "chosen_by": training.metric_for_best_model,
-        "best_epoch": None if trainer.best_step is None else kept["epoch"],
-        "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
-        "best_scores": scores,
-        "trainable_parameters": trainer.trainable,
-        "total_parameters": trainer.total,
-        "seconds": round(time.perf_counter() - trainer.start, 1),
-        "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
-        "arguments": merge(groups),
-        "defaults": defaults_of(groups),
-        "hardware": hardware(),
-        "command": command_line(sys.argv, training.hub_token),
-    }
 
 
 def find_evaluated(command: Command) -> str | None:

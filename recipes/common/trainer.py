@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -304,36 +305,34 @@ class Lines(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Begin with the steps that an interrupted run has taken."""
-        self._evaluated = self._logged = state.global_step
-        self._sum = 0.0  # of the losses of the steps from the one to the other
-        self._last_line = time.monotonic()
+        self._evaluated, self._last_line = state.global_step, time.monotonic()
 
     def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Let the Trainer log the loss of an epoch that has fewer steps than --logging_steps."""
         control.should_log = control.should_log or args.logging_strategy != "no"
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Add up the losses, each of which is a mean over the steps since the one before."""
-        loss = kwargs["logs"].get("loss")
-        if loss is None:
+        """Print the loss if the last line was long ago."""
+        if "loss" not in kwargs["logs"] or not args.disable_tqdm or not state.is_world_process_zero:
             return
-        self._sum += loss * (state.global_step - self._logged)
-        self._logged = state.global_step
-        if args.disable_tqdm and state.is_world_process_zero and time.monotonic() - self._last_line > _SECONDS:
-            self._last_line = time.monotonic()
+        if time.monotonic() - self._last_line > _SECONDS:
+            loss, self._last_line = kwargs["logs"]["loss"], time.monotonic()
             print(f"step {state.global_step:,} of {state.max_steps:,}: loss {loss:.3f}", flush=True)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Print the scores of an evaluation during the training."""
+        """Print the loss since the evaluation before, and the scores of this one during the training."""
         if not state.is_world_process_zero or not state.global_step:
             return
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
         if state.epoch is not None and float(state.epoch).is_integer():
             moment = f"epoch {state.epoch:.0f} of {state.num_train_epochs}"
+        # Each logged loss is a mean over the steps since the one before.
+        losses = {entry["step"]: entry["loss"] for entry in state.log_history if "loss" in entry}
+        steps = [self._evaluated, *(step for step in losses if step > self._evaluated)]
         shown = {}
-        if self._logged > self._evaluated:
-            shown["loss"] = self._sum / (self._logged - self._evaluated)
-            self._sum, self._evaluated = 0.0, self._logged
+        if len(steps) > 1:
+            total = sum(losses[step] * (step - before) for before, step in pairwise(steps))
+            shown["loss"], self._evaluated = total / (steps[-1] - steps[0]), steps[-1]
         scores = without_times(kwargs["metrics"])
         shown |= {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
         tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from tqdm.auto import tqdm
-from transformers import EvalPrediction
 
 from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
@@ -37,26 +35,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> None:
     """Score every span, write the numbers and the figure, and prune if asked to."""
-    run, output = load_run(arguments.folder, arguments.data_dir), Path(arguments.folder)
+    run, output = load_run(arguments.folder, arguments.data_dir, arguments.batch_size), Path(arguments.folder)
     if arguments.score == "accuracy" and len(run.task.labels) == 1:
         raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
     rows = score_spans(run, arguments)
     write_lines(output / "ablation.jsonl", rows)
     title = f"Adapters removed: {proper_name(run.task.name)}, {Path(run.results['model']).name}"
-    save(draw(rows, run.model.config.num_hidden_layers, title), output / "ablation")
+    save(draw(rows, run.trainer.model.config.num_hidden_layers, title), output / "ablation")
     if arguments.prune is not None:
         prune_run(run, rows, arguments)
 
 
 def score_spans(run: FinishedRun, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the scores with all adapters, then without those of each span, with the relative change."""
-    size = run.model.config.num_hidden_layers
+    model = run.trainer.model
+    size = model.config.num_hidden_layers
     spans = [(first, last) for last in range(size) for first in range(last + 1)]
     score_name = "accuracy" if arguments.score == "accuracy" else run.task.scores[0].rpartition("matched_")[2]
-    rows: list[dict[str, Any]] = [{"span": None, "scores": score(run, arguments)}]
+    rows: list[dict[str, Any]] = [{"span": None, "scores": run.score(arguments.max_eval_samples)}]
     for first, last in tqdm(spans, unit="span"):
-        with ablate(run.model, range(first, last + 1), keep_norms=arguments.norms == "keep"):
-            rows.append({"span": (first, last), "scores": score(run, arguments)})
+        with ablate(model, range(first, last + 1), keep_norms=arguments.norms == "keep"):
+            rows.append({"span": (first, last), "scores": run.score(arguments.max_eval_samples)})
     full = rows[0]["scores"][score_name]
     if full <= 0:
         raise RecipeError(f"The changes are relative to the run's {score_name}, which is {full}: train it first.")
@@ -65,20 +64,6 @@ def score_spans(run: FinishedRun, arguments: argparse.Namespace) -> list[dict[st
     for row in rows[1:]:
         row["relative_change"] = row["scores"][score_name] / full - 1
     return rows
-
-
-@torch.inference_mode()
-def score(run: FinishedRun, arguments: argparse.Namespace) -> dict[str, float]:
-    """Return the model's scores on the validation examples, always with the accuracy of a task with classes."""
-    labels, logits = [], []
-    for batch in run.batches(arguments.batch_size, arguments.max_eval_samples):
-        labels.append(batch.pop("labels").cpu())
-        logits.append(run.model(**batch).logits.float().cpu())
-    references, predictions = torch.cat(labels).numpy(), torch.cat(logits).numpy()
-    scores = run.task.score(EvalPrediction(predictions, references))
-    if len(run.task.labels) > 1:
-        scores["accuracy"] = float(np.mean(predictions.argmax(-1) == references))
-    return scores
 
 
 def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
@@ -113,15 +98,15 @@ def draw(rows: list[dict[str, Any]], size: int, name: str) -> Figure:
 def prune_run(run: FinishedRun, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Save the adapter without the longest span that costs at most --prune; among equally long spans, without the
     cheapest. At least one layer keeps its adapters."""
-    whole = (0, run.model.config.num_hidden_layers - 1)
+    whole = (0, run.trainer.model.config.num_hidden_layers - 1)
     cheap = [row for row in rows[1:] if row["relative_change"] >= -arguments.prune and row["span"] != whole]
     if not cheap:
         print(f"Nothing to prune: every span costs more than {arguments.prune:.1%} of the score.")
         return
     best = max(cheap, key=lambda row: (row["span"][1] - row["span"][0], row["relative_change"]))
     first, last = best["span"]
-    prune(run.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
-    run.model.save_pretrained(arguments.folder, selected_adapters=["pruned"])
+    prune(run.trainer.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
+    run.trainer.model.save_pretrained(arguments.folder, selected_adapters=["pruned"])
     sizes = (Path(arguments.folder, name, SAFETENSORS_WEIGHTS_NAME).stat().st_size for name in ("adapter", "pruned"))
     before, after = (size / 1e6 for size in sizes)
     print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}: "

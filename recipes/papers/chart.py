@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from common.figures import PAGE, plt
 from common.scores import proper_name
 from papers.drawing import legend, styles, title_of
-from papers.results import Row, columns
+from papers.results import Row, columns, mean_and_error
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -16,11 +16,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     step = 0.8 / len(rows)
     figure, axes = plt.subplots(figsize=(PAGE, 0.8 + max(0.22, 0.11 * len(rows)) * len(shown)))
     for number, row in enumerate(rows):
-        points = [
-            (place + (number - (len(rows) - 1) / 2) * step, *mean)
-            for place, (task, score) in enumerate(shown.values())
-            if (cell := row.cell(task, score)) and (mean := cell.mean(score))
-        ]
+        scores, shift = row.scores(shown), (number - (len(rows) - 1) / 2) * step
+        points = [(place + shift, *mean_and_error([*scores[name].values()]))
+                  for place, name in enumerate(shown) if name in scores]  # fmt: skip
         if points:
             places, means, errors = zip(*points, strict=True)
             own = style[row.label] | {"linestyle": "none"}

@@ -21,8 +21,19 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from papers.drawing import legend, panels, show_counts, styles
-from papers.results import Cell, Results, Row, arrange, columns, finished, in_percent, mean_over
-from papers.tables import MISSING, Columns, compared, differences_to, show, table_of
+from papers.results import (
+    Cell,
+    Columns,
+    Results,
+    Row,
+    arrange,
+    columns,
+    finished,
+    in_percent,
+    mean_and_error,
+    mean_over,
+)
+from papers.tables import MISSING, compared, differences_to, show, table_of
 from sweeping.runs import CHOICES, CHOSEN
 
 
@@ -79,12 +90,12 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
     and trained parameters, bytes and seconds per task."""
     facts = {}
     for row in rows:
-        cells = {name: (cell, column[1]) for name, column in shown.items() if (cell := row.cell(*column))}
-        means = [value for cell, score in cells.values() if (value := cell.mean(score, split))]
-        runs = [one for cell, _ in cells.values() for one in cell.seeds.values()]
+        cells = [cell for column in shown.values() if (cell := row.cell(*column))]
+        means = [mean_and_error([*own.values()]) for own in row.scores(shown, split).values()]
+        runs = [one for cell in cells for one in cell.seeds.values()]
         changes = [*differences_to(row, base, shown, split).values()]
         weights = [path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")]
-        seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"] and "seconds" in one["epochs"][-1]]
+        seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"]]
         if means:
             score, error = mean_over(means)
             difference, of_difference = mean_over(changes) if changes else (None, None)
@@ -93,7 +104,7 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
                 "difference_error": of_difference, "trained": round(row.sizes().trained),
                 "bytes": sum(path.stat().st_size for path in weights) // len(runs) or None,
                 "seconds": mean(seconds) if seconds else None,
-                "seeds": max(len(cell.seeds) for cell, _ in cells.values()),
+                "seeds": max(len(cell.seeds) for cell in cells),
             }  # fmt: skip
     return facts
 
@@ -142,12 +153,8 @@ def times(row: Row, base: Row, share: float) -> dict[str, str]:
 
 
 def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
-    """Return the evaluations of a method on a task that all seeds have, in their order: the mean score in percent, and
-    each seed's time; none for runs that were chosen by a loss, or whose times are not recorded."""
-    runs = [
-        {entry["step"]: (in_percent(one, entry), entry["seconds"])
-         for entry in one["epochs"] if "seconds" in entry and not one["chosen_by"].endswith("loss")}
-        for one in cell.seeds.values()
-    ]  # fmt: skip
-    steps = sorted(set.intersection(*map(set, runs)))
-    return [(mean(run[step][0] for run in runs), [run[step][1] for run in runs]) for step in steps]
+    """Return the evaluations of a method on a task, in their order: the mean score in percent, and each seed's time;
+    none for runs that were chosen by a loss."""
+    evaluations = [] if cell.best["chosen_by"].endswith("loss") else cell.evaluations()
+    return [(mean(in_percent(cell.best, entry) for entry in own), [entry["seconds"] for entry in own])
+            for own in evaluations]  # fmt: skip

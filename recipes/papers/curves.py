@@ -42,14 +42,11 @@ def summarize(rows: Sequence[Row], score: str | None = None) -> list[dict[str, A
     mean epoch and seconds."""
     points = []
     for label, task, cell in ((row.label, task, cell) for row in rows for task, cell in row.cells.items()):
-        evaluations: dict[int, list[dict[str, float]]] = {}
         name = score or cell.best["chosen_by"]
-        for entry in (entry for one in cell.seeds.values() for entry in one["epochs"]):
-            if name not in entry:
-                raise RecipeError(f"--score must be a score of all runs; a run on {task} has {', '.join(entry)}.")
-            evaluations.setdefault(entry["step"], []).append(entry)
-        for own in (own for own in evaluations.values() if len(own) == len(cell.seeds)):
-            moment = {key: mean(entry[key] for entry in own) for key in MOMENT if key in own[0]}
+        for own in cell.evaluations():
+            if name not in own[0]:
+                raise RecipeError(f"--score must be a score of all runs; a run on {task} has {', '.join(own[0])}.")
+            moment = {key: mean(entry[key] for entry in own) for key in MOMENT}
             values = band([in_percent(cell.best, entry, name) for entry in own])
             points.append({"task": task, "line": label, "score": name, "seeds": len(own), **moment, **values})
     return points

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from common.figures import COLUMN, save
 from common.scores import proper_name
 from houlsby_peft import ablate
-from papers.ablation import score
 from papers.drawing import Rows, band, draw_line, legend, panels, styles, write_lines
 from papers.results import in_percent
 from papers.runs import load_run
@@ -48,8 +47,9 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, str, int, float, float]]:
     """Yield a run's seed, line, number of adapted layers, their cost and the score in percent."""
-    run = load_run(str(folder), arguments.data_dir)
-    results, task, depth = run.results, proper_name(run.task.name), run.model.config.num_hidden_layers
+    run = load_run(str(folder), arguments.data_dir, arguments.batch_size)
+    model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
+    depth = model.config.num_hidden_layers
     own = results["arguments"]
     # Of each number of lower layers to do without: one if the run was trained so, all if it was trained for all.
     dropped = range(depth) if own.get("adapter_drop") else [depth - len(own["layers"] or range(depth))]
@@ -57,8 +57,8 @@ def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, 
         layers = depth - number
         cost = (number + arguments.tasks * layers) / (arguments.tasks * depth)
         if own.get("adapter_drop"):
-            with ablate(run.model, range(number), keep_norms=False):
-                scores = score(run, arguments)
+            with ablate(model, range(number), keep_norms=False):
+                scores = run.score(arguments.max_eval_samples)
             yield results["seed"], f"{task}, AdapterDrop", layers, cost, in_percent(results, scores)
         else:
             yield results["seed"], task, layers, cost, in_percent(results, results["best_scores"])

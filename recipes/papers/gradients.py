@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainingArguments as Arguments
 
 
 FILE = "gradient_norms.jsonl"
@@ -24,21 +25,17 @@ class GradientNorms(TrainerCallback):
         self.groups: dict[str, list[nn.Parameter]] = {}
         self.norms: dict[str, torch.Tensor] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Group the trained parameters by layer. A new run starts a new file; a resumed one appends to it."""
         self.groups = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in kwargs["model"].named_parameters():
             if parameter.requires_grad:
                 self.groups.setdefault(layer_of(name), []).append(parameter)
         if state.is_world_process_zero and state.global_step == 0:
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             Path(args.output_dir, FILE).write_text("")
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
         """Compute the norms, without waiting for the device."""
         self.norms = {
             name: torch.stack(torch._foreach_norm(gradients)).norm()
@@ -46,20 +43,14 @@ class GradientNorms(TrainerCallback):
             if (gradients := [parameter.grad for parameter in parameters if parameter.grad is not None])
         }
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the norms. The Trainer has scaled all gradients by one factor, and logs the total norm before that."""
-        if not self.norms or "grad_norm" not in (logs or {}) or not state.is_world_process_zero:
+        total = kwargs["logs"].get("grad_norm")
+        if not self.norms or total is None or not state.is_world_process_zero:
             return
         norms = {name: norm.item() for name, norm in self.norms.items()}
         clipped = sum(norm**2 for norm in norms.values()) ** 0.5
-        scale = logs["grad_norm"] / clipped if clipped else 1.0
+        scale = total / clipped if clipped else 1.0
         row = {"step": state.global_step, "norms": {name: scale * norm for name, norm in norms.items()}}
         with Path(args.output_dir, FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")

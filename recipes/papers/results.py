@@ -17,6 +17,7 @@ from sweeping.runs import MEANT_FOR, choose
 
 
 Results = dict[str, Any]
+Columns = Mapping[str, tuple[str, str]]  # task and score by name
 MeanAndError = tuple[float, float | None]  # no error for a single seed
 
 # Methods that freeze the encoder and add weights; the others train weights of its own.
@@ -62,6 +63,13 @@ class Cell:
             return {}
         return {seed: in_percent(results, results[key], score) for seed, results in self.seeds.items()}
 
+    def evaluations(self) -> list[list[dict[str, float]]]:
+        """Return the evaluations of all seeds, step by step, for the steps that all of them have."""
+        by_step: dict[float, list[dict[str, float]]] = {}
+        for entry in (entry for one in self.seeds.values() for entry in one["epochs"]):
+            by_step.setdefault(entry["step"], []).append(entry)
+        return [own for _, own in sorted(by_step.items()) if len(own) == len(self.seeds)]
+
     def mean(self, score: str, split: str = "validation") -> MeanAndError | None:
         """Return a score's mean over the seeds and its standard error, in percent."""
         values = self.by_seed(score, split)
@@ -86,6 +94,11 @@ class Row:
         if task in self.runs and score == MISMATCHED:
             return best_cell(self.runs[task], self.chosen, score)
         return self.cells.get(task)
+
+    def scores(self, shown: Columns, split: str = "validation") -> dict[str, dict[int, float]]:
+        """Return the scores by seed, in percent, in the columns in which the row has some."""
+        cells = {name: (self.cell(*column), column[1]) for name, column in shown.items()}
+        return {name: own for name, (cell, score) in cells.items() if cell and (own := cell.by_seed(score, split))}
 
     def sizes(self, best: bool = False) -> "Sizes":
         """Return the sizes at the chosen points, or those of the best runs. As in the papers, MNLI counts as two

@@ -15,9 +15,9 @@ from textwrap import fill
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.special import softmax
 from tqdm.auto import tqdm
 
 from common.arguments import looks_like_a_path
@@ -49,7 +49,8 @@ def main(arguments: argparse.Namespace) -> None:
     """Attack each run, write the numbers and the figure."""
     wordnet, rows = WordNet(arguments.wordnet), []
     for folder in arguments.folder:
-        rows.append(attack(Path(folder).name, load_run(folder, arguments.data_dir), wordnet, arguments))
+        run = load_run(folder, arguments.data_dir, arguments.batch_size)
+        rows.append(attack(Path(folder).name, run, wordnet, arguments))
         print(f"{folder}: {rows[-1]['successes']} of {rows[-1]['attacked']} predictions changed")
     output = Path(arguments.output_dir or arguments.folder[0])
     write_lines(output / "robustness.jsonl", rows)
@@ -64,12 +65,12 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
         )
     data = sample(run.validation, arguments.max_eval_samples)
     texts, labels = data[run.task.text_columns[0]], np.asarray(data["label"])
-    probabilities = predictor(run, arguments.batch_size)
+    probabilities = predictor(run)
     right = probabilities(texts).argmax(-1) == labels
     if not right.any():
         raise RecipeError(f"{name} predicts none of {len(texts)} texts correctly, so there is nothing to attack.")
     attacks = [
-        pwws(texts[row], labels[row], probabilities, wordnet.synonyms, run.tokenizer.unk_token)
+        pwws(texts[row], labels[row], probabilities, wordnet.synonyms, run.trainer.processing_class.unk_token)
         for row in tqdm(np.flatnonzero(right).tolist(), desc=name, unit="text")
     ]
     successes = [one for one in attacks if one.success]
@@ -100,19 +101,13 @@ def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
     return None if is_lost or results["arguments"]["init_adapter"] else 0.0
 
 
-def predictor(run: FinishedRun, batch_size: int) -> Probabilities:
-    """Return a function from texts to the run's probabilities of the labels, which batches texts of similar length."""
-    max_length = run.results["arguments"]["max_length"]
+def predictor(run: FinishedRun) -> Probabilities:
+    """Return a function from texts to the run's probabilities of the labels."""
 
-    @torch.inference_mode()
     def probabilities(texts: Sequence[str]) -> NDArray[np.floating]:
-        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
-        found = []
-        for start in range(0, len(texts), batch_size):
-            batch = [texts[row] for row in order[start : start + batch_size]]
-            tokens = run.tokenizer(batch, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
-            found.append(run.model(**tokens.to(run.model.device)).logits.float().softmax(-1).cpu())
-        return torch.cat(found).numpy()[np.argsort(order)]
+        tokens = run.trainer.processing_class(list(texts), truncation=True, max_length=run.task.max_length)
+        rows = [dict(zip(tokens, row, strict=True)) for row in zip(*tokens.values(), strict=True)]
+        return softmax(run.trainer.predict(rows, metric_key_prefix="attacked").predictions, -1)
 
     return probabilities
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from common.figures import COLORS, COLUMN, PAGE, PINK, RED, SKY, plt, save
+from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
 from common.scores import proper_name
 from papers.drawing import Rows, legend, panels, seeds_of, write_lines
 from papers.gradients import FILE
@@ -125,7 +125,7 @@ def draw_seeds(rows: Rows) -> Figure:
         for row, of in zip(rows, steps, strict=True)
     }
     title = f"{proper_name(rows[0]['task'])}, {seeds_of(max(len(row['scores']) for row in rows))}"
-    return draw_boxes(boxes, (COLUMN, 0.9 + 0.3 * len(rows)), vertical=False, title=title, xlabel=_score(rows))
+    return draw_boxes(boxes, title, _score(rows))
 
 
 def draw_lengths(rows: Rows) -> Figure:
@@ -137,20 +137,18 @@ def draw_lengths(rows: Rows) -> Figure:
     boxes: dict[str, list[float]] = {}
     for row in rows:
         boxes.setdefault(NAMES[row["method"]], []).append(mean(row["last"].values()))
-    label = f"{_score(rows)}\nafter the last epoch"
-    return draw_boxes({name: boxes}, (COLUMN, 0.8 * COLUMN), title=proper_name(rows[0]["task"]), ylabel=label)
+    return draw_boxes({name: boxes}, f"{proper_name(rows[0]['task'])}, after the last epoch", _score(rows))
 
 
 def draw_epochs(rows: Rows) -> Figure:
     """Draw the distribution over the epochs of fine-tuning by steps of pretraining (figures 9 and 10)."""
     boxes: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        of_length = boxes.setdefault(f"{row['pretraining_steps']:,}", {})
+        of_length = boxes.setdefault(f"{row['pretraining_steps']:,} steps", {})
         of_length[NAMES[row["method"]]] = [*row["by_epochs"].values()]
     last = max(max(row["by_epochs"]) for row in rows)
     title = f"{proper_name(rows[0]['task'])}, up to {last:g} epochs of fine-tuning"
-    size = (min(PAGE, max(COLUMN, 0.6 * len(boxes))), 0.8 * COLUMN)
-    return draw_boxes(boxes, size, title=title, xlabel="steps of pretraining", ylabel=_score(rows))
+    return draw_boxes(boxes, title, _score(rows), "pretraining")
 
 
 def draw_curves(rows: Rows) -> Figure:
@@ -163,10 +161,10 @@ def draw_curves(rows: Rows) -> Figure:
 
 
 def draw_boxes(
-    boxes: Mapping[str, Mapping[str, Sequence[float]]], size: tuple[float, float], vertical: bool = True, **labels: str
+    boxes: Mapping[str, Mapping[str, Sequence[float]]], title: str, score: str, groups: str | None = None
 ) -> Figure:
     """Draw box plots: a group for each name, a box for each kind, all scores as points."""
-    figure, axes = plt.subplots(figsize=size)
+    figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * max(2, len(boxes))))
     kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
@@ -174,15 +172,12 @@ def draw_boxes(
         axes.boxplot(
             [*scores.values()], positions=[*scores], widths=0.35, showfliers=False, patch_artist=True, label=kind,
             boxprops={"facecolor": color, "alpha": 0.4}, medianprops={"color": "black"}, manage_ticks=False,
-            orientation="vertical" if vertical else "horizontal",
+            orientation="horizontal",
         )  # fmt: skip
         for place, values in scores.items():
-            points = ([place] * len(values), values) if vertical else (values, [place] * len(values))
-            axes.plot(*points, ".", color="black", markersize=3, alpha=0.6)
-    if vertical:
-        axes.set(xticks=range(len(boxes)), xticklabels=boxes, xlim=(-0.5, len(boxes) - 0.5), **labels)
-    else:
-        axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5), **labels)
+            axes.plot(values, [place] * len(values), ".", color="black", markersize=3, alpha=0.6)
+    axes.set(yticks=range(len(boxes)), yticklabels=boxes, ylim=(len(boxes) - 0.5, -0.5))
+    axes.set(title=title, xlabel=score, ylabel=groups)
     return legend(figure)
 
 

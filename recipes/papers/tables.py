@@ -13,6 +13,7 @@ from papers.numbers import PAPER_ROWS, SECOND_COLUMNS, SQUAD
 from papers.results import (
     NO_BERT,
     Cell,
+    Columns,
     MeanAndError,
     Row,
     arrange,
@@ -27,7 +28,6 @@ from sweeping.runs import MEANT_FOR
 
 
 MISSING = "-"
-Columns = Mapping[str, tuple[str, str]]
 Pages = dict[str, tuple[pd.DataFrame, str]]  # tables by their headings, each with a note
 NOTES = """\
 Scores: Matthews' correlation for CoLA, F1 for MRPC and QQP, Spearman's correlation for STS-B, else accuracy; in
@@ -178,13 +178,8 @@ def full_fine_tuning(rows: Iterable[Row]) -> Row:
 
 def differences_to(row: Row, base: Row, shown: Columns, split: str = "validation") -> dict[str, MeanAndError]:
     """Return the row's means minus another's, with the difference's standard error, in the columns that both have."""
-    found = {}
-    for name, (task, score) in shown.items():
-        cells = [one.cell(task, score) for one in (row, base)]
-        ours, theirs = (cell.by_seed(score, split) if cell else {} for cell in cells)
-        if ours and theirs:
-            found[name] = difference(ours, theirs)
-    return found
+    ours, theirs = (one.scores(shown, split) for one in (row, base))
+    return {name: difference(own, theirs[name]) for name, own in ours.items() if name in theirs}
 
 
 def settings(rows: Sequence[Row]) -> pd.DataFrame:

@@ -71,7 +71,7 @@ def summarize(
     found = []
     for row in rows:
         cells = {name: cell for name, column in shown.items() if (cell := row.cell(*column))}
-        scores = {name: values for name, cell in cells.items() if (values := cell.by_seed(shown[name][1], split))}
+        scores = row.scores(shown, split)
         if not each and (missing := shown.keys() - scores.keys()):
             print(f"{row.label}: left out, as it has no run on {', '.join(sorted(missing))}")
         elif scores:

@@ -6,7 +6,7 @@ share a sweep. A grid needs no more than that; where values are sampled, Optuna 
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TextIO
@@ -96,83 +96,69 @@ def _distribution(axis: str, text: str) -> BaseDistribution:
     return IntDistribution(int(low), int(high), log=axis in ("r", "lora_r"))
 
 
-class Sweep:
-    """Runs of a recipe below a folder, and which of them to execute: a grid or, with `n_trials`, points that Optuna
-    samples in the ranges, for each combination of the values that validation does not choose."""
+def make_searches(
+    output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
+    search_seeds: int | None = None, n_trials: int | None = None, storage: str | None = None,
+) -> list[Search]:  # fmt: skip
+    """Return a search for each combination of the values that validation does not choose: a grid or, with `n_trials`,
+    points that Optuna samples in the ranges."""
+    seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
+    others = seeds[search_seeds:] if search_seeds else []
+    ranges = [axis for axis, value in runs[0].point.items() if axis in CHOICES and ":" in value]
+    groups: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        run.check()
+        fixed = {axis: value for axis, value in run.point.items() if axis not in (*(ranges or chosen), "seed")}
+        if run.point.get("seed") not in others:
+            groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
+    if n_trials is None:
+        return [Search(same, others) for same in groups.values()]
+    output.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
+    lower = runs[0].recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in runs[0].flags)
+    direction = "minimize" if lower else "maximize"
+    return [
+        SampledSearch(same[0], others, n_trials, optuna.create_study(
+            study_name=f"{same[0].recipe.stem}: {name}", storage=in_storage, direction=direction, load_if_exists=True,
+        ))
+        for name, same in groups.items()
+    ]  # fmt: skip
 
-    def __init__(
-        self, output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
-        search_seeds: int | None = None, n_trials: int | None = None, storage: str | None = None,
-    ) -> None:  # fmt: skip
-        self._stopped, self._taking = threading.Event(), threading.Lock()
-        seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
-        others = seeds[search_seeds:] if search_seeds else []
-        ranges = [axis for axis, value in runs[0].point.items() if axis in CHOICES and ":" in value]
-        groups: dict[str, list[PlannedRun]] = {}
-        for run in runs:
-            run.check()
-            fixed = {axis: value for axis, value in run.point.items() if axis not in (*(ranges or chosen), "seed")}
-            if run.point.get("seed") not in others:
-                groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
-        self.searches = [Search(same, others) for same in groups.values()]
-        if n_trials is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            optuna.logging.set_verbosity(optuna.logging.WARNING)
-            in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
-            lower = runs[0].recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in runs[0].flags)
-            direction = "minimize" if lower else "maximize"
-            self.searches = [
-                SampledSearch(same[0], others, n_trials, optuna.create_study(
-                    study_name=f"{same[0].recipe.stem}: {name}", storage=in_storage, direction=direction,
-                    load_if_exists=True,
-                ))
-                for name, same in groups.items()
-            ]  # fmt: skip
 
-    @property
-    def others(self) -> int:
-        """The number of runs of the seeds that do not search."""
-        return sum(len(search.other_seeds) for search in self.searches)
+def execute_all(
+    searches: Sequence[Search], launch: Sequence[str], slots: Sequence[Mapping[str, str]]
+) -> dict[PlannedRun, str]:
+    """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes; return
+    those that have failed, with the last lines of their logs."""
+    stopped, taking = threading.Event(), threading.Lock()
+    total = sum(search.total for search in searches)
+    often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
 
-    def left(self) -> Iterator[PlannedRun]:
-        """Yield the runs that are left now; those of the other seeds only after the search."""
-        for search in self.searches:
-            yield from search.left()
-
-    def execute(self, launch: Sequence[str], slots: Sequence[Mapping[str, str]]) -> dict[PlannedRun, str]:
-        """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes;
-        return those that have failed, with the last lines of their logs."""
-        total = sum(search.total for search in self.searches)
-        often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
-        with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as self._bar:
-            try:
-                list(threads.map(lambda slot: self._work(launch, slot), slots))
-            finally:
-                self._stopped.set()
-        return {run: error for search in self.searches for run, error in search.failed.items()}
-
-    def _work(self, launch: Sequence[str], slot: Mapping[str, str]) -> None:
-        while not self._stopped.is_set():
-            with self._taking:
-                found = ((search, *taken) for search in self.searches if (taken := search.take()))
-                chosen = next(found, None)
-                is_over = all(search.is_over() for search in self.searches)
-            if chosen:
-                self._execute(*chosen, launch, slot)
-            elif is_over:
+    def work(slot: Mapping[str, str]) -> None:
+        while not stopped.is_set():
+            with taking:
+                chosen = next(((search, *taken) for search in searches if (taken := search.take())), None)
+                is_over = all(search.is_over() for search in searches)
+            if chosen is None and is_over:
                 return
+            if chosen is None:
+                stopped.wait(SECONDS_TO_LOOK)
+                continue
+            search, run, locked = chosen
+            with locked:
+                if not run.finished and (error := execute(run, launch, locked, slot, stopped)):
+                    search.failed[run] = error
+                search.tell(run)
+            if results := run.results:
+                bar.write(f"finished: {run.name} {results['chosen_by']} {results['best_score']}")
             else:
-                self._stopped.wait(SECONDS_TO_LOOK)
+                bar.write(f"{'failed' if run in search.failed else 'stopped'}: {run.name}")
+            bar.update()
 
-    def _execute(
-        self, search: Search, run: PlannedRun, locked: TextIO, launch: Sequence[str], slot: Mapping[str, str]
-    ) -> None:
-        with locked:
-            if not run.finished and (error := execute(run, launch, locked, slot, self._stopped)):
-                search.failed[run] = error
-            search.tell(run)
-        if results := run.results:
-            self._bar.write(f"finished: {run.name} {results['chosen_by']} {results['best_score']}")
-        else:
-            self._bar.write(f"{'failed' if run in search.failed else 'stopped'}: {run.name}")
-        self._bar.update()
+    with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as bar:
+        try:
+            list(threads.map(work, slots))
+        finally:
+            stopped.set()
+    return {run: error for search in searches for run, error in search.failed.items()}

@@ -63,7 +63,7 @@ def finished_run(tmp_path):
         results = {
             "task": task, "method": method, "model": model, "seed": seed, "best_score": scores[name],
             "best_scores": scores, "chosen_by": name, "trainable_parameters": trained, "total_parameters": 1000,
-            "epochs": epochs or [{"epoch": 1.0, "step": 10, **scores}],
+            "epochs": epochs or [{"epoch": 1.0, "step": 10, "seconds": 9.0, **scores}],
             "test": None if test is None else {"accuracy": test},
             "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
         }  # fmt: skip
@@ -245,7 +245,7 @@ class TestCompare:
     def test_variants_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
         for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
             for variant, score in (("paper", paper), ("tanh", other)):
-                epochs = [{"epoch": n, "step": n, "accuracy": score - n / 10} for n in (0, 1)]
+                epochs = [{"epoch": n, "step": n, "seconds": n + 1, "accuracy": score - n / 10} for n in (0, 1)]
                 finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
         draw("compare", tmp_path, "--baseline", "variant paper", "--epoch", "best")
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
@@ -297,7 +297,7 @@ class TestStability:
         for name in ("pretraining", "epochs", "learning_curves"):
             assert_drawn(tmp_path / f"{name}_rte")
         boxes = stability.draw_lengths(rows).axes[0].get_lines()
-        points = [[*line.get_ydata()] for line in boxes if line.get_marker() == "."]
+        points = [[*line.get_xdata()] for line in boxes if line.get_marker() == "."]
         assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
 
         runs = []
@@ -422,18 +422,19 @@ class TestAblation:
         assert sorted(row["span"] for row in rows) == [[i, j] for i in range(4) for j in range(i, 4)]
         assert_drawn(folder / "ablation")
         assert "Pruned layers" in capsys.readouterr().out
-        finished = load_run(str(folder))
+        finished = load_run(str(folder), None, 64)
         config = HoulsbyConfig.from_pretrained(folder / "pruned")
         removed = set(range(4)) - set(config.layers_to_transform)
         expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])
 
         def accuracy(model: PeftModel) -> float:
-            hits = [model(**batch).logits.argmax(-1) == labels
-                    for batch in finished.batches(64) for labels in [batch.pop("labels")]]  # fmt: skip
+            batches = [(batch.pop("labels"), batch) for batch in finished.trainer.get_eval_dataloader()]
+            hits = [model(**batch).logits.argmax(-1) == labels for labels, batch in batches]
             return torch.cat(hits).double().mean().item()
 
-        assert accuracy(finished.model) == pytest.approx(first["scores"]["accuracy"])
-        pruned = PeftModel.from_pretrained(finished.model.unload(), folder / "pruned").eval()
+        model = finished.trainer.model
+        assert accuracy(model) == pytest.approx(first["scores"]["accuracy"])
+        pruned = PeftModel.from_pretrained(model.unload(), folder / "pruned").eval()
         assert accuracy(pruned) == pytest.approx(expected["scores"]["accuracy"])
         change = expected["scores"]["accuracy"] / first["scores"]["accuracy"] - 1
         assert expected["relative_change"] == pytest.approx(change)
@@ -600,7 +601,7 @@ class TestRobustness:
             assert epochs("model") == expected
 
     def test_batches_do_not_change_the_order(self, trained):
-        one = load_run(str(trained / "houlsby"))
+        one = load_run(str(trained / "houlsby"), None, 4)
         texts = one.validation["sentence"][:9]
-        alone = np.concatenate([robustness.predictor(one, 1)([text]) for text in texts])
-        np.testing.assert_allclose(robustness.predictor(one, 4)(texts), alone, atol=1e-5)
+        alone = np.concatenate([robustness.predictor(one)([text]) for text in texts])
+        np.testing.assert_allclose(robustness.predictor(one)(texts), alone, atol=1e-5)

@@ -26,7 +26,13 @@ import squad
 import text_classification
 import token_classification
 from common import model as models
-from common.arguments import AdapterArguments, MethodArguments, RecipeTrainingArguments
+from common.arguments import (
+    AdapterArguments,
+    Command,
+    EncoderArguments,
+    MethodArguments,
+    RecipeTrainingArguments,
+)
 from common.edge import RecipeError
 from common.model import apply_method, settle
 from common.trainer import RecipeTrainer
@@ -206,7 +212,9 @@ class TestDataType:
             monkeypatch.setenv("ACCELERATE_USE_FSDP", str(fsdp).lower())
             training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
             training.fp16 = fp16
-            chosen = settle(MethodArguments(method), AdapterArguments(**adapter), training, str(encoder))
+            arguments = EncoderArguments(model_name=str(encoder))
+            command = Command(arguments, MethodArguments(method), AdapterArguments(**adapter), training)
+            chosen = settle(command).method
             return chosen.base_dtype, chosen.keep_prefix
 
         return settle_one

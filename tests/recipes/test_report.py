@@ -70,10 +70,8 @@ class TestLog:
         progress, state = trainer.Lines(), TrainerState(max_steps=9, num_train_epochs=3)
         arguments = TrainingArguments(use_cpu=True)
         progress.on_train_begin(arguments, state, TrainerControl())
-        for step, loss in ((2, 1.0), (3, 4.0)):
-            state.global_step = step
-            progress.on_log(arguments, state, TrainerControl(), logs={"loss": loss})
-        state.epoch = 1.0
+        state.log_history = [{"step": 2, "loss": 1.0}, {"step": 3, "loss": 4.0}]
+        state.global_step, state.epoch = 3, 1.0
         progress.on_evaluate(arguments, state, TrainerControl(), metrics={"eval_f1": 0.5})
         assert "epoch 1 of 3: loss 2.000, f1 0.500" in capsys.readouterr().out
 

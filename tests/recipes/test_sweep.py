@@ -21,7 +21,7 @@ from common.edge import RecipeError
 from sweep import parse_arguments
 from sweeping.processes import CONFIGS, find_slots, launch_command
 from sweeping.runs import best_point, choose, make_runs
-from sweeping.search import Sweep
+from sweeping.search import execute_all, make_searches
 
 
 ROOT = Path(__file__).parents[2]
@@ -167,8 +167,8 @@ class TestExecution:
     def sweep(self, recipe, axes, *flags, search_seeds=None, n_trials=None, slots=({},), **kwargs):
         output = recipe.parent / "out"
         runs = make_runs(output, recipe, axes, ["--steps", "3", *flags])
-        sweep = Sweep(output, runs, ["learning_rate"], search_seeds, n_trials, **kwargs)
-        return sweep.execute([sys.executable], slots)
+        searches = make_searches(output, runs, ["learning_rate"], search_seeds, n_trials, **kwargs)
+        return execute_all(searches, [sys.executable], slots)
 
     def test_the_other_seeds_run_at_the_best_point_only(self, recipe, capsys):
         axes = {"learning_rate": ["1e-3", "2e-3", "3e-3"], "seed": ["0", "1", "2"]}

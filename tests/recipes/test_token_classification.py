@@ -15,7 +15,8 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPre
 
 import token_classification
 from common.edge import RecipeError
-from common.tagging import IGNORED, TaggingTask, entity_scores, find_columns, find_tags, read_tags, tokenize_words
+from common.labels import MULTI, find_labels
+from common.tagging import IGNORED, TaggingTask, entity_scores, find_columns, read_tags, tokenize_words
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
@@ -125,7 +126,7 @@ class TestData:
         data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
         columns = find_columns(data, None, None)
         assert columns == ("tokens", "ner_tags")
-        tags = find_tags(data, columns[1])
+        tags = find_labels(data, columns[1:], MULTI).names
         assert tags == ("O", "B-X")
         assert list(read_tags(data, "train", columns, tags)) == [{"words": ["a", "b"], "tags": [1, 0]}]
 
