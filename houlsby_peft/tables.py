@@ -61,7 +61,7 @@ def find_text_columns(
         found = [column for name in usual if (column := match_column(columns, name)) is not None]
         if len(found) == len(usual) and (named or count in (None, len(usual))):
             return found
-    wanted = " and ".join(named) if named else "one of the usual names for text, such as text or message"
+    wanted = " and ".join(named) if named else "of a usual name, such as text or message"
     raise AdapterError(f"The text needs a column {wanted}; the file has {', '.join(columns)}. Name it: --text-column.")
 
 

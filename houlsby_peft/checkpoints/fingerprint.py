@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import AdapterError
+from ..errors import AdapterError, shortened
 from .weights import PRECISIONS, first_of
 
 
@@ -104,10 +104,10 @@ def report_other_base(
     recorded_name: str | None, model: nn.Module, differences: Sequence[str], adapter_name: str
 ) -> None:
     """Warn that an adapter is put on a base model that it was not trained on, or refuse it."""
-    here = getattr(model, "name_or_path", None) or type(model).__name__
+    here, there = getattr(model, "name_or_path", None) or type(model).__name__, recorded_name or "of unknown name"
     message = (
-        f"Adapter {adapter_name!r} was trained on the base model {recorded_name or 'of unknown name'!r} and is loaded "
-        f"on {here!r}, which differs: {'; '.join(differences)}. Its outputs will be meaningless; load it on the base "
+        f"Adapter {adapter_name!r} was trained on the base model {shortened(there)!r} and is loaded on {here!r}, "
+        f"which differs: {shortened('; '.join(differences))}. Its outputs will be meaningless; load it on the base "
         "model that it was trained on."
     )
     if _REFUSES.get():

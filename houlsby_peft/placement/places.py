@@ -99,6 +99,13 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
                 f"has no {missing[0]!r}. Load the adapter on the base model that it was trained on."
             )
     else:
+        trains = config.target_modules is not None and hasattr(view.model, "_require_grads_hook")
+        if "reformer" in view.types.values() and not trains:
+            raise ValueError(
+                "Reformer's reversible layers compute gradients only if their input needs one, so adapters on a "
+                "frozen model do not train. Call model.enable_input_require_grads() first, and name the ends of the "
+                "sub-layers in target_modules, as docs/architectures.md shows."
+            )
         candidates = _find_candidates(view, config) if config.target_modules is None else _find_named(view, config)
         places = {place.key: place for place in candidates if _is_selected(place, config)}
         for key in places:
@@ -181,12 +188,6 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
     describes, possibly because another version of transformers names its modules differently, is inferred.
     """
-    if "reformer" in view.types.values():
-        raise ValueError(
-            "Reformer's reversible layers compute gradients only if their input needs one, so adapters on a frozen "
-            "model do not train. Call model.enable_input_require_grads() first, and name the ends of the sub-layers "
-            "in target_modules, as docs/architectures.md shows."
-        )
     known = look_up_layers(view)
     layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
     stacks = {stack for stack, _ in layers}

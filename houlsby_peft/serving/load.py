@@ -129,7 +129,8 @@ def load_saved(
                 model.load_adapter(folder, name, low_cpu_mem_usage=True)
                 model.train(was_training)
         except ValueError as error:
-            raise AdapterError(f"{saved.name}: {shortened(str(error))}") from error
+            reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
+            raise AdapterError(f"{saved.name}: {reason}") from error
         # safetensors maps the file into memory: weights would change, or the process be killed, with the file.
         for key, weight in chain(model.named_parameters(), model.named_buffers()):
             if f".{name}." in f"{key}.":

@@ -269,7 +269,7 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.csv", b"text\n\xc3\xa9\n\xe9\n", "in.csv: line 3 is not UTF-8 like the rest"),
         ("in.csv", "id,id\n1,a\n", "in.csv, line 1: names two columns 'id'"),
         ("in.csv", "id,text\n", "it has no rows"),
-        ("in.csv", "id,words\n1,a\n", "one of the usual names for text.*; the file has id, words"),
+        ("in.csv", "id,words\n1,a\n", "a column of a usual name.*; the file has id, words"),
         ("in.jsonl", '{"text": "a"}\n[1]\n', r"in.jsonl, line 2: must be a JSON object, got \[1\]"),
         ("in.jsonl", '{"text": "a"}\n{"text":\n', "in.jsonl, line 2: Expecting value"),
         ("in.jsonl", '{"text": "b"}\n{"text": ["a"]}\n', "The column 'text' of .*in.jsonl must hold text"),

@@ -160,9 +160,11 @@ def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
         get_peft_model(base, HoulsbyConfig(r=4))
     advice = next(item for item in PAGE.read_text().split("\n- ") if re.match(rf"(\w+ and )?{name}\b", item))
     remedy = ast.literal_eval(re.search(r"`target_modules=(\[.*?\])`", advice)[1])
-    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
     if name == "Reformer":
+        with pytest.raises(ValueError, match="enable_input_require_grads"):
+            get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
         base.enable_input_require_grads()
+    model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
     perturb(model)
     model(ids)[0].pow(2).sum().backward()
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == (2 if name == "XLNet" else 4)
