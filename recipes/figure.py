@@ -10,6 +10,7 @@ figure is written as PNG and SVG beside its numbers, as JSON lines, into the fir
 
 import argparse
 from importlib import import_module
+from pathlib import Path
 
 from common.edge import end_with_one_line
 
@@ -18,7 +19,6 @@ FIGURES = ("ablation", "compare", "curves", "depth", "init_scale", "robustness",
 
 
 def main() -> None:
-    """Read the command line, and draw."""
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
@@ -27,11 +27,12 @@ def main() -> None:
         module = import_module(f"papers.{name}")
         text = module.__doc__.partition("\n")[0]
         command = commands.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
-        command.add_argument("folder", nargs="+" if name == "robustness" else None, help="Folder of finished runs.")
+        count = "+" if name == "robustness" else None
+        command.add_argument("folder", type=Path, nargs=count, help="Folder of finished runs.")
         module.add_flags(command)
         command.set_defaults(draw=module.main)
     arguments = parser.parse_args()
-    arguments.draw(arguments)
+    arguments.draw(arguments.folder, arguments)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from common.task import EVALUATION, run_task
 
 
 def main() -> None:
-    """Read the command line and run the tasks."""
     run_tasks(parse_arguments())
 
 

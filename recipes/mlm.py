@@ -35,15 +35,7 @@ from transformers import (
 )
 
 from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
-from common.data import (
-    check_columns,
-    divide,
-    files_of,
-    find_text_columns,
-    load_data,
-    rows_with_text,
-    tokenize,
-)
+from common.data import check_columns, divide, files_of, find_text_columns, load_data, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved, apply_method, find_model, load_model
 from common.task import Task, run_task

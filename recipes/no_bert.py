@@ -13,7 +13,7 @@ folder, and skips the tasks that have it; study_table.py shows them beside the r
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +102,17 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         for name, split in task.splits.items()
     }
     classes = {name: split["label"] for name, split in task.splits.items() if "label" in split.column_names}
+    both = [[*part["train"], *part["validation"]] for part in (texts, classes)]
+    # Each setting is trained on the training split (-1: always) and scored on validation.
+    fold = PredefinedSplit(np.repeat([-1, 0], [len(texts["train"]), len(texts["validation"])]))
     searches = {
-        model: search(model, texts, classes, arguments.n_points, arguments.n_jobs, arguments.seed)
+        model: RandomizedSearchCV(
+            make_model(model, arguments.seed), [{**TFIDF, **MODELS[model][1], **kind} for kind in NGRAMS],
+            n_iter=arguments.n_points, scoring="accuracy", cv=fold, refit=False, n_jobs=arguments.n_jobs,
+            random_state=arguments.seed, error_score="raise",
+        ).fit(*both)
         for model in arguments.models
-    }
+    }  # fmt: skip
     chosen = max(searches, key=lambda model: float(searches[model].best_score_))
     settings, best = searches[chosen].best_params_, float(searches[chosen].best_score_)
     test = None
@@ -120,21 +127,6 @@ def score_task(data: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "dataset": {"rows": {name: len(rows) for name, rows in texts.items()}},
         "seconds": round(time.perf_counter() - start, 1),
     }  # fmt: skip
-
-
-def search(
-    model: str, texts: Mapping[str, Sequence[str]], classes: Mapping[str, Sequence[Any]], n_points: int, n_jobs: int,
-    seed: int,
-) -> RandomizedSearchCV:  # fmt: skip
-    """Return a model's random search, which trained each setting on the training split and scored it on validation."""
-    both = {name: [*part["train"], *part["validation"]] for name, part in (("texts", texts), ("classes", classes))}
-    # -1: always in training.
-    fold = PredefinedSplit(np.repeat([-1, 0], [len(texts["train"]), len(texts["validation"])]))
-    found = RandomizedSearchCV(
-        make_model(model, seed), [{**TFIDF, **MODELS[model][1], **kind} for kind in NGRAMS], n_iter=n_points,
-        scoring="accuracy", cv=fold, refit=False, n_jobs=n_jobs, random_state=seed, error_score="raise",
-    )  # fmt: skip
-    return found.fit(both["texts"], both["classes"])
 
 
 def make_model(name: str, seed: int) -> Pipeline:

@@ -35,7 +35,6 @@ class PaperArguments(ClassificationArguments):
 
 
 def main() -> None:
-    """Read the command line, and run the tasks one after the other."""
     own = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     command = parse_command(
         PaperArguments, ClassifierArguments, more_defaults=lambda given: own | with_preset(given, "paper_tasks")

@@ -149,7 +149,6 @@ class SquadTask(Task):
 
 
 def main() -> None:
-    """Read the command line and train, or score what a run has saved."""
     command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad")).for_task("squad")
     arguments, training = command.arguments, command.training
 

@@ -18,7 +18,6 @@ from common.edge import end_with_one_line
 
 
 def main() -> None:
-    """Read the command line and run."""
     run(parse_command(ClassificationArguments, ClassifierArguments))
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from transformers.hf_argparser import HfArg
 
 from common.arguments import DataArguments, parse_command
-from common.data import divide, files_of, load_data
+from common.data import divide, files_of, find_column, load_data
 from common.edge import end_with_one_line, log
 from common.labels import MULTI, find_labels
 from common.model import Saved
-from common.tagging import TaggingTask, find_columns, read_tags
+from common.tagging import TAG_COLUMNS, WORD_COLUMNS, TaggingTask, read_tags
 from common.task import run_task
 
 
@@ -41,13 +41,15 @@ class TaggingArguments(DataArguments):
 
 
 def main() -> None:
-    """Read the command line and train, or score what a run has saved."""
     command = parse_command(TaggingArguments).for_task("tagging")
     arguments, training = command.arguments, command.training
 
     def load(saved: Saved | None) -> TaggingTask:
         splits = load_data(arguments, training)
-        columns = find_columns(splits["train"], arguments.word_column, arguments.tag_column)
+        columns = (
+            find_column(splits["train"], arguments.word_column, WORD_COLUMNS, "--word_column"),
+            find_column(splits["train"], arguments.tag_column, TAG_COLUMNS, "--tag_column"),
+        )
         tags = saved.labels if saved else find_labels(splits["train"], columns[1:], MULTI).names
         splits = divide(splits, arguments, training, saved and saved.results)
         splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}

@@ -27,7 +27,6 @@ class VariantArguments(GlueArguments):
 
 
 def main() -> None:
-    """Read the command line and run the tasks as glue.py does."""
     command = parse_arguments(kind=VariantArguments)
     changes, bottleneck = VARIANTS[command.arguments.variant]
     config = command.adapter.config

@@ -365,40 +365,28 @@ def resolve_defaults(given: Namespace) -> dict[str, Any]:
     return defaults
 
 
-class RecipeParser(HfArgumentParser):
-    """HfArgumentParser whose first argument may be a JSON or YAML file of arguments; flags after it override them."""
-
-    def __init__(self, groups: Sequence[type]) -> None:
-        super().__init__(groups, usage="accelerate launch recipes/%(prog)s [flags]")
-
-    def parse(self, args: Sequence[str] | None = None, more_defaults: Defaults | None = None) -> tuple[Any, ...]:
-        """Parse the command line, or `args`, into the dataclasses, in their order.
-
-        The defaults that depend on flags are resolved once, before the dataclasses are made. The recipe's own, such as
-        a preset's, are stronger than resolve_defaults'.
-        """
-        words = list(sys.argv[1:] if args is None else args)
-        if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
-            words[:1] = read_arguments(Path(words[0]))
-        own = more_defaults(self.parse_known_args(words)[0]) if more_defaults else {}
-        self.set_defaults(**own)
-        followed = {
-            name: value
-            for name, value in resolve_defaults(self.parse_known_args(words)[0]).items()
-            if name not in own or value is None
-        }
-        self.set_defaults(**followed)
-        return self.parse_args_into_dataclasses(words)
-
-
 def parse_command(
     kind: type,
     adapter: type[AdapterArguments] = AdapterArguments,
     args: Sequence[str] | None = None,
     more_defaults: Defaults | None = None,
 ) -> Command:
-    """Parse the command line, or `args`, as RecipeParser does: `kind` is the recipe's own group."""
-    return Command(*RecipeParser((kind, MethodArguments, adapter, RecipeTrainingArguments)).parse(args, more_defaults))
+    """Parse the command line, or `args`: `kind` is the recipe's own group. The first argument may be a JSON or YAML
+    file of arguments, which flags after it override.
+
+    The defaults that depend on flags are resolved once, before the dataclasses are made. The recipe's own, such as a
+    preset's, are stronger than resolve_defaults'.
+    """
+    groups = (kind, MethodArguments, adapter, RecipeTrainingArguments)
+    parser = HfArgumentParser(groups, usage="accelerate launch recipes/%(prog)s [flags]")
+    words = list(sys.argv[1:] if args is None else args)
+    if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
+        words[:1] = read_arguments(Path(words[0]))
+    own = more_defaults(parser.parse_known_args(words)[0]) if more_defaults else {}
+    parser.set_defaults(**own)
+    followed = resolve_defaults(parser.parse_known_args(words)[0])
+    parser.set_defaults(**{name: value for name, value in followed.items() if name not in own or value is None})
+    return Command(*parser.parse_args_into_dataclasses(words))
 
 
 def read_arguments(path: Path) -> list[str]:

@@ -191,12 +191,17 @@ class ClassificationTask(Task):
         return {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
 
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame:
-        """Return the texts of the test split with their labels, if they have some, and the predicted ones."""
-        test = self.data["test"]
+        """Return the texts of the test split, their labels if they have some, and what is predicted, for one class per
+        text with its probability."""
+        test, outputs = self.data["test"], prediction.predictions
         table = pd.DataFrame({name: test[name] for name in self.text_columns})
         if prediction.label_ids is not None:
             table["label"] = self.kind.decode(test["label"])
-        return table.assign(**predicted_columns(prediction.predictions, self.kind))
+        if self.kind.problem_type == SINGLE:
+            table["predicted"] = self.kind.decode(outputs.argmax(-1))
+            return table.assign(probability=softmax(outputs, -1).max(-1).round(4))
+        values = outputs[:, 0] if self.kind.problem_type == REGRESSION else outputs > 0
+        return table.assign(predicted=self.kind.decode(values))
 
 
 def load_task(
@@ -317,10 +322,3 @@ def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.flo
         below = thresholds[best - 1] if best else 0.0
         chosen.append(round(float(thresholds[best] + below) / 2, 4))
     return chosen
-
-
-def predicted_columns(outputs: NDArray[np.float32], labels: Labels) -> dict[str, list[Any]]:
-    """Return the predicted label of each row and, for one class per row, its probability."""
-    if labels.problem_type == SINGLE:
-        return {"predicted": labels.decode(outputs.argmax(-1)), "probability": softmax(outputs, -1).max(-1).round(4)}
-    return {"predicted": labels.decode(outputs[:, 0] if labels.problem_type == REGRESSION else outputs > 0)}

@@ -37,7 +37,7 @@ def looks_like_a_path(name: str) -> bool:
     return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
 
 
-def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES) -> Result:
+def end_with_one_line(main: Callable[[], Result]) -> Result:
     """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status 1, 130 or 143.
 
     --debug on the command line, or HOULSBY_DEBUG=1, shows the traceback of an error instead.
@@ -55,7 +55,7 @@ def end_with_one_line(main: Callable[[], Result], how_to_continue: str = RESUMES
     try:
         return main()
     except (KeyboardInterrupt, _Terminated) as error:
-        log(f"\nInterrupted. {how_to_continue}", sys.stderr)
+        log(f"\nInterrupted. {RESUMES}", sys.stderr)
         sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
     except Exception as error:
         # Ours state the remedy; with the others, libraries report wrong values, files and downloads.

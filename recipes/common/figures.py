@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common.edge import looks_like_a_path
 from common.run import MOMENT, WHERE, is_houlsby, read_object
-from common.scores import ClassScores, ValueScores, defused, format_scores
+from common.scores import ValueScores, defused, format_scores
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -128,30 +128,25 @@ def _plain(name: str) -> str:
 
 
 def draw_learning_curves(
-    log_history: Iterable[Mapping[str, float]],
-    evaluations: Sequence[Mapping[str, float]],
-    chosen_by: str,
+    log_history: Iterable[Mapping[str, float]], evaluations: Iterable[Mapping[str, float]], chosen_by: str,
     kept: float | None,
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw the losses by epoch and, beside them, the validation scores."""
-    epochs = [evaluation["epoch"] for evaluation in evaluations]
-    names = [name for name in evaluations[0] if name not in MOMENT]
-    losses = [name for name in names if name.endswith("loss")]
-    scores = sorted((name for name in names if name not in losses), key=lambda name: name != chosen_by)[: len(COLORS)]
-    figure, panels = plt.subplots(
-        1, 1 + bool(scores), figsize=(PAGE if scores else COLUMN, 0.8 * COLUMN), squeeze=False
-    )
-    trained = [(entry["epoch"], entry["loss"]) for entry in log_history if "loss" in entry]
-    if trained:
-        panels[0, 0].plot(*zip(*trained, strict=True), color=BLUE, label="training")
-    styles = [*zip(COLORS[1:] + COLORS[:1], MARKERS, strict=True)]  # the first color is that of the training
-    for drawn, axes, label in ((losses, panels[0, 0], "loss"), (scores, panels[0, -1], "validation score")):
-        for name, (color, marker) in zip(drawn, styles, strict=False):
-            values = [evaluation[name] for evaluation in evaluations]
-            shown = name.replace("loss", "validation") if drawn is losses else name
-            axes.plot(epochs, values, color=color, marker=marker, label=shown.replace("_", " "))
+    table = pd.DataFrame(evaluations).set_index("epoch")
+    losses = table.filter(regex="loss$").rename(columns=lambda name: name.replace("loss", "validation"))
+    scores = table.drop(columns=[*MOMENT[1:], *table.filter(regex="loss$")])
+    scores = scores[sorted(scores, key=lambda name: name != chosen_by)[: len(COLORS)]]
+    count = 1 if scores.empty else 2
+    figure, panels = plt.subplots(1, count, figsize=(COLUMN if count == 1 else PAGE, 0.8 * COLUMN), squeeze=False)
+    logged = pd.DataFrame(log_history)
+    if "loss" in logged:
+        logged.dropna(subset="loss").plot("epoch", "loss", ax=panels[0, 0], color=BLUE, label="training")
+    styles = [f"{marker}-" for marker in MARKERS]
+    for axes, drawn, label in zip(panels[0], (losses, scores), ("loss", "validation score"), strict=False):
+        for name, color, style in zip(drawn, [*COLORS[1:], BLUE], styles, strict=False):  # BLUE is the training's
+            drawn[name].plot(ax=axes, color=color, style=style, label=name.replace("_", " "))
         axes.set(xlabel="epoch", ylabel=label)
-        if all(float(epoch).is_integer() for epoch in epochs):
+        if all(float(epoch).is_integer() for epoch in table.index):
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         if kept is not None:
@@ -172,15 +167,12 @@ def report_end(
         trainer.saved_as.capitalize(): f"{saved} ({shown}), trained in {timedelta(seconds=round(results['seconds']))}",
         "Results": str(output / "results.json"),
     }
-    if kept is not None:
-        print_by_class(kept)
-        rows |= write_figures(output, kept, results["task"])
+    rows |= show_predicted(output, kept, results["task"])
     curves = output / "learning_curves.png"
     curves.unlink(missing_ok=True)  # of an earlier run
-    epochs, chosen_by = results["epochs"], results["chosen_by"]
-    if len(epochs) > 1:
-        epoch = next((entry["epoch"] for entry in epochs if entry["step"] == trainer.kept_step), None)
-        save_png(draw_learning_curves(trainer.state.log_history, epochs, chosen_by, epoch), curves)
+    if len(results["epochs"]) > 1:
+        own = (results["epochs"], results["chosen_by"], trainer.kept.get("epoch"))
+        save_png(draw_learning_curves(trainer.state.log_history, *own), curves)
         rows["Learning curves"] = str(curves)
     if example is not None and is_houlsby(saved):
         rows["Predict"] = predict_command(saved, example)
@@ -190,20 +182,16 @@ def report_end(
     print_files(rows)
 
 
-def print_by_class(kept: Any) -> None:
-    """Print the scores of each class."""
-    if isinstance(kept.scores, ClassScores):
-        print(f"\nBy class, on the {kept.split} split:\n{kept.scores.table()}")
-
-
 def print_files(rows: Mapping[str, str]) -> None:
     """Print names of files, and commands, below one another."""
     print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
 
 
-def write_figures(output: Path, kept: Any, task: str) -> dict[str, str]:
-    """Write the confusion matrix, the most confident mistakes and how reliable probabilities are, or the predictions
-    against the targets; return what was written."""
+def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
+    """Print the scores of each class; write the confusion matrix, the most confident mistakes and how reliable
+    probabilities are, or the predictions against the targets; return what was written."""
+    if kept is None:
+        return {}
     names = ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv")
     confused, reliable, values, mistaken = files = [output / name for name in names]
     for file in files:
@@ -212,6 +200,7 @@ def write_figures(output: Path, kept: Any, task: str) -> dict[str, str]:
     if isinstance(scores, ValueScores):
         save_png(draw_values(scores.expected, scores.predicted, title), values)
         return {"Predictions": str(values)}
+    print(f"\nBy class, on the {kept.split} split:\n{scores.table()}")
     confusion = scores.confusion()
     if confusion is not None and len(confusion[1]) <= MAX_CLASSES:
         save_png(draw_confusion(*confusion, title), confused)
@@ -237,8 +226,8 @@ def write_figures(output: Path, kept: Any, task: str) -> dict[str, str]:
 
 def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
     """Return the scores of the kept weights, for validation and, if there is one, the test split."""
-    kept = next((entry for entry in results["epochs"] if entry["step"] == trainer.kept_step), None)
-    if kept is None:
+    kept = trainer.kept
+    if not kept:
         return "Not evaluated."
     which = "Last" if results["best_epoch"] is None else "Best"
     of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""

@@ -19,15 +19,7 @@ from common.data import check_columns, find_split, locate, read_split
 from common.edge import RecipeError
 from common.presets import with_preset
 from common.run import write_atomically, write_json
-from common.scores import (
-    GLUE_TASKS,
-    SCORES,
-    ByTask,
-    check_finite,
-    mean_of_nine,
-    proper_name,
-    server_average,
-)
+from common.scores import GLUE_TASKS, SCORES, ByTask, check_finite, mean_of_nine, proper_name, server_average
 from common.task import Task
 from common.trainer import RecipeTrainer
 
@@ -62,11 +54,16 @@ class GlueTask(Task):
         return tuple(f"{split}_{name}" for split in splits for name in names)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Return the task's scores of logits or, for a regression, of scores."""
+        """Return the task's scores (Wang et al. 2018, arXiv 1804.07461) of logits or, for a regression, of scores.
+
+        A score without a value is 0: Matthews' and the other correlations if all predictions or all references are
+        equal, F1 if neither has the class 1.
+        """
         outputs = evaluation.predictions
-        predictions = outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)
         check_finite(outputs)
-        return glue_scores(self.name, predictions, evaluation.label_ids)
+        predicted = (outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)).astype(np.float64)
+        expected = evaluation.label_ids.astype(np.float64)
+        return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[self.name]}
 
     def load(self, data_dir: str | None, trains: bool = True) -> "GlueTask":
         """Return the task with its splits, from `data_dir`/<task> or the Hub."""
@@ -135,16 +132,6 @@ def find_tasks(name: str) -> list[GlueTask]:
     return list(TASKS.values()) if name == ALL else [TASKS[name]]
 
 
-def glue_scores(task: str, predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Return the scores of a task (Wang et al. 2018, arXiv 1804.07461) for class numbers or, for "stsb", scores.
-
-    A score without a value is 0: Matthews' and the other correlations if all predictions or all references are equal,
-    F1 if neither has the class 1.
-    """
-    predicted, expected = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
-    return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[task]}
-
-
 def numeric_labels(data: Dataset, name: str, labels: Sequence[str]) -> Dataset:
     """Return the split `name` with numbers of classes or, with one label, scores in the column `label`."""
     has_classes = len(labels) > 1
@@ -190,8 +177,9 @@ def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments]
         folder = Path(arguments.data_dir).expanduser()
         needed = [task.name for task in tasks]
         if arguments.predict:  # a run would miss its test set only at its end
-            for_tasks = [one for one in TEST_SETS.values() if one.task in needed and one.source != "ax"]
-            needed += [f"{one.source}/{one.split}.parquet" for one in for_tasks if not one.file(folder)]
+            for_tasks = [(one.source, one.split) for one in TEST_SETS.values() if one.task in needed]
+            needed += [f"{source}/{split}.parquet" for source, split in for_tasks
+                       if source != "ax" and not find_split(folder / source, split)]  # fmt: skip
         if missing := [name for name in needed if not (folder / name).is_dir()]:
             raise RecipeError(
                 f"--data_dir must hold a folder per task and, for --predict, its test set; {folder} has no "
@@ -211,10 +199,6 @@ class TestSet:
     source: str
     split: str = "test"
     labels: tuple[str, ...] = ("0", "1")
-
-    def file(self, data_dir: Path) -> Path | None:
-        """Return its file in a folder of tasks, if there is one."""
-        return find_split(data_dir / self.source, self.split)
 
     def table(self, outputs: NDArray[np.floating]) -> pd.DataFrame:
         """Return the file for a model's outputs, (rows, classes) or (rows, 1)."""

@@ -27,15 +27,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
-from common.arguments import (
-    AUTO,
-    MINILM,
-    OFF,
-    POOLER,
-    Command,
-    MethodArguments,
-    RecipeTrainingArguments,
-)
+from common.arguments import AUTO, MINILM, OFF, POOLER, Command, MethodArguments, RecipeTrainingArguments
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import check_columns, find_column, locate
+from common.data import check_columns, locate
 from common.edge import RecipeError
 from common.labels import label_texts
 from common.scores import ClassScores, check_finite
@@ -95,12 +95,6 @@ class TaggingTask(Task):
         expected = [[self.labels[tag] for tag in of_row[of_row != IGNORED]] for _, of_row in rows]
         predicted = [[self.labels[tag] for tag in found[of_row != IGNORED]] for found, of_row in rows]
         return expected, predicted
-
-
-def find_columns(train: Dataset, word_column: str | None, tag_column: str | None) -> tuple[str, str]:
-    """Return the columns of words and tags, as named or by their usual names."""
-    words = find_column(train, word_column, WORD_COLUMNS, "--word_column")
-    return words, find_column(train, tag_column, TAG_COLUMNS, "--tag_column")
 
 
 def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:

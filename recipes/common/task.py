@@ -27,26 +27,11 @@ from transformers import (
 from transformers.trainer_utils import PredictionOutput
 
 import houlsby_peft
-from common.arguments import (
-    Command,
-    RecipeTrainingArguments,
-    defaults_of,
-    merge,
-)
+from common.arguments import Command, RecipeTrainingArguments, defaults_of, merge
 from common.data import tokenize
 from common.edge import RecipeError, log, looks_like_a_path
 from common.model import Saved, adapt, hub_name, load_model, load_saved, on_main, settle
-from common.run import (
-    CONTENT,
-    MOMENT,
-    RESULTS_FILE,
-    Run,
-    command_line,
-    find_saved,
-    hardware,
-    is_houlsby,
-    write_json,
-)
+from common.run import CONTENT, MOMENT, RESULTS_FILE, Run, command_line, find_saved, hardware, is_houlsby, write_json
 from common.scores import ClassScores, ValueScores, defused, score_classes
 from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
 from houlsby_peft.hub.card import write_card_of_saved
@@ -223,9 +208,7 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
 
     test = task.predict_test(trainer)
     kept = trainer.describe_kept()
-    epochs = scores_per_epoch(trainer.state.log_history)
-    best = next((entry for entry in epochs if entry["step"] == trainer.kept_step), {})
-    scores = {name: score for name, score in best.items() if name not in MOMENT}
+    scores = {name: score for name, score in trainer.kept.items() if name not in MOMENT}
     weights = run.folder / trainer.saved_as / SAFETENSORS_WEIGHTS_NAME
     is_adapter = training.should_save and is_houlsby(weights.parent)
     content = {
@@ -233,9 +216,9 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         **({"adapter_crc32": zlib.crc32(weights.read_bytes())} if is_adapter else {}),
         "seed": training.seed,
         "strategy": trainer.strategy,
-        "epochs": epochs,
+        "epochs": scores_per_epoch(trainer.state.log_history),
         "chosen_by": training.metric_for_best_model,
-        "best_epoch": None if trainer.best_step is None else best["epoch"],
+        "best_epoch": None if trainer.best_step is None else trainer.kept["epoch"],
         "best_score": scores.get(training.metric_for_best_model.removeprefix("eval_")),
         "best_scores": scores,
         "trainable_parameters": trainer.trainable,
@@ -288,18 +271,14 @@ def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
         "test": test,
     }
     if training.process_index == 0:
-        from common.figures import print_by_class, print_files, write_figures
+        from common.figures import print_files, show_predicted
 
         write_json(path, content)
         for split, of_split in (("validation", scores), ("test", test)):
             if of_split:
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
                 print(f"{task.name}, {saved.name}, {split}: {shown}")
-        files = {"Scores": str(path)}
-        if kept is not None:
-            print_by_class(kept)
-            files |= write_figures(Path(training.output_dir), kept, task.name)
-        print_files(files)
+        print_files({"Scores": str(path)} | show_predicted(Path(training.output_dir), kept, task.name))
     return content
 
 

@@ -124,17 +124,15 @@ class RecipeTrainer(Trainer):
             count = torch.cuda.device_count()
             log(f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md")
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        if self.args.eval_strategy != "no" and not any(
-            entry["step"] == self.kept_step and any(name.startswith("eval_") for name in entry)
-            for entry in self.state.log_history
-        ):
+        if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
         return output
 
     @property
-    def kept_step(self) -> int:
-        """The step whose weights the model has after training."""
-        return self.state.global_step if self.best_step is None else self.best_step
+    def kept(self) -> dict[str, float]:
+        """The evaluation of the weights that the model has after training, or {}, as in scores_per_epoch."""
+        step = self.state.global_step if self.best_step is None else self.best_step
+        return next((entry for entry in scores_per_epoch(self.state.log_history) if entry["step"] == step), {})
 
     @property
     def strategy(self) -> dict[str, str | int]:

@@ -23,7 +23,6 @@ from papers.runs import FinishedRun, load_run
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the scores and for pruning."""
     add = parser.add_argument
     add("--data_dir", help="Folder of the task's files; default: the run's own.")
     add("--score", choices=("accuracy", "main"), default="accuracy", help="The paper's score, or the task's main one.")
@@ -33,15 +32,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     """Score every span, write the numbers and the figure, and prune if asked to."""
-    run, output = load_run(arguments.folder, arguments.data_dir, arguments.batch_size), Path(arguments.folder)
+    run = load_run(folder, arguments.data_dir, arguments.batch_size)
     if arguments.score == "accuracy" and len(run.task.labels) == 1:
         raise RecipeError(f"{run.task.name} is a regression, which has no accuracy: give --score main.")
     rows = score_spans(run, arguments)
-    write_lines(output / "ablation.jsonl", rows)
+    write_lines(folder / "ablation.jsonl", rows)
     title = f"Adapters removed: {proper_name(run.task.name)}, {Path(run.results['model']).name}"
-    save(draw(rows, run.trainer.model.config.num_hidden_layers, title), output / "ablation")
+    save(draw(rows, run.trainer.model.config.num_hidden_layers, title), folder / "ablation")
     if arguments.prune is not None:
         prune_run(run, rows, arguments)
 
@@ -106,7 +105,7 @@ def prune_run(run: FinishedRun, rows: list[dict[str, Any]], arguments: argparse.
     best = max(cheap, key=lambda row: (row["span"][1] - row["span"][0], row["relative_change"]))
     first, last = best["span"]
     prune(run.trainer.model, range(first, last + 1), "pruned", keep_norms=arguments.norms == "keep")
-    run.trainer.model.save_pretrained(arguments.folder, selected_adapters=["pruned"])
+    run.trainer.model.save_pretrained(str(arguments.folder), selected_adapters=["pruned"])
     sizes = (Path(arguments.folder, name, SAFETENSORS_WEIGHTS_NAME).stat().st_size for name in ("adapter", "pruned"))
     before, after = (size / 1e6 for size in sizes)
     print(f"Pruned layers {first} to {last}, which changes the score by {best['relative_change']:+.1%}: "

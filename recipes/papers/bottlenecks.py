@@ -1,6 +1,6 @@
 """The variants of the adapter that Houlsby et al. 2019 tried without gain (section 3.6)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -11,34 +11,22 @@ from torch import nn
 from houlsby_peft import Bottleneck, HoulsbyConfig
 
 
-class LayerNormBottleneck(Bottleneck):
-    """A layer norm before the activation."""
-
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
-        self.activation = nn.Sequential(nn.LayerNorm(r), self.activation)
-
-
-class BatchNormBottleneck(Bottleneck):
-    """A batch norm before the activation, over all tokens of a batch, including padding."""
-
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
-        self.activation = nn.Sequential(_TokenBatchNorm(r), self.activation)
-
-
 class _TokenBatchNorm(nn.BatchNorm1d):
+    """A batch norm over all tokens of a batch, including padding."""
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return super().forward(hidden.flatten(0, -2)).view_as(hidden)
 
 
-class TwoLayerBottleneck(Bottleneck):
-    """A second layer of the bottleneck's width, with its own activation."""
+def with_inside(inside: Callable[[int, nn.Module], Sequence[nn.Module]]) -> type[Bottleneck]:
+    """Return a bottleneck with these modules between its projections, given their width and the activation."""
 
-    def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(width, r, *args, **kwargs)
-        # The layer has PyTorch's initialization: the outer projections keep the branch small.
-        self.activation = nn.Sequential(self.activation, nn.Linear(r, r), self.activation)
+    class Changed(Bottleneck):
+        def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
+            super().__init__(width, r, *args, **kwargs)
+            self.activation = nn.Sequential(*inside(r, self.activation))
+
+    return Changed
 
 
 class GatedBottleneck(Bottleneck):
@@ -59,9 +47,10 @@ BOTH = ("attention", "feed_forward")
 # What differs in the configuration, and the class of the bottlenecks.
 VARIANTS: dict[str, tuple[dict[str, Any], type[Bottleneck]]] = {
     "paper": ({}, Bottleneck),
-    "layer_norm": ({}, LayerNormBottleneck),
-    "batch_norm": ({}, BatchNormBottleneck),
-    "two_layers": ({}, TwoLayerBottleneck),
+    "layer_norm": ({}, with_inside(lambda r, activation: [nn.LayerNorm(r), activation])),
+    "batch_norm": ({}, with_inside(lambda r, activation: [_TokenBatchNorm(r), activation])),
+    # The second layer has PyTorch's initialization: the outer projections keep the branch small.
+    "two_layers": ({}, with_inside(lambda r, activation: [activation, nn.Linear(r, r), activation])),
     "tanh": ({"activation": "tanh"}, Bottleneck),
     "relu": ({"activation": "relu"}, Bottleneck),
     "swish": ({"activation": "swish"}, Bottleneck),

@@ -38,7 +38,6 @@ from sweeping.runs import CHOICES, CHOSEN
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the baseline and the scores."""
     add = parser.add_argument
     add("--baseline", default="full", help="A row, by its label or by a part that only it has.")
     add("--score", choices=("accuracy", "main"), default="main", help="A task without accuracy shows its main score.")
@@ -48,15 +47,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     """Print the tables, and write them and the figure."""
-    folder = Path(arguments.folder)
     runs = [at_epoch(one, arguments.epoch) for one in finished(folder)]
     rows = arrange(runs, arguments.choose)
     base, shown = find_baseline(rows, arguments.baseline), columns(rows, arguments.score)
     facts = summarize(rows, base, shown, arguments.split)
     tables = {
-        "Methods": pd.DataFrame.from_dict(facts, orient="index", dtype=object).map(_shown),
+        "Methods": pd.DataFrame.from_dict(facts, orient="index", dtype=object).map(
+            lambda value: MISSING if value is None else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+        ),
         f"Difference to {base.label}": compared(rows, base, shown, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}":
             table_of({row.label: times(row, base, arguments.share) for row in rows}),
@@ -107,10 +107,6 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
                 "seeds": max(len(cell.seeds) for cell in cells),
             }  # fmt: skip
     return facts
-
-
-def _shown(value: float | None) -> str:
-    return MISSING if value is None else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
 
 
 def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:

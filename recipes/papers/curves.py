@@ -23,15 +23,12 @@ from sweeping.runs import CHOICES, CHOSEN
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the axes."""
     parser.add_argument("--score", help="A validation score; default: the one that has chosen the epoch.")
     parser.add_argument("--x", choices=MOMENT, default="epoch", help="The horizontal axis.")
     parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Write the numbers and the figure."""
-    folder = Path(arguments.folder)
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     points = summarize(arrange(finished(folder), arguments.choose), arguments.score)
     write_lines(folder / "learning_curves.jsonl", points)
     save(draw(points, arguments.x), folder / "learning_curves")

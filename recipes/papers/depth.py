@@ -21,7 +21,6 @@ from papers.runs import load_run
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the scores of cut adapters, and for the cost."""
     add = parser.add_argument
     add("--data_dir", help="Folder of the tasks' files; default: the runs' own.")
     add("--tasks", type=int, default=8, help="Number of tasks of a text.")
@@ -29,9 +28,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Write the numbers and the figure."""
-    folder = Path(arguments.folder)
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     found: dict[tuple[str, int, float], dict[int, float]] = defaultdict(dict)
     for path in sorted(folder.rglob("results.json")):
         for seed, line, layers, cost, value in _scores(path.parent, arguments):
@@ -47,7 +44,7 @@ def main(arguments: argparse.Namespace) -> None:
 
 def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, str, int, float, float]]:
     """Yield a run's seed, line, number of adapted layers, their cost and the score in percent."""
-    run = load_run(str(folder), arguments.data_dir, arguments.batch_size)
+    run = load_run(folder, arguments.data_dir, arguments.batch_size)
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
     depth = model.config.num_hidden_layers
     own = results["arguments"]

@@ -24,15 +24,12 @@ from sweeping.runs import CHOSEN
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for the score."""
     parser.add_argument(
         "--score", choices=("accuracy", "main"), default="accuracy", help="What is shown, as in the paper or in GLUE."
     )
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Write the numbers and the figure."""
-    folder = Path(arguments.folder)
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     runs = [one for one in finished(folder) if one["method"] == "houlsby"]
     points = summarize(arrange(runs, CHOSEN), arguments.score)
     write_lines(folder / "init_scale.jsonl", points)

@@ -31,6 +31,8 @@ NO_BERT = "no_bert"  # of no_bert.py, whose runs have no encoder
 def collect(folder: Path) -> list[Results]:
     """Return the results of all finished runs below the folder, each with its "folder"."""
     paths = sorted(folder.rglob("results.json"))
+    if not paths:
+        raise RecipeError(f"There is no finished run in {folder}. Make some with recipes/sweep.py.")
     return [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
 
 

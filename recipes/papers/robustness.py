@@ -32,11 +32,7 @@ from papers.stability import NAMES
 from papers.wordnet import WordNet
 
 
-DIFFERENCE = "no named entities, no tagger"  # unlike Ren et al.; OpenAttack has a tagger
-
-
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the synonyms and the texts."""
     add = parser.add_argument
     add("--data_dir", help="Folder of the task's files; default: the run's own.")
     add("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="WordNet's files, as of wordnet-base.")
@@ -45,14 +41,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--output_dir", help="Where to write; default: the first run's folder.")
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(folders: Sequence[Path], arguments: argparse.Namespace) -> None:
     """Attack each run, write the numbers and the figure."""
     wordnet, rows = WordNet(arguments.wordnet), []
-    for folder in arguments.folder:
+    for folder in folders:
         run = load_run(folder, arguments.data_dir, arguments.batch_size)
-        rows.append(attack(Path(folder).name, run, wordnet, arguments))
+        rows.append(attack(folder.name, run, wordnet, arguments))
         print(f"{folder}: {rows[-1]['successes']} of {rows[-1]['attacked']} predictions changed")
-    output = Path(arguments.output_dir or arguments.folder[0])
+    output = Path(arguments.output_dir or folders[0])
     write_lines(output / "robustness.jsonl", rows)
     save(draw(rows), output / "robustness")
 
@@ -136,6 +132,7 @@ def draw(rows: Sequence[dict[str, Any]]) -> Figure:
             draw_line(lines, points, "x", label=NAMES.get(method, method), **style)
         lines.set(xlabel="epochs of pretraining on the task's text", ylabel=label)
         lines.legend()
-    title = f"PWWS on {proper_name(rows[0]['task'])}: {rows[0]['examples']} texts, {DIFFERENCE}"
+    # Ren et al. replace named entities and use a tagger; OpenAttack has a tagger.
+    title = f"PWWS on {proper_name(rows[0]['task'])}: {rows[0]['examples']} texts, no named entities, no tagger"
     figure.suptitle(fill(title, 60), fontsize=8)
     return figure

@@ -37,17 +37,17 @@ class FinishedRun:
         return scores
 
 
-def load_run(folder: str, data_dir: str | None, batch_size: int) -> FinishedRun:
+def load_run(folder: Path, data_dir: str | None, batch_size: int) -> FinishedRun:
     """Load a run of glue.py, with the base model in the data type of the training and, unless `data_dir` has the
     task's files, the run's own data."""
-    results, saved = read_object(Path(folder, RESULTS_FILE)), find_saved(Path(folder))
+    results, saved = read_object(folder / RESULTS_FILE), find_saved(folder)
     if results is None or saved is None or results["task"] not in TASKS:
         raise RecipeError(f"{folder} must be the output folder of a finished run of recipes/glue.py, and is not.")
     arguments = results["arguments"]
     task = TASKS[results["task"]].load(data_dir or arguments["data_dir"], trains=False)
     loaded = load_saved(str(saved), task.labels, results["model"], "auto")
     training = RecipeTrainingArguments(
-        output_dir=folder, per_device_eval_batch_size=batch_size, disable_tqdm=True, report_to="none"
+        output_dir=str(folder), per_device_eval_batch_size=batch_size, disable_tqdm=True, report_to="none"
     )
     trainer = task.make_trainer(loaded.model.eval(), loaded.tokenizer, arguments["max_length"], training)
     return FinishedRun(task, trainer, task.data[task.validation_splits[0]], results)

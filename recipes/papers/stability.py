@@ -41,9 +41,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add nothing: the folder is enough."""
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Write the numbers and the figures."""
-    folder = Path(arguments.folder)
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     starts = by_start([one for one in finished(folder) if one["task"] != "mlm"])
     rows = summarize(starts)
     write_lines(folder / "stability.jsonl", rows)

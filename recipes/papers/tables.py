@@ -193,7 +193,7 @@ def settings(rows: Sequence[Row]) -> pd.DataFrame:
             arguments = next(iter(cell.seeds.values()))["arguments"]
             own = (axis for axis in row.chosen if MEANT_FOR.get(axis, row.method) == row.method)
             lines[f"{row.label}: {name}"] = {
-                **{axis: plain(arguments.get(axis)) for axis in own},
+                **{axis: f"{value:g}" for axis in own if (value := arguments.get(axis)) is not None},
                 "differs between the tasks": differing[task] or MISSING,
                 "seeds": " ".join(map(str, sorted(cell.seeds))),
                 "best run": cell.best["folder"],
@@ -241,8 +241,3 @@ def with_error(value: MeanAndError | None, sign: str = "") -> str:
         return MISSING
     middle, error = value
     return f"{middle:{sign}.2f}" if error is None else f"{middle:{sign}.2f} ± {error:.2f}"
-
-
-def plain(value: float | None) -> str:
-    """Return a number as short as it can be."""
-    return MISSING if value is None else f"{value:g}"

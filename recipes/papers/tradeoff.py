@@ -41,15 +41,12 @@ SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the scores and the panels."""
     parser.add_argument("--score", choices=("accuracy", "main"), default="main", help="A task without accuracy: main.")
     parser.add_argument("--split", choices=("validation", "test"), default="validation", help="Where it was scored.")
     parser.add_argument("--each", action="store_true", help="A panel per task, with its scores.")
 
 
-def main(arguments: argparse.Namespace) -> None:
-    """Write the numbers and the figure."""
-    folder = Path(arguments.folder)
+def main(folder: Path, arguments: argparse.Namespace) -> None:
     rows = arrange(finished(folder), CHOSEN)
     shown = columns(rows, arguments.score)
     once = counted_once(task for task, _ in shown.values())

@@ -68,13 +68,10 @@ def execute(
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the process and its group, first with SIGTERM, then with SIGKILL."""
-    with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            process.wait(SECONDS_TO_STOP)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    for number, seconds in ((signal.SIGTERM, SECONDS_TO_STOP), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, number)
+            process.wait(seconds)
 
 
 def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[str, str]]:

@@ -1,7 +1,6 @@
 """The planned runs of a sweep: a folder and a command for each combination of values."""
 
 import itertools
-import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +8,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from common.edge import RecipeError
+from common.run import RESULTS_FILE, read_object
 
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
@@ -54,12 +54,12 @@ class PlannedRun:
     @property
     def finished(self) -> bool:
         """Whether there is a results.json."""
-        return (self.folder / "results.json").exists()
+        return (self.folder / RESULTS_FILE).exists()
 
     @property
     def results(self) -> dict[str, Any] | None:
         """The content of results.json, or None if the run is not finished."""
-        return json.loads((self.folder / "results.json").read_text()) if self.finished else None
+        return read_object(self.folder / RESULTS_FILE)
 
     @property
     def constant(self) -> str:
@@ -116,11 +116,8 @@ def choose(scores: Mapping[Key, Sequence[float]], lower_is_better: bool = False)
 def best_point(runs: Iterable[PlannedRun]) -> Point | None:
     """Return the point, without the seed, that is best on validation; None if no run is finished."""
     scores: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    lower_is_better = False
-    for run in runs:
-        results = run.results
-        if results and results["best_score"] is not None:
-            key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
-            scores.setdefault(key, []).append(results["best_score"])
-            lower_is_better = results["chosen_by"].endswith("loss")
-    return dict(choose(scores, lower_is_better)) if scores else None
+    scored = [(run, found) for run in runs if (found := run.results) and found["best_score"] is not None]
+    for run, found in scored:
+        key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
+        scores.setdefault(key, []).append(found["best_score"])
+    return dict(choose(scores, scored[0][1]["chosen_by"].endswith("loss"))) if scored else None

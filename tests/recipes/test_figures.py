@@ -422,7 +422,7 @@ class TestAblation:
         assert sorted(row["span"] for row in rows) == [[i, j] for i in range(4) for j in range(i, 4)]
         assert_drawn(folder / "ablation")
         assert "Pruned layers" in capsys.readouterr().out
-        finished = load_run(str(folder), None, 64)
+        finished = load_run(folder, None, 64)
         config = HoulsbyConfig.from_pretrained(folder / "pruned")
         removed = set(range(4)) - set(config.layers_to_transform)
         expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])
@@ -601,7 +601,7 @@ class TestRobustness:
             assert epochs("model") == expected
 
     def test_batches_do_not_change_the_order(self, trained):
-        one = load_run(str(trained / "houlsby"), None, 4)
+        one = load_run(trained / "houlsby", None, 4)
         texts = one.validation["sentence"][:9]
         alone = np.concatenate([robustness.predictor(one)([text]) for text in texts])
         np.testing.assert_allclose(robustness.predictor(one)(texts), alone, atol=1e-5)

@@ -157,12 +157,17 @@ class TestFigures:
 
     def test_learning_curves(self):
         log = [{"epoch": 0.5, "loss": 0.7}, {"epoch": 1.0, "eval_loss": 0.6}, {"epoch": 1.5, "loss": 0.5}]
-        epochs = [{"epoch": n, "step": 9 * n, "loss": 0.6, "accuracy": 0.5, "f1": 0.1 * n} for n in (1.0, 2.0)]
+        epochs = [
+            {"epoch": n, "step": 9 * n, "seconds": n, "loss": 0.6, "accuracy": 0.5, "f1": 0.1 * n} for n in (1.0, 2.0)
+        ]
         left, right = draw_learning_curves(log, epochs, "f1", 2.0).axes
         lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in left.lines}
         assert lines["training"] == [(0.5, 0.7), (1.5, 0.5)]
         assert lines["validation"] == [(1.0, 0.6), (2.0, 0.6)]
         assert [line.get_label() for line in right.lines] == ["f1", "accuracy", "kept"]
+        of_squad = [{"epoch": n, "step": 9 * n, "seconds": n, "f1": 0.1 * n} for n in (1.0, 2.0)]  # without a loss
+        left, right = draw_learning_curves(log, of_squad, "f1", None).axes
+        assert [[line.get_label() for line in axes.lines] for axes in (left, right)] == [["training"], ["f1"]]
 
 
 class TestCommands:

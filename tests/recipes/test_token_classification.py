@@ -14,9 +14,18 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPrediction
 
 import token_classification
+from common.data import find_column
 from common.edge import RecipeError
 from common.labels import MULTI, find_labels
-from common.tagging import IGNORED, TaggingTask, entity_scores, find_columns, read_tags, tokenize_words
+from common.tagging import (
+    IGNORED,
+    TAG_COLUMNS,
+    WORD_COLUMNS,
+    TaggingTask,
+    entity_scores,
+    read_tags,
+    tokenize_words,
+)
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
@@ -124,8 +133,8 @@ class TestData:
     def test_declared_tags(self):
         features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))})
         data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
-        columns = find_columns(data, None, None)
-        assert columns == ("tokens", "ner_tags")
+        columns = ("tokens", find_column(data, None, TAG_COLUMNS, "--tag_column"))
+        assert columns[1] == "ner_tags"
         tags = find_labels(data, columns[1:], MULTI).names
         assert tags == ("O", "B-X")
         assert list(read_tags(data, "train", columns, tags)) == [{"words": ["a", "b"], "tags": [1, 0]}]
@@ -141,7 +150,7 @@ class TestData:
 
     def test_columns_that_are_not_there(self):
         with pytest.raises(RecipeError, match="There is no column named tokens or words, only text"):
-            find_columns(Dataset.from_dict({"text": ["a"]}), None, None)
+            find_column(Dataset.from_dict({"text": ["a"]}), None, WORD_COLUMNS, "--word_column")
 
 
 class TestAlignment:
