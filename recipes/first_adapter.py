@@ -109,7 +109,7 @@ def main() -> None:
         save_strategy="epoch",
         save_total_limit=1,
         load_best_model_at_end=True,
-        metric_for_best_model="accuracy",
+        metric_for_best_model="loss",
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
     )

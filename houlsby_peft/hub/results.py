@@ -170,7 +170,7 @@ def format_number(value: Any, like: float | None = None) -> str:
 
 def readable_name(score: str) -> str:
     """Return the name of a score in words: "matched_accuracy" becomes "matched accuracy"."""
-    known = {"f1": "F1", "matthews_correlation": "Matthews correlation"}
+    known = {"f1": "F1", "r2": "R²", "matthews_correlation": "Matthews correlation"}
     known |= {"pearson": "Pearson correlation", "spearmanr": "Spearman correlation"}
     return known.get(score, score.replace("_", " ").replace(" f1", " F1"))
 

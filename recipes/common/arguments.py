@@ -378,7 +378,7 @@ def parse_command(
     preset's, are stronger than resolve_defaults'.
     """
     groups = (kind, MethodArguments, adapter, RecipeTrainingArguments)
-    parser = HfArgumentParser(groups, usage="accelerate launch recipes/%(prog)s [flags]")
+    parser = HfArgumentParser(groups, usage="accelerate launch recipes/%(prog)s [flags]", allow_abbrev=False)
     words = list(sys.argv[1:] if args is None else args)
     if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
         words[:1] = read_arguments(Path(words[0]))

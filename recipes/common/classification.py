@@ -64,7 +64,7 @@ _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
     MULTI: ("macro_f1", "micro_f1", "accuracy", "loss"),
-    REGRESSION: ("spearmanr", "pearson", "mean_absolute_error", "root_mean_squared_error", "loss"),
+    REGRESSION: ("r2", "spearmanr", "pearson", "mean_absolute_error", "root_mean_squared_error", "loss"),
 }
 
 
@@ -210,8 +210,10 @@ def load_task(
     """Load a data set and detect its texts and labels, or take those of a saved adapter or model; leave out examples
     without a label, and training examples without text."""
     if saved:
-        separator = arguments.label_separator or saved.results.get("arguments", {}).get("label_separator")
-        arguments = replace(arguments, label_separator=separator)
+        before = saved.results.get("arguments", {})
+        separator = arguments.label_separator or before.get("label_separator")
+        columns = arguments.label_columns or before.get("label_columns")
+        arguments = replace(arguments, label_separator=separator, label_columns=columns)
     splits, text_columns, columns = _read_splits(arguments, training, saved and saved.recorded("text_columns"))
     texts = label_texts(splits["train"], columns)
     if saved:
@@ -245,7 +247,7 @@ def _read_splits(
     """Return the splits without what is left out, and the columns of the texts and of the labels."""
     splits = load_data(arguments, training)
     text_columns = find_text_columns(splits["train"], arguments.text_columns, recorded)
-    columns = find_label_columns(splits["train"], arguments.label_columns)
+    columns = find_label_columns(splits["train"], arguments.label_columns, text_columns)
     if clash := [column for column in columns if column in text_columns]:
         raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
     if arguments.label_separator and len(columns) == 1:

@@ -25,6 +25,7 @@ _WIDTH_OF_TEXT = 15  # characters of a column, on average, that is taken for the
 VALIDATION_SHARE = 0.1
 LABEL_NAMES = ("label", "labels", "label_ids")  # columns that the Trainer takes for labels
 _LISTED = 5  # rows in a message
+_FEWEST = 5  # examples of a label, one of which validation has in any case
 
 if not sys.stderr.isatty():
     disable_progress_bars()
@@ -224,8 +225,8 @@ def report_repeated(train: Dataset, text_columns: Sequence[str], labels: Sequenc
     counts = pd.Series(labels, dtype=object).groupby(texts).nunique()
     rows = np.flatnonzero(texts.isin(counts[counts > 1].index))
     where = ", ".join(locate(train, int(row)) for row in rows[:_LISTED]) + ", ..." * (len(rows) > _LISTED)
-    different = f"; {len(rows):,} of them have different labels ({where})" if len(rows) else ""
-    log(f"note: {texts.duplicated().sum():,} training examples repeat the text of another one{different}")
+    different = f"; {len(rows):,} have a text that has several labels ({where})" if len(rows) else ""
+    log(f"note: {texts.duplicated().sum():,} training examples repeat the text of an earlier one{different}")
 
 
 def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> dict[str, Dataset]:
@@ -244,29 +245,37 @@ def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> di
     return splits
 
 
-def with_validation(splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None) -> dict[str, Dataset]:
+def with_validation(
+    splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None, text_columns: Sequence[str] = ()
+) -> dict[str, Dataset]:
     """Return the splits; if there is no validation split, move a random tenth of train into one, of each label alike.
 
-    The rows do not depend on the seed of the run, so that runs with several seeds are scored on the same rows.
+    Given the columns of the texts, rows with the same text stay together. The rows do not depend on the seed of the
+    run, so that runs with several seeds are scored on the same rows.
     """
     if "validation" in splits:
         return splits
     train = splits["train"]
-    wanted = max(1, round(VALIDATION_SHARE * len(train)))
+    texts = pd.factorize(_texts_of(train, text_columns))[0] if text_columns else np.arange(len(train))
+    first = np.unique(texts, return_index=True)[1]
+    wanted = max(1, round(VALIDATION_SHARE * len(first)))
     generator = np.random.default_rng(0)
     of_label: dict[Hashable, list[int]] = {}
     for row in generator.permutation(len(train)):
-        of_label.setdefault(None if labels is None else labels[row], []).append(int(row))
+        if first[texts[row]] == row:
+            of_label.setdefault(None if labels is None else labels[row], []).append(int(row))
     # The rows of each label are spread evenly over 0 to 1, from a random start. Those of the lowest tenth are chosen,
-    # so that even of rare labels a tenth is chosen on average.
+    # so that even of rare labels a tenth is chosen on average; of five rows or more, at least one.
     shares = (
         ((number + start) / len(rows), row)
         for rows in of_label.values()
-        for start in [generator.random()]
+        for start in [generator.random() * (min(1, VALIDATION_SHARE * len(rows)) if len(rows) >= _FEWEST else 1)]
         for number, row in enumerate(rows[:-1])
     )
-    chosen = sorted(row for _, row in sorted(shares)[:wanted])
-    if not chosen:
+    chosen = np.flatnonzero(np.isin(texts, texts[[row for _, row in sorted(shares)[:wanted]]]))
+    if not len(chosen) and text_columns:  # a few texts that repeat are all that there is
+        return with_validation(splits, labels)
+    if not len(chosen):
         raise RecipeError(
             f"No validation split can be made of {len(train):,} training examples, as one of each label must stay in "
             "training. Give one, as validation.csv."
@@ -320,8 +329,9 @@ def divide(
     if results is not None:
         return split_to_score(splits, arguments, results, labels, text_columns)
     if training.do_eval:
-        splits = with_validation(splits, labels)
-        splits = splits if getattr(arguments, "keep_repeated", True) else without_known(splits, text_columns)
+        keeps_repeated = getattr(arguments, "keep_repeated", True)
+        splits = with_validation(splits, labels, () if keeps_repeated else text_columns)
+        splits = splits if keeps_repeated else without_known(splits, text_columns)
     return {**splits, "train": sample(splits["train"], arguments.max_train_samples)}
 
 
@@ -346,9 +356,7 @@ def split_to_score(
         was_trained_on = now == then if now and then else before.get("data") == arguments.data
         was_split = "validation" in results.get("dataset", {}).get("rows", {})
         if was_trained_on and was_split and not before.get("validation_file"):
-            splits = with_validation(splits, labels)
-            if before.get("keep_repeated") is False:
-                splits = without_known(splits, text_columns)
+            splits = with_validation(splits, labels, text_columns if before.get("keep_repeated") is False else ())
         else:
             if was_trained_on:
                 log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")

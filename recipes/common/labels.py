@@ -1,5 +1,6 @@
 """The labels of a data set: their kind, their names, and their numbers."""
 
+import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Labels:
             of_row = label if isinstance(label, tuple) else (label,)
             wrong = [one for one in of_row if not (np.isfinite(_number(one)) if is_score else one in numbers)]
             if wrong or isinstance(label, tuple) != several:
-                wanted = "a finite number" if is_score else (
+                wanted = "a finite number, with a decimal point" if is_score else (
                     f"one of the {len(self.names)} classes of the training examples: {', '.join(self.names[:SHOWN])}"
                 )  # fmt: skip
                 raise RecipeError(
@@ -67,23 +68,25 @@ class Labels:
         return ["; ".join(name for name, one in zip(self.names, row, strict=True) if one) for row in values]
 
 
-def find_label_columns(train: Dataset, named: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the column of the label, or several 0/1 columns: those named on the command line, else the first of
-    LABEL_COLUMNS that exists, else the only column with few values."""
-    own = columns_of(train)
+def find_label_columns(
+    train: Dataset, named: Sequence[str] | None, text_columns: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the column of the label, or several 0/1 columns: those named on the command line, else, of the columns
+    without texts, the first of LABEL_COLUMNS, the only one, or the only one with few values."""
+    own = [name for name in columns_of(train) if named or name not in text_columns]
     names = named or [name for name in LABEL_COLUMNS if match_column(own, name)][:1]
     columns = [column for name in names if (column := match_column(own, name))]
     if columns and len(columns) == len(names):
         return tuple(columns)
     counts = {name: len(set(map(str, train[name]))) for name in own}
     few = [name for name, count in counts.items() if 1 < count <= min(SHOWN, len(train) / 2)]
-    if not named and len(few) == 1:
-        return (few[0],)
+    if not named and 1 in (len(few), len(own)):
+        return tuple(few or own)
     missing = repr(next(name for name in named if not match_column(own, name))) if named else None
     hint = f"; it may be {' or '.join(f'{name} ({counts[name]} values)' for name in few)}" if few else ""
     raise RecipeError(
-        f"There is no column {missing or 'with a usual name for labels, such as label'}, only {', '.join(own)}. Name "
-        f"the label with --label_columns{hint}."
+        f"There is no column {missing or 'with a usual name for labels, such as label'}, only "
+        f"{', '.join(columns_of(train))}. Name the label with --label_columns{hint}."
     )
 
 
@@ -176,7 +179,8 @@ def _read_labels(data: Dataset, columns: Sequence[str]) -> list[Hashable]:
             return "" if value is None or value < 0 else declared[value] if value < len(declared) else str(value)
         if isinstance(value, float) and value.is_integer():
             return str(int(value))
-        return "" if value is None or value != value else str(value).strip()
+        # "ö" may be one character or two, which look the same.
+        return "" if value is None or value != value else unicodedata.normalize("NFC", str(value).strip())
 
     return [tuple(map(text, value)) if isinstance(value, list) else text(value) for value in data[columns[0]]]
 
@@ -216,8 +220,8 @@ def describe_balance(labels: Labels, encoded: Sequence[Any]) -> str:
     are_numbers = len(labels.columns) == 1 and all(np.isfinite(_number(name)) for name in labels.names)
     notes = {
         f", and {len(listed) - SHOWN} more": len(listed) > SHOWN,
-        " (numbers as classes; for a score, give --problem_type regression)": not several and are_numbers,
-        " (several labels in one text? give --label_separator '|')": (
+        "\nnote: numbers as classes; for a score, give --problem_type regression": not several and are_numbers,
+        "\nnote: several labels in one text? Give --label_separator '|'": (
             not several and sum("|" in name for name in labels.names) > 1
         ),
     }

@@ -17,6 +17,7 @@ from sklearn.metrics import (
     f1_score,
     matthews_corrcoef,
     precision_recall_fscore_support,
+    r2_score,
 )
 
 from common.edge import RecipeError
@@ -41,6 +42,7 @@ SCORES: dict[str, Score] = {
     "f1": lambda references, predictions: f1_score(references, predictions, zero_division=0.0),
     "matthews_correlation": _zero_if_constant(matthews_corrcoef),
     "pearson": _zero_if_constant(lambda references, predictions: pearsonr(references, predictions)[0]),
+    "r2": lambda references, predictions: r2_score(references, predictions) if len(references) > 1 else 0.0,
     "spearmanr": _zero_if_constant(lambda references, predictions: spearmanr(references, predictions)[0]),
     "mean_absolute_error": lambda references, predictions: np.abs(references - predictions).mean(),
     "root_mean_squared_error": lambda references, predictions: np.sqrt(np.square(references - predictions).mean()),
@@ -77,7 +79,7 @@ _NAMES = {
     "mnli": "MNLI", "squad": "SQuAD", "minimal_pairs": "generated sentences",
     "matthews_correlation": "Matthews correlation", "f1": "F1", "exact_match": "exact match", "spearmanr":
     "Spearman correlation", "pearson": "Pearson correlation", "matched_accuracy": "accuracy (matched)",
-    "mismatched_accuracy": "accuracy (mismatched)", "loss": "loss",
+    "mismatched_accuracy": "accuracy (mismatched)", "loss": "loss", "r2": "R²",
 }  # fmt: skip
 
 ByTask = Mapping[str, Mapping[str, float]]  # such as {"mrpc": {"f1": 89.5, "accuracy": 85.3}}

@@ -156,6 +156,18 @@ class RecipeTrainer(Trainer):
             )
         return loss
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Return whether an evaluation is the best so far; of equal scores, the one with the lower loss is better."""
+        best, step = self.state.best_metric, self.state.best_global_step
+        is_best = super()._determine_best_metric(metrics, trial)
+        name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
+        if not is_best and metrics[name] == best:
+            loss = next(key for key in metrics if key.endswith("loss"))
+            before = next(entry[loss] for entry in self.state.log_history if entry["step"] == step and loss in entry)
+            if is_best := metrics[loss] < before:
+                self.state.best_global_step = self.state.global_step
+        return is_best
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log as Trainer.log does; with the scores of an evaluation, also the time of the training until then."""
         if any(name.startswith("eval_") for name in logs):

@@ -134,12 +134,14 @@ class TestColumns:
             (("ID", "Title", "Body", "Class"), ("Body",), ("Class",)),
             (("Premise", "HYPOTHESIS", "Target"), ("Premise", "HYPOTHESIS"), ("Target",)),
             (("Nummer", "Nachricht", "Abteilung"), ("Nachricht",), ("Abteilung",)),
+            (("Text", "Preis"), ("Text",), ("Preis",)),
+            (("Bewertung", "Text", "Themen"), ("Text",), ("Bewertung",)),
         ],
     )
     def test_usual_names_without_regard_to_case(self, columns, text, label):
         data = Dataset.from_dict({name: ["a", "b"] for name in columns})
         assert find_text_columns(data, None) == text
-        assert find_label_columns(data, None) == label
+        assert find_label_columns(data, None, text) == label
 
     def test_without_usual_names_the_longest_text_and_the_only_column_with_few_values(self, tmp_path):
         texts = [f"{number} words that are long enough" for number in range(8)]
@@ -161,8 +163,10 @@ class TestColumns:
 
     def test_a_label_is_no_text(self, tmp_path):
         path = write(tmp_path / "a.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
-        with pytest.raises(RecipeError, match="'label'"):
+        with pytest.raises(RecipeError, match=r"only text, label\. Name the label with --label_columns"):
             load(path, text_columns=["text", "label"])
+        with pytest.raises(RecipeError, match="must differ, got 'text' in both"):
+            load(path, label_columns=["text"])
 
 
 class TestLabels:
@@ -204,7 +208,7 @@ class TestLabels:
         assert encoded["label"][:] == [100.0, 500.0]
         assert encoded.features["label"] == Value("float32")
         assert "scores from 100 to 500, mean" in describe_balance(labels, encoded["label"])
-        with pytest.raises(RecipeError, match="validation: a label must be a finite number; row 1 has 'many'"):
+        with pytest.raises(RecipeError, match="must be a finite number, with a decimal point; row 1 has 'many'"):
             labels.encode(Dataset.from_dict({"stars": ["1", "many"]}), "validation")
 
     def test_an_unknown_label_names_its_line(self, tmp_path):
@@ -253,7 +257,7 @@ class TestLabels:
         }
         report_repeated(splits["train"], ["text"], ["x", "y", "x", "x"])
         assert (
-            "1 training examples repeat the text of another one; 2 of them have different labels (row 0, row 1)"
+            "1 training examples repeat the text of an earlier one; 2 have a text that has several labels (row 0, row"
             in (capsys.readouterr().out)
         )
         assert without_known(splits, ["text"])["validation"]["text"] == ["d"]
@@ -284,6 +288,16 @@ class TestSplit:
         splits = with_validation({"train": Dataset.from_dict({"label": labels})}, labels)
         assert 15 <= sum(label != "common" for label in splits["validation"]["label"]) <= 45
         assert set(splits["train"]["label"]) == set(labels)
+
+    def test_rows_with_one_text_stay_together_and_a_class_of_six_is_scored(self):
+        texts = [f"text {number // 3}" for number in range(180)] + [f"rare {number}" for number in range(6)]
+        labels = ["common"] * 180 + ["rare"] * 6
+        data = Dataset.from_dict({"text": texts, "label": labels})
+        splits = with_validation({"train": data}, labels, ["text"])
+        assert not {*splits["train"]["text"]} & {*splits["validation"]["text"]}
+        assert len({*splits["validation"]["text"]}) == 7, "a tenth of the 66 texts"
+        assert "rare" in splits["validation"]["label"]
+        assert sum(map(len, splits.values())) == len(data)
 
     def test_the_same_rows_every_time(self):
         data = Dataset.from_dict({"text": [str(number) for number in range(50)]})

@@ -18,6 +18,7 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     EvalPrediction,
+    TrainerState,
 )
 
 import glue
@@ -104,6 +105,15 @@ class TestData:
 
 
 class TestRuns:
+    def test_of_equal_scores_the_lower_loss_is_better(self, tmp_path):
+        trainer = object.__new__(RecipeTrainer)
+        trainer.args = RecipeTrainingArguments(str(tmp_path), metric_for_best_model="accuracy", save_strategy="epoch")
+        for loss, accuracy, best in ((0.8, 0.9, 10), (1.2, 0.9, 5), (0.8, 0.8, 5), (1.2, 0.95, 10)):
+            trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5)
+            trainer.state.log_history = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.9}]
+            is_best = trainer._determine_best_metric({"eval_loss": loss, "eval_accuracy": accuracy}, None)
+            assert (trainer.state.best_global_step, is_best) == (best, best == 10)
+
     def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
         run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,
             "--num_train_epochs", 4, "--learning_rate", 3e-2, "--lr_scheduler_type", "constant",
