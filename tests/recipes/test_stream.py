@@ -95,7 +95,7 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
     [
         (["three.jsonl", "three.jsonl"], [], "needs its own name, got only three"),
         (["three.jsonl"], ["--method", "full"], "needs --method houlsby"),
-        (["three.jsonl", "grade.jsonl"], ["--metric_for_best_model", "macro_f1"], "main, spearmanr, .*'macro_f1'"),
+        (["three.jsonl", "grade.jsonl"], ["--metric_for_best_model", "macro_f1"], "main, r2, spearmanr, .*'macro_f1'"),
     ],
 )
 def test_mistakes_are_found_before_any_training(encoder, data, tmp_path, files, flags, message):
