@@ -103,7 +103,8 @@ def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     axes.plot([0, 1], [0, 1], color="gray", linestyle=":")
     axes.plot(bins["confidence"], bins["right"], color=BLUE)
-    axes.scatter(bins["confidence"], bins["right"], 10 + 200 * bins["examples"] / bins["examples"].sum(), color=BLUE)
+    sizes = 10 + 200 * bins["examples"] / bins["examples"].sum()
+    axes.scatter(bins["confidence"], bins["right"], sizes, color=BLUE, clip_on=False)
     axes.set(
         xlabel="probability of the prediction", ylabel="share of right predictions", xlim=(0, 1.03), ylim=(0, 1.03)
     )
@@ -141,7 +142,8 @@ def draw_learning_curves(
     logged = pd.DataFrame(log_history)
     if "loss" in logged:
         logged.dropna(subset="loss").plot("epoch", "loss", ax=panels[0, 0], color=BLUE, label="training")
-    styles = [f"{marker}-" for marker in MARKERS]
+    # Below broken lines, an equal curve shows.
+    styles = [f"{marker}{line}" for marker, line in zip(MARKERS, ("-", "--", ":", "-.", "--", ":"), strict=True)]
     for axes, drawn, label in zip(panels[0], (losses, scores), ("loss", "validation score"), strict=False):
         for name, color, style in zip(drawn, [*COLORS[1:], BLUE], styles, strict=False):  # BLUE is the training's
             drawn[name].plot(ax=axes, color=color, style=style, label=name.replace("_", " "))
@@ -221,6 +223,8 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
             table.map(defused).to_csv(mistaken, index=False)
             wrong = int((scores.expected != scores.predicted).sum())
             written["Mistakes"] = f"{mistaken} (the most confident {len(mistakes)} of {wrong:,})"
+        elif texts:
+            written["Mistakes"] = "none"
     return written
 
 
