@@ -274,7 +274,7 @@ def with_validation(
     )
     chosen = np.flatnonzero(np.isin(texts, texts[[row for _, row in sorted(shares)[:wanted]]]))
     if not len(chosen) and text_columns:  # a few texts that repeat are all that there is
-        return with_validation(splits, labels)
+        return without_known(with_validation(splits, labels), text_columns)
     if not len(chosen):
         raise RecipeError(
             f"No validation split can be made of {len(train):,} training examples, as one of each label must stay in "
