@@ -94,14 +94,12 @@ class Vocabulary:
 
 
 def add_s(word: str) -> str:
-    """Return the plural of a noun."""
     if word.endswith("y") and word[-2] not in "aeiou":
         return word[:-1] + "ies"
     return word + ("es" if word.endswith(("s", "x", "ch", "sh")) else "s")
 
 
 def add_ed(verb: str) -> str:
-    """Return the past of a verb."""
     if verb.endswith("y") and verb[-2] not in "aeiou":
         return verb[:-1] + "ied"
     return verb + ("d" if verb.endswith("e") else "ed")

@@ -165,7 +165,6 @@ def main() -> None:
 
 
 def load_head(saved: Saved) -> None:
-    """Load the head that was trained with an adapter."""
     file, model = Path(saved.name, HEAD_FILE), base_model(saved.model)
     if file.is_file():
         model.load_state_dict(load_file(file), strict=False)

@@ -83,7 +83,6 @@ class SquadTrainer(RecipeTrainer):
         return find_answers(self.questions, self.windows, start, end)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        """Return SQuAD's scores of the questions."""
         golds = {
             name: answers["text"]
             for name, answers in zip(self.questions["id"], self.questions["answers"], strict=True)

@@ -63,7 +63,6 @@ def main() -> int:
 
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
-    """Return the sweep's own flags, and the recipe's."""
     parser = argparse.ArgumentParser(
         usage="python recipes/sweep.py RECIPE --output_dir FOLDER [flags]",
         description=__doc__.split("\n\n")[0],

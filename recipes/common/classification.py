@@ -177,7 +177,6 @@ class ClassificationTask(Task):
         return SCORES_OF[self.kind.problem_type]
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Return the scores as the Trainer calls for them."""
         return classification_scores(evaluation.predictions, evaluation.label_ids, self.kind.problem_type)
 
     def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def locate(data: Dataset, row: int) -> str:
 
 
 def columns_of(data: Dataset) -> list[str]:
-    """Return the names of the user's columns."""
     return [name for name in data.column_names if name != WHERE]
 
 

@@ -8,10 +8,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn, TextIO, TypeVar
+from typing import Any, NoReturn, TextIO
 
 
-Result = TypeVar("Result")
 DEBUG = "HOULSBY_DEBUG"
 RESUMES = "The same command resumes from the last complete checkpoint; if there is none, it starts over."
 # Warnings of libraries about each other, on which the user of a recipe cannot act.
@@ -37,7 +36,7 @@ def looks_like_a_path(name: str) -> bool:
     return path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.exists()
 
 
-def end_with_one_line(main: Callable[[], Result]) -> Result:
+def end_with_one_line(main: Callable[[], Any]) -> Any:
     """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status 1, 130 or 143.
 
     --debug on the command line, or HOULSBY_DEBUG=1, shows the traceback of an error instead.

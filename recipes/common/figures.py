@@ -185,7 +185,6 @@ def report_end(
 
 
 def print_files(rows: Mapping[str, str]) -> None:
-    """Print names of files, and commands, below one another."""
     print("\n" + "\n".join(f"{name + ':':<18}{value}" for name, value in rows.items()), flush=True)
 
 

@@ -91,7 +91,6 @@ def find_label_columns(
 
 
 def find_labels(train: Dataset, named: Sequence[str] | None, problem_type: str | None = None) -> Labels:
-    """Find the labels of the training examples."""
     columns = find_label_columns(train, named)
     texts = label_texts(train, columns)
     problem_type = problem_type or _guess(texts)
@@ -152,7 +151,6 @@ def rows_with_label(data: Dataset, columns: Sequence[str], name: str) -> Dataset
 
 
 def has_labels(data: Dataset, columns: Sequence[str]) -> bool:
-    """Return whether any row of a split has a label."""
     here = [column for column in columns if column in data.column_names]
     return any(value not in (None, "", -1) for column in here for value in data[column])
 

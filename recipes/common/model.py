@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import torch
@@ -40,7 +40,6 @@ PACKAGED = {
 }
 MPNET_FOLDER = Path(constants.HF_ASSETS_CACHE, "houlsby_peft", "models", "all-mpnet-base-v2")
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
-Result = TypeVar("Result")
 
 
 def find_model(name: str) -> str:
@@ -105,13 +104,12 @@ def _load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTraine
 
 
 def find_pooler(model: PreTrainedModel) -> str:
-    """Return the full name of BERT's pooler."""
     if getattr(model.base_model, POOLER, None) is None:
         raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
     return f"{model.base_model_prefix}.{POOLER}"
 
 
-def on_main(training: RecipeTrainingArguments, work: Callable[[], Result]) -> Result:
+def on_main(training: RecipeTrainingArguments, work: Callable[[], Any]) -> Any:
     """Let the main process do some work; return its result in every process, or raise its error there."""
     outcome: list[Any] = [None]
     if training.process_index == 0:

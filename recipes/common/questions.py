@@ -42,7 +42,6 @@ def training_windows(data: Dataset, windows: Windows) -> Dataset:
 
 
 def evaluation_windows(data: Dataset, windows: Windows) -> Dataset:
-    """Return the windows of all questions, in their order."""
     return _expand(data, lambda row: map(_inputs, windows.split(row["question"], row["context"])))
 
 
@@ -98,11 +97,6 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, answer: str) -> float:
-    """Return 1 if both are equal when normalized, else 0."""
-    return float(normalize(prediction) == normalize(answer))
-
-
 def f1(prediction: str, answer: str, empty_counts: bool = False) -> float:
     """Return the F1 of the two bags of normalized words.
 
@@ -129,7 +123,7 @@ def squad_scores(predictions: Mapping[str, str], answers: Mapping[str, Sequence[
         found = predictions[question]
         scores[question] = {
             "f1": max(f1(found, gold, version_2) for gold in golds),
-            "exact_match": max(exact_match(found, gold) for gold in golds),
+            "exact_match": float(normalize(found) in map(normalize, golds)),
         }
     groups = {"": list(scores)}
     if version_2:

@@ -183,7 +183,6 @@ def find_saved(folder: Path) -> Path | None:
 
 
 def is_houlsby(folder: Path) -> bool:
-    """Return whether a folder holds a saved Houlsby adapter."""
     return (read_object(folder / "adapter_config.json") or {}).get("peft_type") == "HOULSBY"
 
 

@@ -95,7 +95,6 @@ class Task(ABC):
         return model, tokenizer
 
     def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        """Return a split with the tokens of its texts."""
         return tokenize(split, tokenizer, self.text_columns, max_length, name)
 
     def describe(self, outputs: NDArray[np.float32], labels: NDArray[Any]) -> ClassScores | ValueScores:

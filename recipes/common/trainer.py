@@ -146,7 +146,6 @@ class RecipeTrainer(Trainer):
         return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Take a step as Trainer.training_step does."""
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
             raise RecipeError(
@@ -162,7 +161,7 @@ class RecipeTrainer(Trainer):
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
         if not is_best and metrics[name] == best:
-            loss = next(key for key in metrics if key.endswith("loss"))
+            loss = next((key for key in metrics if key.endswith("loss")), name)  # SQuAD has none
             before = next(entry[loss] for entry in self.state.log_history if entry["step"] == step and loss in entry)
             if is_best := metrics[loss] < before:
                 self.state.best_global_step = self.state.global_step
@@ -305,7 +304,6 @@ class Bar(ProgressCallback):
     """The Trainer's bar, with the loss beside it in place of lines."""
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show the loss."""
         if self.training_bar is not None and "loss" in kwargs["logs"]:
             self.training_bar.set_postfix_str(format_scores({"loss": kwargs["logs"]["loss"]}))
 
@@ -322,7 +320,6 @@ class Lines(TrainerCallback):
         control.should_log = control.should_log or args.logging_strategy != "no"
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Print the loss if the last line was long ago."""
         if "loss" not in kwargs["logs"] or not args.disable_tqdm or not state.is_world_process_zero:
             return
         if time.monotonic() - self._last_line > _SECONDS:

@@ -38,7 +38,6 @@ class GatedBottleneck(Bottleneck):
         self.register_buffer("gated", torch.zeros(1))
 
     def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply the hidden states."""
         read = hidden if read is None else read
         return hidden * (1 + self.branch(read.to(self.down_proj.weight.dtype)).to(hidden.dtype))
 

@@ -50,7 +50,6 @@ def summarize(rows: Sequence[Row], score: str | None = None) -> list[dict[str, A
 
 
 def draw(points: Rows, x: str = "epoch") -> Figure:
-    """Draw a panel per task, and a line per row."""
     shown, style = {point["task"]: point["score"] for point in points}, styles(point["line"] for point in points)
     figure, axes = panels(len(shown))
     for own, (task, score) in zip(axes, sorted(shown.items()), strict=True):

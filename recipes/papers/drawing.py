@@ -84,7 +84,6 @@ def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
 
 
 def seeds_of(number: int) -> str:
-    """Return "one seed" or the number of seeds."""
     return "one seed" if number == 1 else f"{number} seeds"
 
 

@@ -98,7 +98,6 @@ def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
 
 
 def predictor(run: FinishedRun) -> Probabilities:
-    """Return a function from texts to the run's probabilities of the labels."""
 
     def probabilities(texts: Sequence[str]) -> NDArray[np.floating]:
         tokens = run.trainer.processing_class(list(texts), truncation=True, max_length=run.task.max_length)

@@ -79,7 +79,6 @@ def show(pages: Pages, path: Path) -> None:
 
 
 def study(rows: Sequence[Row]) -> Pages:
-    """Return the tables of a study."""
     tables = {
         "Scores": (scores(rows), NOTES if {*columns(rows)} & {*COLUMNS} else ""),
         "Difference to full": (compared(rows, full_fine_tuning(rows), columns(rows)), DIFFERENCES),

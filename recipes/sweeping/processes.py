@@ -100,5 +100,4 @@ def launch_command(config_file: str | None, slots: Sequence[Mapping[str, str]]) 
 
 
 def count_processes(config_file: str) -> int:
-    """Return the number of processes that `accelerate launch` starts with that file."""
     return int(yaml.safe_load(Path(config_file).read_text()).get("num_processes", 1))

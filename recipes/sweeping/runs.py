@@ -53,7 +53,6 @@ class PlannedRun:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a results.json."""
         return (self.folder / RESULTS_FILE).exists()
 
     @property

@@ -113,6 +113,10 @@ class TestRuns:
             trainer.state.log_history = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.9}]
             is_best = trainer._determine_best_metric({"eval_loss": loss, "eval_accuracy": accuracy}, None)
             assert (trainer.state.best_global_step, is_best) == (best, best == 10)
+        of_squad = [{"step": 5, "eval_f1": 0.9}]
+        trainer.args.metric_for_best_model = "f1"
+        trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5, log_history=of_squad)
+        assert not trainer._determine_best_metric({"eval_f1": 0.9}, None), "there is no loss"
 
     def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
         run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,
