@@ -134,11 +134,17 @@ def end_printed_once(run: Run, one: Run, strategy: Strategy, inputs: Path) -> No
         return
     for found in (run, one):
         log = (found.folder / "log.txt").read_text()
-        for words in ("By class, on the validation (matched) split", " epoch: ", "Adapter: ", "Predict: ", "Share: "):
+        for words in (
+            "By class, on the validation (mismatched) split",
+            " epoch: ",
+            "Adapter: ",
+            "Predict: ",
+            "Share: ",
+        ):
             assert log.count(words) == 1, words
         assert found.results["per_class"]["scores"].keys() == one.results["per_class"]["scores"].keys()
         supports = [scores["support"] for scores in found.results["per_class"]["scores"].values()]
-        assert sum(supports) == ROWS["validation_matched"]
+        assert sum(supports) == ROWS["validation_mismatched"]
 
 
 CHECKS = (
