@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LNTuningConfig, LoraConfig, get_peft_model
+from torch import nn
 
 from houlsby_peft import HoulsbyConfig
 from models import Method, floor, frozen
@@ -28,6 +29,12 @@ def lora(r: int, target_modules: list[str]) -> Method:
     return lambda base: get_peft_model(base, LoraConfig(r=r, target_modules=target_modules))
 
 
+def upper_half(base: nn.Module) -> nn.Module:
+    """Add adapters to the upper half of the layers."""
+    depth = base.config.num_hidden_layers
+    return houlsby(r=64, layers_to_transform=list(range(depth // 2, depth)))(base)
+
+
 METHODS: dict[str, Method] = {
     FLOOR: floor,
     FULL: lambda base: base,
@@ -35,11 +42,16 @@ METHODS: dict[str, Method] = {
     OURS_BF16: lambda base: houlsby(r=64)(base.to(torch.bfloat16)),
     NO_NORMS: houlsby(r=64, train_layer_norm=False),
     f"{OURS}, shared in each layer": houlsby(r=64, share_layers=1),
-    f"{OURS}, shared in each layer, no norms": houlsby(r=64, share_layers=1, train_layer_norm=False),
     f"{OURS}, 3-shared": houlsby(r=64, share_layers=3),
-    f"{OURS}, 3-shared, no norms": houlsby(r=64, share_layers=3, train_layer_norm=False),
+    "Houlsby r=8": houlsby(r=8),
+    f"{OURS}, upper half": upper_half,
+    "Pfeiffer r=64": houlsby(r=64, kind="pfeiffer"),
+    "parallel r=64": houlsby(r=64, kind="parallel"),
     "LoRA r=8, query and value": lora(8, ["query", "value"]),
+    "LoRA r=8, all linear layers": lora(8, LINEAR),
     LORA_ALL: lora(16, LINEAR),
+    "IA3": lambda base: get_peft_model(base, IA3Config()),
+    "layer norms": lambda base: get_peft_model(base, LNTuningConfig(target_modules=["LayerNorm"])),
 }
 QUICK = (FLOOR, FULL, OURS, f"{OURS}, 3-shared", LORA_ALL)
 # In evaluation the floor is the base model itself.

@@ -13,17 +13,13 @@ from peft import PeftModel, get_peft_model
 from transformers import BertConfig, BertModel
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from methods import LINEAR, houlsby, lora
+from methods import METHODS, OURS
 from models import SHAPES, Method
 from report import Rows
 from timing import compared, interleaved
 
 
-METHODS: dict[str, Method] = {
-    "Houlsby r=64": houlsby(r=64),
-    "Houlsby r=64, 3-shared": houlsby(r=64, share_layers=3),
-    "LoRA r=8, all linear layers": lora(8, LINEAR),
-}
+COMPARED = (OURS, f"{OURS}, 3-shared", "LoRA r=8, all linear layers")
 # A batch of other adapters uses the next of this many sets.
 SETS = 8
 
@@ -33,8 +29,8 @@ def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Ro
     numbers = [2**power for power in range(rows.bit_length())]
     ids = torch.randint(0, 30522, (rows, length), device=device)
     result: Rows = []
-    for method, make in METHODS.items():
-        model = with_each_added(shape, make, max(numbers)).to(device).eval()
+    for method in COMPARED:
+        model = with_each_added(shape, METHODS[method], max(numbers)).to(device).eval()
         calls = {number: partial(evaluate, model, ids, spread(rows, number)) for number in numbers}
         found = compared(interleaved(calls, rounds, device), 1)
         result += [{"method": method, "tasks": number, **row} for number, row in found.items()]
