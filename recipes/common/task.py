@@ -1,5 +1,6 @@
 """What every task is: texts, labels and scores; and the one way in which any of them is trained or scored."""
 
+import resource
 import sys
 import time
 import zlib
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
@@ -223,6 +225,9 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         "trainable_parameters": trainer.trainable,
         "total_parameters": trainer.total,
         "seconds": round(time.perf_counter() - trainer.start, 1),
+        # Of the GPU, or else of this process; in bytes, as getrusage counts on macOS.
+        "peak_memory": torch.cuda.max_memory_allocated()
+        or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
         "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
         "arguments": merge(command),
         "defaults": defaults_of(command),

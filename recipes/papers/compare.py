@@ -4,9 +4,10 @@
     python recipes/figure.py compare runs/h36_variants --baseline "variant paper" --epoch best
 
 Differences are paired by seed; their mean over the tasks has the standard error over the seeds. Bytes are those of the
-saved weights, seconds those of the training steps, without evaluations and checkpoints. The time to a score is that
-until the first evaluation whose mean over the seeds reaches a share of the baseline's best mean, so evaluations should
-be frequent (--eval_strategy steps --save_strategy steps).
+saved weights, seconds those of the training steps, without evaluations and checkpoints. Memory is the most that a run
+held of the GPU's, or else of the machine's. The time to a score is that until the first evaluation whose mean over the
+seeds reaches a share of the baseline's best mean, so evaluations should be frequent (--eval_strategy steps
+--save_strategy steps).
 """
 
 import argparse
@@ -96,6 +97,7 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
         changes = [*differences_to(row, base, shown, split).values()]
         weights = [path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")]
         seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"]]
+        peaks = [one["peak_memory"] for one in runs if "peak_memory" in one]
         if means:
             score, error = mean_over(means)
             difference, of_difference = mean_over(changes) if changes else (None, None)
@@ -104,6 +106,7 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
                 "difference_error": of_difference, "trained": round(row.sizes().trained),
                 "bytes": sum(path.stat().st_size for path in weights) // len(runs) or None,
                 "seconds": mean(seconds) if seconds else None,
+                "memory": round(mean(peaks)) if peaks else None,
                 "seeds": max(len(cell.seeds) for cell in cells),
             }  # fmt: skip
     return facts

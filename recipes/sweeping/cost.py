@@ -46,7 +46,7 @@ def estimate(runs: Iterable[PlannedRun]) -> str:
         count, passes = count + 1, passes + texts
         per_token = OPERATIONS.get(str(values.get("method")), 4) * weights
         operations += texts * int(values.get("max_length", 384 if task == "squad" else 128)) * per_token
-    hours = ", ".join(f"{operations / speed / 3600:,.0f} ({name})" for name, speed in SPEED.items())
+    hours = ", ".join(f"{operations / speed / 3600:,.1f} ({name})" for name, speed in SPEED.items())
     if not passes:
         return f"{count:,} runs"
     return f"{count:,} runs, {passes:.3g} texts forward and backward, at most so many hours on one {GPU}: {hours}"

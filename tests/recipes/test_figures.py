@@ -63,6 +63,7 @@ def finished_run(tmp_path):
         results = {
             "task": task, "method": method, "model": model, "seed": seed, "best_score": scores[name],
             "best_scores": scores, "chosen_by": name, "trainable_parameters": trained, "total_parameters": 1000,
+            "peak_memory": 2000,
             "epochs": epochs or [{"epoch": 1.0, "step": 10, "seconds": 9.0, **scores}],
             "test": None if test is None else {"accuracy": test},
             "arguments": {**ARGUMENTS, "output_dir": "moved", **arguments},
@@ -236,7 +237,7 @@ class TestCompare:
         assert compare.times(float32, full, 0.99) == {"rte, to 84.2": "not reached"}
         draw("compare", tmp_path)
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
-        assert (found["bytes"], found["seconds"], found["seeds"]) == (3_000_000, 11, 2)
+        assert (found["bytes"], found["seconds"], found["memory"], found["seeds"]) == (3_000_000, 11, 2000, 2)
         # Of 0.90 - 0.90 and 0.85 - 0.99.
         assert (found["difference"], found["difference_error"]) == pytest.approx((-7, 7))
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
