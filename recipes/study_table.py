@@ -20,8 +20,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
     parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
+    parser.add_argument("--score", choices=("main", "accuracy"), default="main", help="What study.png shows.")
     arguments = parser.parse_args()
-    print_study(arguments.folder, arguments.choose)
+    print_study(arguments.folder, arguments.choose, arguments.score)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ uva2019: the reproduction of Whritenour and Schoch 2019, with the first paper's 
 They print 2,379,264 trained parameters of 111,863,042, which are --train_layer_norm false; a run's numbers have 1,538
 more each, those of the head, which it trains in a copy.
 han2021: Han, Pang and Wu 2021, with the defaults of AdapterHub's library, whose initial weights are not truncated. The
-warm-up is that of Mosbach et al. 2020, whom the paper follows.
+warm-up is that of Mosbach et al. 2020, whom the paper follows for the model with adapters.
 
 --method full and top_k have their own learning rate and epochs. These papers have no settings for LoRA, the norms
 alone and the head alone, which use those of the adapters. paper_tasks.py and squad.py have presets of the papers that
@@ -63,7 +63,7 @@ _NOT_GIVEN = {"learning_rate": 3e-5, "num_train_epochs": 3}
 _WHEN_FINE_TUNED = {
     "houlsby2019": _NOT_GIVEN,
     "mohebbi2020": _NOT_GIVEN,
-    "han2021": {"learning_rate": 2e-5, "num_train_epochs": 10, "max_length": 128},
+    "han2021": {"learning_rate": 2e-5, "num_train_epochs": 10, "max_length": 128, "warmup_steps": 0.0},
 }
 # Where a recipe's tasks have other settings than GLUE, for adapters and then for fine-tuning; no paper gives those of
 # fine-tuning on the 17 tasks, except the grid of the first.

@@ -10,9 +10,9 @@ from papers.drawing import legend, styles, title_of
 from papers.results import Row, columns, mean_and_error
 
 
-def draw(rows: Sequence[Row]) -> Figure:
+def draw(rows: Sequence[Row], score: str = "main") -> Figure:
     """Draw the mean over the seeds of each row in every column that has one, with its standard error."""
-    shown, style = columns(rows), styles(row.label for row in rows)
+    shown, style = columns(rows, score), styles(row.label for row in rows)
     step = 0.8 / len(rows)
     figure, axes = plt.subplots(figsize=(PAGE, 0.8 + max(0.22, 0.11 * len(rows)) * len(shown)))
     for number, row in enumerate(rows):
@@ -27,7 +27,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     axes.set_ylim(len(shown) - 0.5, -0.5)
     for between in range(1, len(shown)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
-    most = max((len(cell.seeds) for row in rows for cell in row.cells.values()), default=1)
-    axes.set(xlabel="validation score (%)", title=title_of(most))
+    seeds = [len(cell.seeds) for row in rows for cell in row.cells.values()]
+    axes.set(xlabel="validation score (%)", title=title_of(seeds))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)

@@ -4,10 +4,9 @@
     python recipes/figure.py compare runs/h36_variants --baseline "variant paper" --epoch best
 
 Differences are paired by seed; their mean over the tasks has the standard error over the seeds. Bytes are those of the
-saved weights, seconds those of the training steps, without evaluations and checkpoints. Memory is the most that a run
-held of the GPU's, or else of the machine's. The time to a score is that until the first evaluation whose mean over the
-seeds reaches a share of the baseline's best mean, so evaluations should be frequent (--eval_strategy steps
---save_strategy steps).
+saved weights, seconds those of the training steps, without evaluations and checkpoints, and memory is the peak, of the
+GPU's or else the machine's. The time to a score is that until the first evaluation whose mean over the seeds reaches a
+share of the baseline's best mean, so evaluations should be frequent (--eval_strategy steps --save_strategy steps).
 """
 
 import argparse

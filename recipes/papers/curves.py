@@ -58,5 +58,5 @@ def draw(points: Rows, x: str = "epoch") -> Figure:
                 draw_line(own, found, x, label=line, **look)
         own.set_title(proper_name(task), fontsize=7)
         own.set(xlabel=x, ylabel=proper_name(score) + ("" if score.endswith("loss") else " (%)"))
-    figure.suptitle(title_of(max(point["seeds"] for point in points)), fontsize=8)
+    figure.suptitle(title_of(point["seeds"] for point in points), fontsize=8)
     return legend(figure)

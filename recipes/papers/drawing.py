@@ -83,10 +83,13 @@ def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
     return figure
 
 
-def seeds_of(number: int) -> str:
-    return "one seed" if number == 1 else f"{number} seeds"
+def seeds_of(numbers: Iterable[int]) -> str:
+    found = {*numbers}
+    few, many = min(found), max(found)
+    return "one seed" if many == 1 else f"{many} seeds" if few == many else f"{few} to {many} seeds"
 
 
-def title_of(seeds: int) -> str:
+def title_of(seeds: Iterable[int]) -> str:
     """Return what lines and bands are."""
-    return f"Mean and standard error of {seeds_of(seeds)}" if seeds > 1 else "One seed"
+    named = seeds_of(seeds)
+    return "One seed" if named == "one seed" else f"Mean and standard error of {named}"

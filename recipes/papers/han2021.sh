@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
 # paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
-# masked words only, and names other objectives as future work.
+# masked words only, and names other objectives as future work. mlm.py runs on one device, with batches of 32.
 set -euo pipefail
 sweep() { python recipes/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
@@ -12,9 +12,9 @@ adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 pretrain() {
     local flags="$adapter"
     [ "$2" = houlsby ] || flags="--method $2 --learning_rate 5e-5"
-    after accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 \
-        --base_dtype float32 --max_steps "$4" --save_strategy steps --save_steps "$3" --save_total_limit 100 \
-        --eval_strategy no --load_best_model_at_end false --output_dir "$5/pretraining/$2"
+    after python recipes/mlm.py --data nyu-mll/glue --data_config "$1" $flags --max_length 256 --base_dtype float32 \
+        --max_steps "$4" --save_strategy steps --save_steps "$3" --save_total_limit 100 --eval_strategy steps \
+        --eval_steps "$3" --load_best_model_at_end false --output_dir "$5/pretraining/$2"
 }
 
 # starts TASK EVERY STEPS FOLDER FLAGS: fine-tuning with adapters and without, from the encoder and each checkpoint
@@ -34,13 +34,15 @@ starts() {
             --output_dir "$folder/pretrained_$start"
     done
     after python recipes/figure.py stability "$folder"
+    # The loss on masked words, which shows what has converged: the triangles of figure 1
+    after python recipes/figure.py curves "$folder/pretraining" --x step
 }
 
 # Table 1, with the second scores
 sweep recipes/glue.py --task all --preset han2021 --method houlsby full --seed 0 \
     --output_dir runs/r1
 for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
-    after accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
+    after python recipes/mlm.py --data nyu-mll/glue --data_config $task --output_dir runs/$task-text \
         $adapter --max_length 256 --base_dtype float32 --max_steps 20000 --eval_strategy steps --eval_steps 2000 \
         --save_strategy steps --save_steps 2000
 done

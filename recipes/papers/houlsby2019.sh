@@ -13,11 +13,11 @@ after() { [ -n "${DRY_RUN-}" ] || "$@"; }  # what needs the runs
 # Table 1. To choose by accuracy as the paper says, add --metric_for_best_model accuracy; STS-B is then chosen by its
 # main score. MNLI-mm, a task of its own in the paper, chooses among the runs of MNLI by its own score.
 sweep recipes/glue.py --task all --preset houlsby2019 --method houlsby --r 8 64 256 --learning_rate 3e-5 3e-4 3e-3 \
-    --num_train_epochs 3 20 --seed 0 1 2 3 4 --search_seeds 1 --predict --output_dir runs/h1
+    --num_train_epochs 3 20 --seed 0 1 2 3 4 --search_seeds 1 --predict --output_dir runs/h1/table
 sweep recipes/glue.py --task all --preset houlsby2019 --method full --learning_rate 3e-5 --num_train_epochs 3 \
-    --seed 0 1 2 3 4 --predict --output_dir runs/h1
-after python recipes/study_table.py runs/h1                                             # adapters (64)
-after python recipes/study_table.py runs/h1 --choose r learning_rate num_train_epochs  # adapters (8-256)
+    --seed 0 1 2 3 4 --predict --output_dir runs/h1/table
+after python recipes/study_table.py runs/h1/table                                             # adapters (64)
+after python recipes/study_table.py runs/h1/table --choose r learning_rate num_train_epochs  # adapters (8-256)
 
 # Table 2, and figure 3 for the additional tasks
 sweep recipes/paper_tasks.py --data "$additional" --task all --preset houlsby2019 --method houlsby \
@@ -66,7 +66,7 @@ sweep recipes/glue.py --task mnli cola --preset houlsby2019 --model_name $base -
 after python recipes/figure.py init_scale runs/h6_init
 
 # Section 3.6: sizes 8, 64 and 256, from the runs of table 1; the mean over the tasks is printed beside the paper's
-after python recipes/figure.py init_scale runs/h1
+after python recipes/figure.py init_scale runs/h1/table
 
 # Section 3.6: variants, whose adapters cannot be loaded again, so the runs save no checkpoints
 sweep recipes/variants.py --task mnli cola --preset houlsby2019 --model_name $base \

@@ -18,7 +18,7 @@ from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
 from papers.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
-from papers.numbers import SIZES
+from papers.numbers import SIZES, TASKS_OF_SIZES
 from papers.results import Row, arrange, columns, finished
 from sweeping.runs import CHOSEN
 
@@ -33,9 +33,10 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     runs = [one for one in finished(folder) if one["method"] == "houlsby"]
     points = summarize(arrange(runs, CHOSEN), arguments.score)
     write_lines(folder / "init_scale.jsonl", points)
+    tasks = len({point["task"] for point in points})
     for r, average in means(points).items():
-        paper = f"; Houlsby et al. 2019, BERT-large: {SIZES[r]}" if r in SIZES else ""
-        print(f"r={r}: mean of {len({point['task'] for point in points})} tasks {average:.1f}{paper}")
+        paper = f"; Houlsby et al. 2019, BERT-large: {SIZES[r]}" if r in SIZES and tasks == TASKS_OF_SIZES else ""
+        print(f"r={r}: mean of {tasks} tasks {average:.1f}{paper}")
     save(draw(points), folder / "init_scale")
 
 
@@ -68,22 +69,27 @@ def means(points: Rows) -> dict[int, float]:
 
 
 def draw(points: Rows) -> Figure:
-    """Draw the score by standard deviation, at the size of most points (left), and by size, with the mean (right)."""
-    figure, (left, right) = panels(2, COLUMN, sharey=True)
+    """Draw the score by what varies, the standard deviation or the size, the other being that of most points."""
     style = styles(point["task"] for point in points)
-    r, std = (mode(point[axis] for point in points) for axis in ("r", "init_std"))
-    for axes, axis, other, held in ((left, "init_std", "r", r), (right, "r", "init_std", std)):
+    held = {axis: mode(point[axis] for point in points) for axis in ("init_std", "r")}
+    shown = [axis for axis in held if len({point[axis] for point in points}) > 1] or ["r"]
+    figure, panes = panels(len(shown), COLUMN, sharey=True)
+    for axes, axis in zip(panes, shown, strict=True):
+        other = "init_std" if axis == "r" else "r"
         for task in style:
-            if own := [point for point in points if point["task"] == task and point[other] == held]:
+            if own := [point for point in points if point["task"] == task and point[other] == held[other]]:
                 draw_line(axes, own, axis, label=proper_name(task), **style[task])
-    if len(style) > 1 and (average := means(points)):
-        right.plot([*average], [*average.values()], color="black", linestyle="--", label="mean over tasks")
+        axes.set_xscale("log")
+        if axis == "init_std":
+            axes.set(xlabel="standard deviation of the first weights", title=f"Initialization, size {held['r']:g}")
+        else:
+            axes.set(xlabel="adapter size r", title=f"Size, standard deviation {held['init_std']:g}")
+            if len(style) > 1 and (average := means(points)):
+                axes.plot([*average], [*average.values()], color="black", linestyle="--", label="mean over tasks")
+            sizes = sorted({point["r"] for point in points})
+            axes.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
+            axes.minorticks_off()
     kinds = {"accuracy" if point["score"].endswith("accuracy") else proper_name(point["score"]) for point in points}
-    figure.suptitle(title_of(max(len(point["scores"]) for point in points)), fontsize=8)
-    left.set(xscale="log", xlabel="standard deviation of the first weights", title=f"Initialization, size {r:g}",
-             ylabel=f"validation {kinds.pop() if len(kinds) == 1 else 'score'} (%)")  # fmt: skip
-    right.set(xscale="log", xlabel="adapter size r", title=f"Size, standard deviation {std:g}")
-    sizes = sorted({point["r"] for point in points})
-    right.set_xticks(sizes, [f"{size:g}" for size in sizes], minor=False)
-    right.minorticks_off()
+    panes[0].set_ylabel(f"validation {kinds.pop() if len(kinds) == 1 else 'score'} (%)")
+    figure.suptitle(title_of(len(point["scores"]) for point in points), fontsize=8)
     return legend(figure, columns=4)

@@ -10,7 +10,7 @@ class PaperRow:
     """A row of a paper's table: the scores by column."""
 
     scores: dict[str, float]
-    total: float | None = None  # as printed, which is not the plain mean; it looks like the server's average
+    total: float | None = None  # as printed: the server's average, or in two rows of 2020 the plain mean
     trained: float | None = None  # parameters per task, in percent of the encoder
     size: float | None = None  # parameters for all tasks, in multiples of the encoder
 
@@ -54,5 +54,5 @@ PAPER_ROWS = {
     "adapter-bert, BERT-base: lr 3e-4, 5 epochs (dev)": _row((), second=(None, 85.78)),  # google-research's
 }  # fmt: skip
 # Houlsby et al. 2019, section 3.6: mean validation accuracy of eight tasks by size, and figure 5: F1 on SQuAD.
-SIZES = {8: 86.2, 64: 85.8, 256: 85.7}
+SIZES, TASKS_OF_SIZES = {8: 86.2, 64: 85.8, 256: 85.7}, 8
 SQUAD = {"full": 90.7, "r 64": 90.4, "r 2": 89.9}

@@ -122,7 +122,7 @@ def draw_seeds(rows: Rows) -> Figure:
         NAMES[row["method"]] + of: {"best epoch": [*row["scores"].values()], "last epoch": [*row["last"].values()]}
         for row, of in zip(rows, steps, strict=True)
     }
-    title = f"{proper_name(rows[0]['task'])}, {seeds_of(max(len(row['scores']) for row in rows))}"
+    title = f"{proper_name(rows[0]['task'])}, {seeds_of(len(row['scores']) for row in rows)}"
     return draw_boxes(boxes, title, _score(rows))
 
 

@@ -121,10 +121,10 @@ def draw(points: Rows, split: str = "validation") -> Figure:
 def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) -> None:
     relative, tasks = points[0]["relative"], [*dict.fromkeys(task for point in points for task in point["scores"])]
     score = points[0]["score"]
-    seeds = seeds_of(max(len(values) for point in points for values in point["scores"].values()))
+    seeds = seeds_of(len(values) for point in points for values in point["scores"].values())
     axes.set(
         xlabel="trained parameters per task",
-        title=f"{len(tasks)} tasks, {seeds}: median, 20th to 80th percentile" if len(tasks) > 1
+        title=f"{len(tasks)} tasks, {seeds}:\nmedian, 20th to 80th percentile" if len(tasks) > 1
         else f"{proper_name(tasks[0])}, {seeds}",
         ylabel="difference to full fine-tuning (points)" if relative
         else f"{split} {proper_name(score)}{'' if score.endswith('loss') else ' (%)'}",
@@ -147,4 +147,4 @@ def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) 
     show_counts(axes)
     sizes = [point["trained_parameters"] for point in points]
     # Powers of ten alone would leave a narrow range without a number.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 1000 * min(sizes) else (1, 2, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 100 * min(sizes) else (1, 2, 5)))

@@ -4,4 +4,4 @@
 set -euo pipefail
 python recipes/sweep.py recipes/glue.py --task mrpc cola --preset uva2019 --train_layer_norm false \
     --method houlsby full --seed 0 --output_dir runs/u ${FLAGS-} ${DRY_RUN-}
-[ -n "${DRY_RUN-}" ] || python recipes/study_table.py runs/u
+[ -n "${DRY_RUN-}" ] || python recipes/study_table.py runs/u --score accuracy

@@ -318,7 +318,7 @@ class TestAccuracies:
         assert both[OURS] == f"91.75 ± {hypot(0.5, 1) / 2:.2f}"
         assert (both["2019: full"], both["2020: full"], both["no_bert"]) == (f"{(83.6 + 99.3) / 2:.1f}", "-", "-")
         assert (of_2020["2020: full"], of_2020[OURS]) == ("83.6", "85.00 ± 1.00")
-        assert [*lines.loc["all 17, as printed"]][:6] == ["72.7", "73.7", "74.0", "73.3", "71.4", "74.9"]
+        assert [*lines.loc["as printed"]][:6] == ["72.7", "73.7", "74.0", "73.3", "71.4", "74.9"]
         totals = lines.loc["total parameters"]
         assert [*totals][1:4] == ["17x", "9.9x", "1.19x"]
         assert (totals[OURS], totals["full"]) == ("1.04x", "2x")
@@ -338,7 +338,7 @@ class TestChart:
         runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full"), result("rte", {"accuracy": 0.7})]
         (axes,) = draw(arrange(runs, CHOSEN)).axes
         assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE"]
-        assert axes.get_title() == "Mean and standard error of 2 seeds"
+        assert axes.get_title() == "Mean and standard error of 1 to 2 seeds"
         drawn = {container.get_label(): container for container in axes.containers}
         assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70])
         (segments, _) = (drawn[name].lines[2][0].get_segments() for name in drawn)
