@@ -313,7 +313,7 @@ class HoulsbyModel(BaseTuner):
             if config.awaits_weights and isinstance(model, PeftModel):
                 model.base_model._remove(adapter_name)  # type: ignore[operator]
             raise
-        config.awaits_weights = False
+        config.awaits_weights, config.shapes_in_file = False, None
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
