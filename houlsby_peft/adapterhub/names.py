@@ -178,10 +178,11 @@ def describe(
         by_layer.setdefault(numbers[key], set()).add(sizes[key])
     positions = {place.position for key, place in places.items() if key in sizes}
     lacking = [key for key in places if numbers[key] in by_layer and key not in sizes]
+    parts = {found["part"] for name in names if (found := _OWN_KEY.fullmatch(name))}
     misfits = {
         "trained norms": any(".houlsby_norm." in name for name in names),
         "trained embeddings of tokens": config.trainable_token_indices,
-        "an activation with weights": any(".houlsby_adapter.activation." in name for name in names),
+        "other weights of a bottleneck": [part for part in parts - PARTS.keys() if part[0] not in "FG"],
         "bottlenecks that are not at the ends of sub-layers": sizes.keys() - places.keys(),
         "bottlenecks of several sizes in a layer": any(len(found) > 1 for found in by_layer.values()),
         "layers with a part of the bottlenecks": [key for key in lacking if places[key].position in positions],

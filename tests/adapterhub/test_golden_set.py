@@ -167,7 +167,7 @@ def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
             {"target_modules": ["intermediate.dense"]},
             "no place for bottlenecks that are not at the ends of sub-layers",
         ),
-        ({"activation": "prelu"}, "no place for an activation with weights"),
+        ({"activation": "prelu"}, "no place for other weights of a bottleneck"),
     ],
     ids=str,
 )
