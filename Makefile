@@ -18,8 +18,6 @@ BIN := $(VENV)/bin
 INTERPRETER := $(BIN)/python$(VERSION)
 INSTALLED := $(VENV)/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Python compiles what it imports; most of the 25,000 files are never imported, and pip would take a minute for them.
-INSTALL := $(PIP) install --no-compile $(CONSTRAINTS)
 
 # Without a GPU, torch comes from PyTorch's own index of CPU builds, as PyPI's Linux build brings gigabytes of CUDA.
 # Where that index does not answer, pip goes on with its usual one.
@@ -79,7 +77,7 @@ $(VENV)/demo: $(INTERPRETER) setup.cfg
 
 $(INSTALLED): $(INTERPRETER) setup.cfg $(wildcard $(LOCK))
 	@test -e $(LOCK) || echo 'No versions are locked for Python $(VERSION): the newest ones are installed.'
-	$(INSTALL) setuptools
-	$(if $(TORCH_INDEX),-$(INSTALL) --no-deps $(TORCH_INDEX) torch)
-	$(INSTALL) --no-build-isolation $(PROJECT)
+	$(PIP) install $(CONSTRAINTS) setuptools
+	$(if $(TORCH_INDEX),-$(PIP) install --no-deps $(CONSTRAINTS) $(TORCH_INDEX) torch)
+	$(PIP) install $(CONSTRAINTS) --no-build-isolation $(PROJECT)
 	@touch $@
