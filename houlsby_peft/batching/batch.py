@@ -140,7 +140,10 @@ class MixedBatch:
             norms: dict[str, nn.Module] = {name: layer.norm(name) for name in dict.fromkeys(names)}
             some = next(iter(norms.values()))
             order = {name: position for position, name in enumerate(norms)}
-            index = torch.tensor([order[name] for name in names], device=next(some.parameters()).device)
+            positions = [order[name] for name in names]
+            # A CUDA graph cannot be captured while an index is copied to the GPU.
+            is_ordered = positions == list(range(len(names)))
+            index = ... if is_ordered else torch.tensor(positions, device=next(some.parameters()).device)
             dtype = max((next(norm.parameters()).dtype for norm in norms.values()), key=lambda dtype: dtype.itemsize)
             shape = (len(names), *[1] * (hidden.dim() - 2), hidden.shape[-1])
             self._norms[key] = {
