@@ -55,7 +55,7 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     facts = summarize(rows, base, shown, arguments.split)
     tables = {
         "Methods": pd.DataFrame.from_dict(facts, orient="index", dtype=object).map(
-            lambda value: MISSING if value is None else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
+            lambda value: MISSING if pd.isna(value) else f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"
         ),
         f"Difference to {base.label}": compared(rows, base, shown, arguments.split),
         f"Time to {arguments.share:.0%} of the best score of {base.label}":

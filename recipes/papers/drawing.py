@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -76,10 +77,10 @@ def show_counts(axes: Axes) -> None:
 def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
     """Put one legend with the labels of all panels below them, so that it lies over no line; return the figure."""
     labelled = [axes.get_legend_handles_labels() for axes in figure.axes]
-    found = {label: handle for handles, labels in labelled for handle, label in zip(handles, labels, strict=True)}
+    found = {fill(label, 60): handle for one in labelled for handle, label in zip(*one, strict=True)}
     if found:
-        wide = figure.get_figwidth() > COLUMN
-        figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns if wide else 1, **options)
+        columns = columns if figure.get_figwidth() > COLUMN else 1
+        figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns, **options)
     return figure
 
 

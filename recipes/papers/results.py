@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from common.arguments import OFF
 from common.edge import RecipeError
 from common.run import is_free
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
@@ -194,10 +195,9 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
-    values = ((name, arguments.get(name)) for name in names)
-    return ", ".join(
-        f"{name} {repr(value).removesuffix('.0') if isinstance(value, float) else value}" for name, value in values
-    )
+    """Return the arguments that have a value, as on a command line."""
+    values = {name: value for name in names if (value := arguments.get(name)) not in (None, OFF)}
+    return ", ".join(re.sub(r"\.0$|[][',]", "", f"{name} {value}") for name, value in values.items())
 
 
 def best_cell(runs: Iterable[Results], chosen: Sequence[str], score: str | None = None) -> Cell:

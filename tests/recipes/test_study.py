@@ -145,10 +145,10 @@ class TestRows:
         runs = [cola(0.5), cola(0.6, method="full"), result("sst2", {"accuracy": 0.9}, max_train_samples=10_000)]
         houlsby, full = arrange(runs, CHOSEN)
         assert (houlsby.label, full.label) == ("houlsby, r 64, share_layers 0", "full")
-        assert differences(houlsby) == {"cola": "max_train_samples None", "sst2": "max_train_samples 10000"}
+        assert differences(houlsby) == {"cola": "", "sst2": "max_train_samples 10000"}
         assert differences(full) == {"cola": ""}
         settings = table(runs, "Chosen on validation")["differs between the tasks"]
-        assert settings[f"{houlsby.label}: CoLA"] == "max_train_samples None"
+        assert settings[f"{houlsby.label}: CoLA"] == "-"
 
         whole = result("sst2", {"accuracy": 0.92})
         assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [{"cola", "sst2"}, {"cola"}, {"sst2"}]
