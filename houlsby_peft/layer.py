@@ -303,7 +303,8 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
 
     def norm(self, adapter_name: str) -> nn.Module:
         """Return the norm that an adapter uses here: its trained copy or, if it has none, the base model's norm."""
-        return self.houlsby_norm[adapter_name] if adapter_name in self.houlsby_norm else self.base_layer
+        own = self.houlsby_norm
+        return own[adapter_name] if adapter_name in own else self.base_layer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._tell_readers(args, kwargs)

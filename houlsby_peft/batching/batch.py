@@ -48,6 +48,7 @@ class MixedBatch:
         # share; the next stack then takes the same memory.
         self._groups: dict[object, list[_Group]] = {}
         self._norms: dict[object, dict[str, torch.Tensor]] = {}
+        self._indices: dict[object, torch.Tensor] = {}
 
     def find_rows(self, finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out where the layers have the rows, if the inputs of the model are known."""
@@ -111,13 +112,15 @@ class MixedBatch:
     def _run_bottlenecks(
         self, layer: HoulsbyLayer, names: tuple[str, ...], hidden: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        used = [name for name in dict.fromkeys(names) if layer.bottleneck(name) is not None]
-        owners = tuple((name, layer.houlsby_owner.get(name, layer)) for name in used)
-        key = (names, hidden.device, owners)
+        # A GPU waits for what Python does per adapter here and in `_group`, so it is little.
+        elsewhere = layer.houlsby_owner
+        owners = {name: elsewhere.get(name, layer) for name in dict.fromkeys(names)}
+        key = (names, hidden.device, tuple(owners.items()))
         if key not in self._groups:
             if self.is_one_pass:
                 self._groups.clear()
-            self._groups[key] = _group({name: layer.bottleneck(name) for name in used}, names, hidden.device)
+            used = {name: held[name] for name, owner in owners.items() if name in (held := owner.houlsby_adapter)}
+            self._groups[key] = self._group(used, names, hidden.device)
         result = hidden
         for group in self._groups[key]:
             own = _take(hidden, group.rows)
@@ -133,21 +136,52 @@ class MixedBatch:
             result = adapted if group.rows is None else result.index_copy(0, group.rows, adapted)
         return result
 
+    def _group(self, used: Mapping[str, Any], names: Sequence[str], device: torch.device) -> list[_Group]:
+        """Group the adapters whose bottlenecks can be stacked and that have about as many rows."""
+        rows: dict[str, list[int]] = {name: [] for name in used}
+        for row, name in enumerate(names):
+            if name in rows:
+                rows[name].append(row)
+        members: dict[object, list[str]] = {}
+        for name, bottleneck in used.items():
+            facts = _facts(bottleneck)
+            # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
+            key: object = name if facts is None else (facts, len(rows[name]).bit_length())
+            members.setdefault(key, []).append(name)
+        groups = []
+        for key, group in members.items():
+            most = max(len(rows[name]) for name in group)
+            # Padding repeats a row, which is computed and written back twice with the same result.
+            order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
+            index = self._index(order, len(names), device)
+            stack = None if isinstance(key, str) else _stack([used[name] for name in group])
+            groups.append(_Group(group[0], len(group), index, stack))
+        return groups
+
+    def _index(self, rows: list[int], count: int, device: torch.device) -> torch.Tensor | None:
+        """Return an index of these rows; None for all of them in their order.
+
+        Copying one to a GPU waits for all of its work, and cannot be captured in a graph, so all layers share it.
+        """
+        if rows == list(range(count)):
+            return None
+        key = (*rows, device)
+        if key not in self._indices:
+            self._indices[key] = torch.tensor(rows, device=device)
+        return self._indices[key]
+
     def _run_norms(self, layer: HoulsbyLayerNorm, names: tuple[str, ...], hidden: torch.Tensor) -> torch.Tensor:
         """Normalize all rows at once, and then apply to each row the weights of its adapter's norm."""
         key = (layer, names, hidden.dim(), hidden.device)
         if key not in self._norms:
-            norms: dict[str, nn.Module] = {name: layer.norm(name) for name in dict.fromkeys(names)}
-            some = next(iter(norms.values()))
+            norms: dict[str, Any] = {name: layer.norm(name) for name in dict.fromkeys(names)}
+            some = norms[names[0]]
             order = {name: position for position, name in enumerate(norms)}
-            positions = [order[name] for name in names]
-            # A CUDA graph cannot be captured while an index is copied to the GPU.
-            is_ordered = positions == list(range(len(names)))
-            index = ... if is_ordered else torch.tensor(positions, device=next(some.parameters()).device)
-            dtype = max((next(norm.parameters()).dtype for norm in norms.values()), key=lambda dtype: dtype.itemsize)
+            device = next(some.parameters()).device
+            index = self._index([order[name] for name in names], len(norms), device)
             shape = (len(names), *[1] * (hidden.dim() - 2), hidden.shape[-1])
             self._norms[key] = {
-                part: torch.stack([norm.get_parameter(part).to(dtype) for norm in norms.values()])[index].view(shape)
+                part: _take(torch.stack([norm._parameters[part] for norm in norms.values()]), index).view(shape)
                 for part, _ in some.named_parameters()
             }
         rows, base = self._norms[key], layer.base_layer
@@ -185,70 +219,51 @@ class _Group:
     stack: Bottleneck | None
 
 
-def _group(used: Mapping[str, Any], names: Sequence[str], device: torch.device) -> list[_Group]:
-    """Group the adapters whose bottlenecks can be stacked and that have about as many rows."""
-    rows: dict[str, list[int]] = {name: [] for name in used}
-    for row, name in enumerate(names):
-        if name in rows:
-            rows[name].append(row)
-    members: dict[object, list[str]] = {}
-    for name, bottleneck in used.items():
-        # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
-        key: object = name
-        if _can_be_stacked(bottleneck):
-            # All but the values of its weights that determines what it computes in evaluation.
-            facts = tuple((fact, value) for fact, value in vars(bottleneck).items() if not fact.startswith("_"))
-            weight = bottleneck.down_proj.weight
-            shape = (tuple(bottleneck._parameters), weight.shape, weight.dtype)
-            key = (facts, shape, len(rows[name]).bit_length())
-        members.setdefault(key, []).append(name)
-    groups = []
-    for key, group in members.items():
-        most = max(len(rows[name]) for name in group)
-        # Padding repeats a row, which is computed and written back twice with the same result.
-        order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
-        index = None if order == list(range(len(names))) else torch.tensor(order, device=device)
-        stack = None if isinstance(key, str) else _stack([used[name] for name in group])
-        groups.append(_Group(group[0], len(group), index, stack))
-    return groups
+_MODULES = {"down_proj", "activation", "up_proj", "dropout"}
+_PLAIN = (nn.Parameter, torch.Tensor)
 
 
-def _can_be_stacked(bottleneck: Any) -> bool:
-    """Return whether a bottleneck is the library's own with plain weights in its projections and scaling only.
+def _facts(bottleneck: Any) -> tuple[object, ...] | None:
+    """Return all but the values of its weights that determines what a bottleneck computes in evaluation; None if it
+    cannot be part of a stack.
 
-    Quantized, sharded and offloaded weights, and an activation with its own weights, cannot be part of a stack.
+    That needs the library's own class with plain weights in its projections and scaling only: no quantized, sharded or
+    offloaded weights, and no activation with its own.
     """
-    if type(bottleneck) is not Bottleneck or bottleneck._parameters.keys() - {"scaling"}:
-        return False
-    if bottleneck._modules.keys() != {"down_proj", "activation", "up_proj", "dropout"}:
-        return False
-    weights = [layer.weight for layer in (bottleneck.down_proj, bottleneck.up_proj)]
-    return next(bottleneck.activation.parameters(), None) is None and all(
-        type(weight) in (nn.Parameter, torch.Tensor) and not weight.is_meta for weight in weights
-    )
+    parameters, modules = bottleneck._parameters, bottleneck._modules
+    if type(bottleneck) is not Bottleneck or parameters.keys() - {"scaling"} or modules.keys() != _MODULES:
+        return None
+    activation, down, up = (modules[name]._parameters for name in ("activation", "down_proj", "up_proj"))
+    if activation or modules["activation"]._modules:
+        return None
+    down, up = down.get("weight"), up.get("weight")
+    if type(down) not in _PLAIN or type(up) not in _PLAIN or down.is_meta or up.is_meta:
+        return None
+    own = [fact for fact in vars(bottleneck).items() if fact[0][0] != "_"]
+    return (*own, *parameters, down.shape, down.dtype)
 
 
-def _stack(bottlenecks: Sequence[Bottleneck]) -> Bottleneck:
+def _stack(bottlenecks: Sequence[Any]) -> Bottleneck:
     """Return a bottleneck that computes several at once, on hidden states of the shape (bottlenecks, tokens, width).
 
     It runs the same code, so that an option of `Bottleneck` without weights needs no code here.
     """
-    stack = copy.copy(bottlenecks[0])
+    stack: Bottleneck = copy.copy(bottlenecks[0])
     stack._modules = stack._modules | {
-        "down_proj": _StackedLinear([bottleneck.down_proj for bottleneck in bottlenecks]),
-        "up_proj": _StackedLinear([bottleneck.up_proj for bottleneck in bottlenecks]),
+        name: _StackedLinear([bottleneck._modules[name]._parameters for bottleneck in bottlenecks])
+        for name in ("down_proj", "up_proj")
     }
     if stack._parameters:
-        scalings: Any = [bottleneck.scaling for bottleneck in bottlenecks]
-        stack._parameters = {"scaling": torch.stack(scalings).unsqueeze(1)}  # type: ignore[dict-item]
+        scalings = torch.stack([bottleneck.scaling for bottleneck in bottlenecks])
+        stack._parameters = {"scaling": scalings.unsqueeze(1)}  # type: ignore[dict-item]
     return stack
 
 
 class _StackedLinear(nn.Module):
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[Mapping[str, torch.Tensor]]) -> None:
         super().__init__()
-        self.weight = torch.stack([layer.weight for layer in layers])
-        self.bias = torch.stack([layer.bias for layer in layers]).unsqueeze(1)
+        self.weight = torch.stack([layer["weight"] for layer in layers])
+        self.bias = torch.stack([layer["bias"] for layer in layers]).unsqueeze(1)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.baddbmm(self.bias, hidden, self.weight.mT)
