@@ -28,6 +28,6 @@ def draw(rows: Sequence[Row], score: str = "main") -> Figure:
     for between in range(1, len(shown)):
         axes.axhline(between - 0.5, color="black", alpha=0.15, linewidth=0.5)
     seeds = [len(cell.seeds) for row in rows for cell in row.cells.values()]
-    axes.set(xlabel="validation score (%)", title=title_of(seeds))
+    axes.set(xlabel=f"validation {'accuracy' if score == 'accuracy' else 'score'} (%)", title=title_of(seeds))
     axes.grid(axis="x", alpha=0.3)
     return legend(figure)

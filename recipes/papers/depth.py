@@ -48,8 +48,8 @@ def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, 
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
     depth = model.config.num_hidden_layers
     own = results["arguments"]
-    if own["layers"] and min(own["layers"]) != depth - len(own["layers"]):
-        return  # lower layers, without which the base model has no layers to share
+    if results["method"] != "houlsby" or (own["layers"] and min(own["layers"]) != depth - len(own["layers"])):
+        return  # in lower layers, the base model has no layers to share; other methods have no adapters in layers
     # Of each number of lower layers to do without: one if the run was trained so, all if it was trained for all.
     dropped = range(depth) if own.get("adapter_drop") else [depth - len(own["layers"] or range(depth))]
     for number in dropped:

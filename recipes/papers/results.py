@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from common.arguments import OFF
 from common.edge import RecipeError
 from common.run import is_free
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
@@ -196,7 +195,7 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _describe(arguments: Mapping[str, Any], names: Iterable[str]) -> str:
     """Return the arguments that have a value, as on a command line."""
-    values = {name: value for name in names if (value := arguments.get(name)) not in (None, OFF)}
+    values = {name: value for name in names if (value := arguments.get(name)) not in (None, "off")}
     return ", ".join(re.sub(r"\.0$|[][',]", "", f"{name} {value}") for name, value in values.items())
 
 

@@ -56,7 +56,7 @@ def print_study(folder: Path, chosen: Sequence[str], score: str = "main") -> Non
     from common.figures import save
     from papers.chart import draw
 
-    rows = arrange(collect(folder), chosen)
+    rows = arrange([one for one in collect(folder) if one["task"] != "mlm"], chosen)
     pages = study(rows)
     show(pages, folder / "study.md")
     for name, (table, _) in pages.items():
