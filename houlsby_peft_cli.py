@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     """Return the parser of all commands. With --file, `predict` takes no texts."""
-    parser = argparse.ArgumentParser(prog="houlsby-peft", description="Share and use trained Houlsby adapters.")
+    parser = argparse.ArgumentParser(prog="houlsby-peft", description="Train, share and serve Houlsby adapters.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -258,15 +258,15 @@ def _info(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
     from houlsby_peft.checkpoints.saved import SavedAdapter
-    from houlsby_peft.serving.adapter_list import read_adapters
+    from houlsby_peft.serving.adapter_list import adapter_of_run, read_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format, find_text_columns
 
     _hide_messages()
-    folder = Path(options.adapter).expanduser()
+    folder = adapter_of_run(Path(options.adapter).expanduser())
     is_single = (folder / "adapter_config.json").exists() or not any(folder.glob("[!.]*/adapter_config.json"))
-    sources = {"": options.adapter} if is_single else {task: folder / task for task in read_adapters(folder)}
+    sources = {"": folder.as_posix()} if is_single else {task: folder / task for task in read_adapters(folder)}
     adapters = {task: SavedAdapter.open(source, options.revision) for task, source in sources.items()}
     chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
     bank = TaskBank(adapters, **chosen)

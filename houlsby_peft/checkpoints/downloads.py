@@ -35,10 +35,14 @@ def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
 
 
 def find_packaged(name: str) -> str:
-    """Return the folder of a base model that has come from PyPI, which needs no download; else the name."""
+    """Return the folder of a base model that has come from PyPI, which needs no download; else the name on the Hub.
+
+    An adapter records the folder of the machine that it was trained on, which stands for its model on others.
+    """
     folder = Path(name)
     if folder.is_dir():
         return name  # as for transformers, a folder of that name comes first
+    name, _ = find_repo(name) or (name, None)
     if name == MINILM:
         with suppress(ImportError):
             folder = Path(import_module(_FOLDERS[name][0]).get_model_path())

@@ -13,6 +13,12 @@ from ..errors import AdapterError, shortened
 from .held_adapters import TaskSource
 
 
+def adapter_of_run(path: Path) -> Path:
+    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it is."""
+    inner = path / "adapter"
+    return inner if (path / "results.json").is_file() and (inner / CONFIG_NAME).is_file() else path
+
+
 def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     """Return the adapters of a folder or of a list, by task: what `TaskBank.serve` takes.
 
@@ -26,7 +32,7 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
         AdapterError: The file is not valid, or there is no adapter.
         OSError: There is no such folder or file.
     """
-    path = Path(path).expanduser()
+    path = adapter_of_run(Path(path).expanduser())
     if (path / CONFIG_NAME).is_file():
         folder = path.resolve()
         found = {(folder.parent if folder.name == "adapter" else folder).name: TaskSource(str(path))}

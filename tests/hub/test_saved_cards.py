@@ -148,5 +148,9 @@ def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, m
     adapted(folder).save_pretrained(tmp_path / "adapter")
     name = "sentence-transformers/all-MiniLM-L6-v2"
     assert ModelCard.load(tmp_path / "adapter" / "README.md").data.base_model == name
-    monkeypatch.setitem(sys.modules, folder.parent.name, SimpleNamespace(get_model_path=lambda: folder))
-    assert houlsby_peft.load(tmp_path / "adapter").predict("a")
+    package = SimpleNamespace(get_model_path=lambda: folder)
+    monkeypatch.setitem(sys.modules, folder.parent.name, package)
+    expected = houlsby_peft.load(tmp_path / "adapter").predict("a")
+    folder.unlink()
+    package.get_model_path = lambda: base  # as on another machine
+    assert houlsby_peft.load(tmp_path / "adapter").predict("a") == expected

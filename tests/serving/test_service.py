@@ -165,6 +165,8 @@ def test_lists_of_adapters(live, tmp_path):
     assert read_adapters(live / "first") == {"first": TaskSource(str(live / "first"))}
     (live / "first").rename(live / "adapter")
     assert read_adapters(live / "adapter") == {live.name: TaskSource(str(live / "adapter"))}
+    (live / "results.json").touch()  # a recipe's run, whose checkpoints are no tasks
+    assert read_adapters(live) == {live.name: TaskSource(str(live / "adapter"))}
     path.write_text("1: user/x")
     assert read_adapters(path) == {"1": TaskSource("user/x")}
     with pytest.raises(FileNotFoundError, match="nothing"):
