@@ -54,13 +54,14 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
 def run(args: dict[str, Any], host: str, port: int) -> None:
     """Run the service on this machine until the process is interrupted or terminated; see `start`."""
-    tasks = len(read_adapters(args["adapters"]))
-    print(f"Starting {tasks} task{'s' if tasks != 1 else ''}, which takes up to a minute.", flush=True)
+    count = len(read_adapters(args["adapters"]))
+    tasks = f"{count} task{'s' if count != 1 else ''}"
+    print(f"Starting {tasks}, which takes up to a minute.", flush=True)
     start(args, host, port)
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # after Ray, which handles them as well
         signal.signal(number, lambda *_: stopped.set())
-    print(f"Ready on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
+    print(f"{tasks} on http://{host}:{port}/predict. Stop with Ctrl+C.", flush=True)
     stopped.wait()
     stop()
 
