@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Han, Pang and Wu 2021: every table and figure, with BERT-base from the Hub. See houlsby2019.sh on how to use it. The
 # paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
-# masked words only, and names other objectives as future work. mlm.py runs on one device, in batches of 32, no FLAGS.
+# masked words only, and names other objectives as future work. mlm.py gets no FLAGS: one device, batches of 32.
 set -euo pipefail
 sweep() { python recipes/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
