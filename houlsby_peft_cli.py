@@ -257,8 +257,8 @@ def _info(options: argparse.Namespace) -> None:
 
 def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
-    from houlsby_peft.checkpoints.saved import SavedAdapter
-    from houlsby_peft.serving.adapter_list import adapter_of_run, read_adapters
+    from houlsby_peft.checkpoints.saved import SavedAdapter, adapter_of_run
+    from houlsby_peft.serving.adapter_list import read_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format, find_text_columns

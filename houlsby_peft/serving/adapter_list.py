@@ -9,14 +9,9 @@ from pathlib import Path
 import yaml
 from peft.utils import CONFIG_NAME
 
+from ..checkpoints.saved import adapter_of_run
 from ..errors import AdapterError, shortened
 from .held_adapters import TaskSource
-
-
-def adapter_of_run(path: Path) -> Path:
-    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it is."""
-    inner = path / "adapter"
-    return inner if (path / "results.json").is_file() and (inner / CONFIG_NAME).is_file() else path
 
 
 def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:

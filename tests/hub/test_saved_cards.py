@@ -154,3 +154,6 @@ def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, m
     folder.unlink()
     package.get_model_path = lambda: base  # as on another machine
     assert houlsby_peft.load(tmp_path / "adapter").predict("a") == expected
+    assert houlsby_peft.load(tmp_path / "adapter", base_model="minilm").predict("a") == expected
+    (tmp_path / "results.json").touch()  # a recipe's run
+    assert houlsby_peft.load(tmp_path).predict("a") == expected
