@@ -78,8 +78,8 @@ _TEMPLATES.filters |= {"markdown": Markdown, "cell": cell, "code": code, "link":
 
 def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path:
     """Write the card of the adapter in a folder, and keep what people have written into the one that is there."""
-    path = folder / CARD_FILE
-    card = make_card(SavedAdapter.open(folder), repo_id, **options)
+    saved = SavedAdapter.open(folder)
+    path, card = saved.folder / CARD_FILE, make_card(saved, repo_id, **options)
     keep_written(card, [path.read_text(encoding="utf-8")] if path.is_file() else []).save(path)
     return path
 
