@@ -118,7 +118,7 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
 
     Args:
         training: The arguments; `push_to_hub` is set to False.
-        base_model: The base model's name on the Hub.
+        base_model: The base model's name on the Hub, or a folder that `houlsby_peft.load` finds on other machines.
 
     Returns:
         None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`, `private` and `token`
@@ -132,12 +132,12 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
     if not training.push_to_hub:
         return None
     training.push_to_hub = False
-    find_base_on_hub(HoulsbyConfig(base_model_name_or_path=base_model))
+    base, _ = find_base_on_hub(HoulsbyConfig(base_model_name_or_path=base_model))
     name = training.hub_model_id or Path(training.output_dir or os.curdir).resolve().name
     if training.process_index == 0:
         name = check_access(name, training.hub_token)
     private = training.hub_private_repo or None
-    return partial(push_to_hub, repo_id=name, base_model=base_model, private=private, token=training.hub_token)
+    return partial(push_to_hub, repo_id=name, base_model=base, private=private, token=training.hub_token)
 
 
 def check_access(repo_id: str, token: str | None = None) -> str:

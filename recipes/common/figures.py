@@ -19,9 +19,10 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from common.edge import looks_like_a_path
-from common.run import MOMENT, WHERE, is_houlsby, read_object
+from common.run import MOMENT, WHERE, is_houlsby
 from common.scores import ValueScores, defused, format_scores
+from houlsby_peft import HoulsbyConfig
+from houlsby_peft.hub.card import find_base
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -157,9 +158,7 @@ def draw_learning_curves(
     return figure
 
 
-def report_end(
-    trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None, base_model: str
-) -> None:
+def report_end(trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None) -> None:
     """Draw the figures of a finished run; print its scores, its files and what to do next, in the main process."""
     output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
     print(f"\n{_describe_scores(trainer, results)}")
@@ -180,7 +179,7 @@ def report_end(
         rows["Predict"] = predict_command(saved, example)
         rows["In a browser"] = shlex.join([*_tool(), "serve", "--adapters", str(saved)])
     if is_houlsby(saved) and not trainer.args.push_to_hub:
-        rows["Share"] = push_command(saved, base_model)
+        rows["Share"] = push_command(saved)
     print_files(rows)
 
 
@@ -249,17 +248,11 @@ def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
 
 
-def push_command(adapter: Path, base_model: str) -> str:
-    """Return the command that pushes a saved adapter, with the results of its run, to a repository of the run's name.
-
-    `base_model` is the base model's name on the Hub.
-    """
-    if looks_like_a_path(base_model):
+def push_command(adapter: Path) -> str:
+    """Return the command that pushes a saved adapter and the results of its run, to a repository of the run's name."""
+    if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
-    words = [*_tool(), "push", str(adapter), adapter.resolve().parent.name]
-    if (read_object(adapter / "adapter_config.json") or {}).get("base_model_name_or_path") != base_model:
-        words += ["--base-model", base_model]
-    return shlex.join(words)
+    return shlex.join([*_tool(), "push", str(adapter), adapter.resolve().parent.name])
 
 
 def _tool() -> list[str]:

@@ -32,11 +32,11 @@ import houlsby_peft
 from common.arguments import Command, RecipeTrainingArguments, defaults_of, merge
 from common.data import tokenize
 from common.edge import RecipeError, log, looks_like_a_path
-from common.model import Saved, adapt, load_model, load_saved, on_main, settle
+from common.model import Saved, adapt, load_model, load_saved, on_main, quiet, settle
 from common.run import CONTENT, MOMENT, RESULTS_FILE, Run, command_line, find_saved, hardware, is_houlsby, write_json
 from common.scores import ClassScores, ValueScores, defused, score_classes
 from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
-from houlsby_peft.checkpoints.downloads import SHORT_NAMES
+from houlsby_peft.checkpoints.downloads import find_packaged
 from houlsby_peft.hub.card import write_card_of_saved
 
 
@@ -180,11 +180,11 @@ def run_task(
     arguments, method, _, training = command
     name = find_evaluated(command)
     if name is not None:
-        saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
+        with quiet():
+            saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
         training.output_dir = str(Path(training.output_dir, EVALUATION))
         return evaluate(load(saved), saved, command)
-    hub_name = SHORT_NAMES.get(arguments.model_name, arguments.model_name)
-    push = houlsby_peft.plan_push(training, hub_name)  # before anything is trained
+    push = houlsby_peft.plan_push(training, find_packaged(arguments.model_name))  # before anything is trained
     command = settle(command)
     run = on_main(training, lambda: Run(merge(command), files, training.world_size))
     results = run.results
@@ -253,8 +253,7 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
             write_card_of_saved(weights.parent)
         first = next((split for name, split in task.splits.items() if name.startswith("validation")), None)
         example = task.example_of((first or task.splits["train"])[0])
-        hub_name = SHORT_NAMES.get(arguments.model_name, arguments.model_name)
-        report_end(trainer, content, kept, example, hub_name)
+        report_end(trainer, content, kept, example)
     return content
 
 

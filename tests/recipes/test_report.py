@@ -25,6 +25,7 @@ from common import figures, trainer
 from common.model import load_model
 from common.scores import MAX_LISTED, score_classes
 from common.tagging import IGNORED, TaggingTask
+from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
 
 
@@ -187,9 +188,7 @@ class TestCommands:
     def test_push(self, tmp_path, monkeypatch):
         monkeypatch.setattr(figures, "_tool", lambda: ["houlsby-peft"])
         adapter = tmp_path / "mrpc" / "adapter"
-        adapter.mkdir(parents=True)
-        (adapter / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-        words = ["houlsby-peft", "push", str(adapter), "mrpc"]
-        assert shlex.split(figures.push_command(adapter, "org/base")) == words
-        assert shlex.split(figures.push_command(adapter, "org/other")) == [*words, "--base-model", "org/other"]
-        assert "must be on the Hub" in figures.push_command(adapter, str(tmp_path))
+        HoulsbyConfig(base_model_name_or_path="org/base").save_pretrained(adapter)
+        assert shlex.split(figures.push_command(adapter)) == ["houlsby-peft", "push", str(adapter), "mrpc"]
+        HoulsbyConfig(base_model_name_or_path=str(tmp_path)).save_pretrained(adapter)
+        assert "must be on the Hub" in figures.push_command(adapter)
