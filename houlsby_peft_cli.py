@@ -196,9 +196,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    is_tagging = str(options.data).endswith(".conll")
-    recipe = options.recipe or ("token_classification" if is_tagging else "text_classification")
-    _launch(options, recipe, ["--data", options.data])
+    _launch(options, options.recipe, ["--data", options.data])
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -208,11 +206,12 @@ def _evaluate(options: argparse.Namespace) -> None:
         words += ["--output_dir", options.trained]  # beside what the run has written, unless a flag follows
         command = json.loads(results.read_text())["command"]
         recipe = recipe or next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
-    _launch(options, recipe or "text_classification", words)
+    _launch(options, recipe, words)
 
 
-def _launch(options: argparse.Namespace, recipe: str, words: list[str | None]) -> None:
-    """Become the recipe. On several GPUs, it is started with `accelerate launch` instead."""
+def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | None]) -> None:
+    """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts it instead."""
+    recipe = recipe or ("token_classification" if str(options.data).endswith(".conll") else "text_classification")
     if lacking := [name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None]:
         raise ImportError(f"Training needs {lacking[0]}: pip install 'houlsby-peft[recipes]'")
     # In a checkout, they are beside the package.
@@ -258,15 +257,15 @@ def _info(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     """Check files, columns and texts before the model is loaded, then predict."""
     from houlsby_peft.checkpoints.saved import SavedAdapter, adapter_of_run
-    from houlsby_peft.serving.adapter_list import read_adapters
+    from houlsby_peft.serving.adapter_list import find_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
     from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format, find_text_columns
 
     _hide_messages()
     folder = adapter_of_run(Path(options.adapter).expanduser())
-    is_single = (folder / "adapter_config.json").exists() or not any(folder.glob("[!.]*/adapter_config.json"))
-    sources = {"": folder.as_posix()} if is_single else {task: folder / task for task in read_adapters(folder)}
+    found = {} if (folder / "adapter_config.json").exists() else find_adapters(folder)
+    is_single, sources = not found, found or {"": options.adapter}
     adapters = {task: SavedAdapter.open(source, options.revision) for task, source in sources.items()}
     chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
     bank = TaskBank(adapters, **chosen)
@@ -322,8 +321,9 @@ def _serve(options: argparse.Namespace) -> None:
     cores, base = os.cpu_count() or 1, Path(options.base_model or "").expanduser()
     cpus = min(cores, 4) if options.cpus is None else options.cpus
     chosen = {name: getattr(options, name) for name in ("batch_size", "watch", "gpus", "max_queued")} | {
-        "adapters": str(Path(options.adapters).expanduser().resolve()),
-        "base_model": str(base.resolve()) if options.base_model and base.is_dir() else options.base_model,
+        # Not resolved: a link may lead to another folder later.
+        "adapters": str(Path(options.adapters).expanduser().absolute()),
+        "base_model": str(base.absolute()) if options.base_model and base.is_dir() else options.base_model,
         "max_replicas": max(1, cores // max(1, cpus)) if options.max_replicas is None else options.max_replicas,
         "cpus": cpus,
     }

@@ -154,8 +154,9 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
         if getattr(config, option, False):
             setattr(config, option, False)
     record = predictor.config.record
-    if record is not None and record.null_threshold is not None:
-        config.null_threshold = record.null_threshold
+    for name in ("null_threshold", "thresholds"):
+        if record is not None and getattr(record, name) is not None:
+            setattr(config, name, getattr(record, name))
     return base
 
 

@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
-from ..checkpoints.downloads import explain_hub_errors
+from ..checkpoints.downloads import explain_hub_errors, find_packaged
 from ..checkpoints.saved import SavedAdapter, find_files
 from ..checkpoints.weights import FILE_PREFIX, check_shapes, first_of
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..hub.card import CARD_FILE, is_repo_id, make_card
+from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
 from ..hub.markdown import code
 from ..placement.places import find_places
 from ..placement.plan import Plan
@@ -208,7 +208,7 @@ def _write_published(
 ) -> None:
     """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its places."""
     config, tensors = saved.config, saved.weights
-    base = base or config.base_model_name_or_path or ""
+    base = base or find_base(config)[0] or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)
     base_config.update(label_arguments(config))
@@ -258,7 +258,9 @@ def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
 def _read_base(name: str, token: str | None) -> PretrainedConfig:
     """Read the configuration of a base model, without its weights and without code from its repository."""
     with explain_hub_errors(f"The base model {name}"):
-        config: PretrainedConfig = AutoConfig.from_pretrained(name, token=token, trust_remote_code=False)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            find_packaged(name), token=token, trust_remote_code=False
+        )
         return config
 
 

@@ -35,7 +35,7 @@ from .weights import check_values, read_json
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
-_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
+SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
 _AGAIN = "Save or download the adapter again."
 _log = logging.getLogger(__name__)
 
@@ -74,8 +74,8 @@ class SavedAdapter:
             HubError: The repository does not exist, is private or cannot be reached.
         """
         name = os.fspath(name_or_path)
-        folder = find_files(name, _FILES, revision, token)
-        for path in (folder / file for file in _FILES):
+        folder = find_files(name, SAVED_FILES, revision, token)
+        for path in (folder / file for file in SAVED_FILES):
             # A dangling link, a folder, or a pipe that would keep its reader waiting.
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -22,7 +23,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from peft import PeftConfig
 
-from ..checkpoints.downloads import find_repo
+from ..checkpoints.downloads import SHORT_NAMES, find_repo
 from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
@@ -116,7 +117,8 @@ def make_card(
     base, revision = find_base(config, base_model)
     task, labels = find_task(saved), list((config.labels or {}).values())
     found = find_results(folder) if results is None else None
-    runs = read_runs(results or found)
+    runs, own = read_runs(results or found), zlib.crc32(saved.weights_file.read_bytes())
+    runs.sort(key=lambda run: run.get("adapter_crc32") != own)  # the run of these weights is described
     run: TrainingRun = runs[0] if runs else {}
     data = run.get("dataset", {})
     name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
@@ -177,7 +179,7 @@ def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
     """
     text, data = "", card.data.to_dict()
     for content in older:
-        if _PLACEHOLDER in content:
+        if _PLACEHOLDER in content and not _BLOCK.search(content):
             continue
         old = ModelCard(content.replace("\r\n", "\n"), ignore_metadata_errors=True)
         if not _BLOCK.sub("", text).strip():
@@ -202,6 +204,7 @@ def find_base(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str
     """
     if base_model is not None and not is_repo_id(base_model):
         raise AdapterError(f"base_model must be a name on the Hub, such as user/name; got {base_model!r}.")
+    base_model = SHORT_NAMES.get(base_model or "", base_model)
     recorded = str(config.base_model_name_or_path or "")
     name, commit = find_repo(recorded) or (recorded, None)
     if base_model not in (None, name):

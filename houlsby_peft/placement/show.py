@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import nn
 
+from ..checkpoints.downloads import find_packaged
 from ..config import KINDS, HoulsbyConfig
 from ..record import Place, fold_places
 from .places import output_width
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, model_class = options.pop("model"), options.pop("model_class")
     try:
         # On the meta device, from its configuration; code from the Hub is not run.
-        model_config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+        model_config = transformers.AutoConfig.from_pretrained(find_packaged(name), trust_remote_code=False)
         class_name = model_class or next(iter(model_config.architectures or []), "AutoModel")
         cls = getattr(transformers, class_name)
         with torch.device("meta"):

@@ -14,26 +14,33 @@ from ..errors import AdapterError, shortened
 from .held_adapters import TaskSource
 
 
+def find_adapters(path: Path) -> dict[str, Path]:
+    """Return the folders of adapters, by task: of a folder of adapters or runs, or of one adapter or run.
+
+    A task is called after the adapter's folder, or after that of the run. Names that begin with a dot are left out, so
+    that an adapter can be copied under such a name and then renamed.
+    """
+    path = adapter_of_run(path)
+    if (path / CONFIG_NAME).is_file():
+        folder = path.absolute()
+        return {(folder.parent if folder.name == "adapter" else folder).name: path}
+    inner = {folder.name: adapter_of_run(folder) for folder in sorted(path.glob("[!.]*"))}
+    return {task: folder for task, folder in inner.items() if (folder / CONFIG_NAME).is_file()}
+
+
 def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     """Return the adapters of a folder or of a list, by task: what `TaskBank.serve` takes.
 
-    In a folder, each subfolder with an `adapter_config.json` is an adapter, and its name is the task. Names that begin
-    with a dot are left out, so that an adapter can be copied under such a name and then renamed. A list is a mapping
-    from tasks to folders or names on the Hub, or to mappings with `source`, `revision` and `threshold`. Folders are
-    relative to the list. An adapter itself is one task, named after its folder, or after the run that has saved it in
-    its folder `adapter`.
+    In a folder, they are those of `find_adapters`. A list is a mapping from tasks to folders or names on the Hub, or
+    to mappings with `source`, `revision` and `threshold`. Folders are relative to the list.
 
     Raises:
         AdapterError: The file is not valid, or there is no adapter.
         OSError: There is no such folder or file.
     """
-    path = adapter_of_run(Path(path).expanduser())
-    if (path / CONFIG_NAME).is_file():
-        folder = path.resolve()
-        found = {(folder.parent if folder.name == "adapter" else folder).name: TaskSource(str(path))}
-    elif path.is_dir():
-        folders = sorted(file.parent for file in path.glob(f"[!.]*/{CONFIG_NAME}"))
-        found = {folder.name: TaskSource(str(folder)) for folder in folders}
+    path = Path(path).expanduser()
+    if path.is_dir():
+        found = {task: TaskSource(str(folder)) for task, folder in find_adapters(path).items()}
     else:
         try:
             content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML

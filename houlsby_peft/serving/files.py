@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from .task_bank import TaskBank
 
 
 _PART_ROWS = 2048
-# A class of several that may hold at once is chosen from this score on, unless the adapter records thresholds.
-_THRESHOLD = 0.5
 _DIGITS = 6
 
 
@@ -41,24 +39,24 @@ def predict_file(
     readers = {task: bank.reader(task) for task in bank.tasks}
     taken = {column.strip().lower() for column in table.columns}
     added: list[str] = []
-    plans, limits = {}, []
+    plans = {}
     for task, reader in readers.items():
-        limit, own, to_row = _plan_columns(reader, top_k, is_json)
+        own, to_row = _plan_columns(reader, top_k, is_json)
         names = {}
         for number, column in enumerate(own):
             name = column if not task else task if number == 0 else f"{task}_{column}"
-            while name in taken:
+            while name.lower() in taken:
                 name = f"predicted_{name}"
+            taken.add(name.lower())
             names[column] = name
         added += names.values()
         plans[task] = (names, to_row)
-        limits.append(limit)
     needs_all = all(reader.task.pipeline == "question-answering" for reader in readers.values())
 
     def predict(texts: Sequence[Input]) -> list[Row]:
         """Return the values of all further columns for each text."""
         pairs = [(task, text) for text in texts for task in plans]
-        results = iter(bank.predict(pairs, batch_size, limits * len(texts)))
+        results = iter(bank.predict(pairs, batch_size, top_k))
         found = [[(names, to_row(_rounded(next(results)))) for names, to_row in plans.values()] for _ in texts]
         return [{names[key]: value for names, own in row for key, value in own.items()} for row in found]
 
@@ -88,37 +86,30 @@ def predict_file(
     return empty
 
 
-def _plan_columns(
-    reader: Reader, top_k: int | None, is_json: bool
-) -> tuple[int | None, list[str], Callable[[Any], Row]]:
-    """Return the `top_k` to predict with, the columns of the predictions, and what turns one into their values."""
+def _plan_columns(reader: Reader, top_k: int | None, is_json: bool) -> tuple[list[str], Callable[[Any], Row]]:
+    """Return the columns of the predictions, and what turns a prediction into their values."""
     task, kind, classes = reader.task.pipeline, reader.config.kind_of_problem, len(reader.labels)
     if task == "question-answering":
-        return top_k, ["answer", "score", "start", "end"], dict
+        return ["answer", "score", "start", "end"], dict
     if task != "text-classification":
         name = "entities" if task == "token-classification" else "embedding"
-        return top_k, [name], lambda result: {name: result}
+        return [name], lambda result: {name: result}
     if kind == "regression":
-        return top_k, ["score"], lambda result: {"score": result["score"]}
+        return ["score"], lambda result: {"score": result["score"]}
     if top_k is not None and is_json:
-        return top_k, ["predictions"], lambda result: {"predictions": result}
+        return ["predictions"], lambda result: {"predictions": result}
     if top_k is not None:
         numbers = range(1, min(top_k, classes) + 1)
         return (
-            top_k,
             [f"{name}_{i}" for i in numbers for name in ("label", "score")],
             lambda result: {f"{name}_{i}": item[name] for i, item in enumerate(result, 1) for name in item},
         )
     if kind == "multi_label_classification":
-        has_thresholds = reader.config.record and reader.config.record.thresholds
-        least = 0.0 if has_thresholds else _THRESHOLD
-
-        def choose(result: Sequence[Mapping[str, Any]]) -> Row:
-            chosen = [item for item in result if item["score"] >= least]
-            return {"labels": [item["label"] for item in chosen], "scores": [item["score"] for item in chosen]}
-
-        return None if has_thresholds else classes, ["labels", "scores"], choose
-    return None, ["label", "score"], dict
+        return (
+            ["labels", "scores"],
+            lambda result: {f"{name}s": [item[name] for item in result] for name in ("label", "score")},
+        )
+    return ["label", "score"], dict
 
 
 def _rounded(result: Any) -> Any:

@@ -15,11 +15,11 @@ from typing import Any
 from weakref import WeakValueDictionary, ref
 
 import torch
-from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
+from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import task_of_class
 from ..layer import HoulsbyTunerLayer, base_modules
 from .load import load_saved
@@ -27,7 +27,6 @@ from .predictor import Predictor
 from .readers import Reader, attempt
 
 
-_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
 # The files of an adapter: each one's name, identity, time of change and size.
 Files = tuple[tuple[str, int, int, int], ...]
 
@@ -238,8 +237,9 @@ class HeldAdapters:
 
 def list_files(folder: Path) -> Files:
     """Return the files of an adapter."""
-    stats = {name: (folder / name).stat() for name in _FILES if (folder / name).is_file()}
-    return tuple((str(folder / name), stat.st_ino, stat.st_mtime_ns, stat.st_size) for name, stat in stats.items())
+    paths = [adapter_of_run(folder) / name for name in SAVED_FILES]
+    stats = {str(path): path.stat() for path in paths if path.is_file()}
+    return tuple((path, stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items())
 
 
 def _share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:

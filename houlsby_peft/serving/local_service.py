@@ -44,7 +44,9 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
     hosts = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost") else ["*"]
     application = build({"hosts": hosts, **args})
     try:
-        ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        quiet = {"include_dashboard": False, "logging_level": logging.ERROR, "log_to_driver": False}
+        # Ray may count fewer cores, as in a container; it would wait for the others forever.
+        ray.init(address="local", num_cpus=max(os.cpu_count() or 1, args.get("cpus", 1)), **quiet)
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(http_options=http_options(host, port), logging_config=LOGGING)
         serve.run(application, name=NAME, logging_config=LOGGING)

@@ -90,9 +90,10 @@ class Predictor:
 
         Returns:
             One result per input, of plain texts and numbers. For text classification, a `ClassPrediction`, or with
-            `top_k` a list of these, the highest score first. For token classification, a list of `EntityPrediction`.
-            For question answering, an `AnswerPrediction`; if none is given, its score is the probability of that. For
-            an adapter without a head, a vector: the mean of the tokens' last hidden states.
+            `top_k` a list of these, the highest score first. With several labels per text, it is the list of those
+            that reach their thresholds, which training has recorded, or 0.5. For token classification, a list of
+            `EntityPrediction`. For question answering, an `AnswerPrediction`; if none is given, its score is the
+            probability of that. For an adapter without a head, a vector: the mean of the tokens' last hidden states.
 
         Raises:
             AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the tokenizer does not

@@ -152,7 +152,7 @@ class ClassReader(Reader):
     def decode(
         self, request: Request, values: Sequence[Sequence[torch.Tensor]]
     ) -> ClassPrediction | list[ClassPrediction]:
-        """Return the best class, or the list of the best ones or of those above their thresholds."""
+        """Return the best class or, for `top_k` or several labels per text, a list of classes, the best first."""
         logits = values[0][0]
         is_multi_label = self.config.kind_of_problem == "multi_label_classification"
         if self.config.kind_of_problem == "regression":
@@ -163,10 +163,10 @@ class ClassReader(Reader):
             scores = logits.softmax(-1)
         top_k, threshold = request.top_k, request.threshold
         least = dict.fromkeys(self.labels, -torch.inf if threshold is None else threshold)
-        recorded = self.config.record.thresholds if self.config.record and is_multi_label else None
-        if recorded and threshold is None and top_k is None:
-            least |= dict(enumerate(recorded))
-        elif top_k is None and (threshold is None or not is_multi_label):
+        if is_multi_label and threshold is None and top_k is None:
+            recorded = self.config.record and self.config.record.thresholds
+            least = dict(enumerate(recorded or [0.5] * len(self.labels)))
+        elif top_k is None and not is_multi_label:
             best = int(scores.argmax())
             score = scores[best].item()
             return {"label": self.labels[best] if score >= least[best] else None, "score": score}

@@ -150,11 +150,12 @@ def test_several_seeds_give_mean_and_standard_error(adapter, tmp_path):
     for seed, accuracy in SEEDS.items():
         epochs = [{"epoch": 1.0, "step": 38, "accuracy": accuracy}]
         runs.append(tmp_path / f"{seed}.json")
-        runs[-1].write_text(json.dumps({**RUN, "seed": seed, "epochs": epochs, "best_epoch": 1}))
+        own = {"adapter_crc32": zlib.crc32(adapter.weights_file.read_bytes())} if seed == 2 else {}
+        runs[-1].write_text(json.dumps({**RUN, **own, "seed": seed, "epochs": epochs, "best_epoch": 1}))
     card = make_card(adapter, "user/messages", results=runs)
     mean, error = statistics.fmean(SEEDS.values()), statistics.stdev(SEEDS.values()) / 3**0.5
-    assert row(card, "score") == "| score | mean ± standard error | seed 1 | seed 2 | seed 3 |"
-    assert row(card, "accuracy") == (f"| accuracy | {mean:.3f} ± {error:.3f} | 0.800 | 0.840 | 0.790 |")
+    assert row(card, "score") == "| score | mean ± standard error | seed 2 | seed 1 | seed 3 |"
+    assert row(card, "accuracy") == (f"| accuracy | {mean:.3f} ± {error:.3f} | 0.840 | 0.800 | 0.790 |")
     assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(mean)
     assert "There is only one run" not in card.text
     assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"  # large scores have one decimal
@@ -289,11 +290,11 @@ def test_what_is_written_around_the_generated_part_is_kept(adapter):
     old = make_card(adapter, "user/messages", results=RUN, metadata={"license": "mit", "tags": ["mine"]}).content
     old = old.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png").replace("# messages", "# Edited")
     begin, end = old.index("<!-- Generated"), old.index("part. -->\n", old.index("<!-- End")) + len("part. -->\n")
-    edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}\n## Who\n\nWe did.\n"
+    edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}\n## Who\n\nWe did. [More Information Needed]\n"
     new = make_card(adapter, "user/messages")
     for text in (edited, edited.replace("\n", "\r\n")):
         kept = keep_written(new, [text])
-        assert kept.text == f"\n![badge](a.png)\n\n{new.text.strip()}\n\n## Who\n\nWe did.\n"
+        assert kept.text == f"\n![badge](a.png)\n\n{new.text.strip()}\n\n## Who\n\nWe did. [More Information Needed]\n"
         data = kept.data.to_dict()
         assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
         assert data["tags"] == ["adapter", "houlsby", "mine", "peft"]

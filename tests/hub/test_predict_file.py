@@ -120,6 +120,11 @@ def test_a_column_that_is_there_already_is_not_overwritten(adapter, tmp_path):
     (row,) = predict(adapter, write(tmp_path / "in.csv", rows), tmp_path / "out.csv")
     assert list(row) == ["text", "Label", "score", "predicted_label", "predicted_score"]
     assert (row["Label"], row["score"]) == ("mine", "5")
+    for task in ("Label", "Label_score"):
+        shutil.copytree(adapter, tmp_path / "bank" / task)
+    (row,) = predict(tmp_path / "bank", tmp_path / "in.csv", tmp_path / "bank.csv")
+    assert list(row)[3:] == ["predicted_Label", "Label_score", "predicted_Label_score", "Label_score_score"]
+    assert row["Label"] == "mine"
 
 
 def test_a_label_is_not_a_formula_of_a_spreadsheet(tmp_path):

@@ -147,6 +147,7 @@ def test_thresholds(folders):
     free = TaskBank(folders)
     many = free.predict([("labels", WORDS[0])], top_k=9)[0]
     best = free.predict([("topic", WORDS[0])])[0]
+    assert free.predict([("labels", WORDS[0])])[0] == approximately([item for item in many if item["score"] >= 0.5])
     middle = many[2]["score"]
     requests = [("labels", WORDS[0]), ("topic", WORDS[0])]
 

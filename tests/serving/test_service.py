@@ -99,6 +99,11 @@ def test_a_bank_follows_a_folder(live, others):
     (live / "second" / "adapter_model.safetensors").write_bytes(whole)
     assert set(refresh()) == {"new and damaged"}
     assert of_bank(bank, "second") == alone(others[0])
+    for adapter in others:  # a recipe's run, and the same run once more
+        shutil.copytree(adapter, live / "run" / "adapter", dirs_exist_ok=True)
+        (live / "run" / "results.json").touch()
+        assert bank.serve({**read_adapters(live), "twice": live / "run"}).keys() == {"new and damaged"}
+        assert of_bank(bank, "run") == alone(adapter) == of_bank(bank, "twice")
 
 
 def test_tasks_beyond_the_memory_are_loaded_on_request(folder):
@@ -177,6 +182,7 @@ def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatc
     service = pytest.importorskip("houlsby_peft.serving.service", reason="Ray Serve is not installed")
     yaml = pytest.importorskip("yaml")
     monkeypatch.chdir(base.parent)
+    folder, _ = base.parent / "link", (base.parent / "link").symlink_to(folder)  # which may change
     flags = ["--base-model", base.name, "--cpus", "2", "--port", "9000", "--max-queued", "7"]
     main(["serve", "--adapters", str(folder), "--print-config", *flags])
     content = yaml.safe_load(capsys.readouterr().out)
