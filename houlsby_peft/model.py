@@ -342,18 +342,19 @@ class HoulsbyModel(BaseTuner):
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
         """If labels are given, let the base model compute the loss for those of the active or the rows' adapter."""
-        name = None
-        if kwargs.get("labels") is not None:
-            batch = batch_of(self._batches)
-            if isinstance(batch, MixedBatch):
-                name = find_adapter_of_rows(self.model, self.peft_config, batch.names, kwargs["labels"])
-            else:
-                name = find_adapter_with_head(self.peft_config, self.active_adapters)
+        if kwargs.get("labels") is None:
+            yield
+            return
+        batch = batch_of(self._batches)
+        if isinstance(batch, MixedBatch):
+            name = find_adapter_of_rows(self.model, self.peft_config, batch.names, kwargs["labels"])
+        else:
+            name = find_adapter_with_head(self.peft_config, self.active_adapters)
         config = self._own_adapters.get(name) if name else None
         heads = config.record.heads if config and config.record else []
         # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.
         is_of_base = any(self.model.get_submodule(key).disable_adapters for key in heads)
-        with use_labels(self.model, None if is_of_base else config) if "labels" in kwargs else nullcontext():
+        with use_labels(self.model, None if is_of_base else config):
             yield
 
 

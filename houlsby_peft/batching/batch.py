@@ -133,7 +133,8 @@ class MixedBatch:
                 if layer.skip is not None and group.stack.kind != "houlsby":
                     read = _take(layer.skip.read(group.stack.kind, hidden, residual), group.rows)
                 adapted = group.stack.forward(own.reshape(shape), read.reshape(shape)).reshape(own.shape)
-            result = adapted if group.rows is None else result.index_copy(0, group.rows, adapted)
+            adapted = _take(adapted, group.kept)
+            result = adapted if group.written is None else result.index_copy(0, group.written, adapted)
         return result
 
     def _group(self, used: Mapping[str, Any], names: Sequence[str], device: torch.device) -> list[_Group]:
@@ -151,11 +152,13 @@ class MixedBatch:
         groups = []
         for key, group in members.items():
             most = max(len(rows[name]) for name in group)
-            # Padding repeats a row, which is computed and written back twice with the same result.
+            # Padding repeats a row. It is computed twice and written back once: the gradient would be that of both.
             order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
+            kept = [each * most + i for each, name in enumerate(group) for i in range(len(rows[name]))]
             index = self._index(order, len(names), device)
+            written = self._index([order[position] for position in kept], len(names), device)
             stack = None if isinstance(key, str) else _stack([used[name] for name in group])
-            groups.append(_Group(group[0], len(group), index, stack))
+            groups.append(_Group(group[0], len(group), index, self._index(kept, len(order), device), written, stack))
         return groups
 
     def _index(self, rows: list[int], count: int, device: torch.device) -> torch.Tensor | None:
@@ -215,6 +218,9 @@ class _Group:
     size: int
     # Their rows, in the order of the adapters; None for the whole batch in its order.
     rows: torch.Tensor | None
+    # What of these is no padding, and which rows of the batch it is; None for all of them.
+    kept: torch.Tensor | None
+    written: torch.Tensor | None
     # A bottleneck with the stacked weights of all of them; None if the first one's own is run.
     stack: Bottleneck | None
 

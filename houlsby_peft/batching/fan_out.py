@@ -49,7 +49,8 @@ class FanOut:
         """
         records = False
 
-        def repeat_inputs(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        # PyTorch gives no kwargs to another thread's call whose hook is removed meanwhile.
+        def repeat_inputs(_: nn.Module, args: Any, kwargs: Any = None) -> Any:
             nonlocal records
             if not is_running():
                 return None
@@ -67,7 +68,7 @@ class FanOut:
         # The arguments with a row per pair of the layer that runs once per text.
         whole: tuple[Any, Any] | None = None
 
-        def start(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        def start(_: nn.Module, args: Any, kwargs: Any = None) -> Any:
             nonlocal whole
             if not is_running() or is_changed() or records or not self._repeats((args, kwargs)):
                 return None

@@ -29,8 +29,8 @@ from ..layer import BASE, Batch, HoulsbyTunerLayer, is_inside
 
 
 _FOREIGN = "this part reads inputs, such as images, that may belong to any row"
-# The state of a generation, which a run on other rows would change.
-_STATE = ("past_key_values", "cache_position", "cache_params", "use_cache")
+# The state of a generation, which a run on other rows would change, and labels, which the base model may not know.
+_LEFT_OUT = ("past_key_values", "cache_position", "cache_params", "use_cache", "labels")
 # Of each call of a module: the shape, and the means over all dimensions but the first and the last.
 _Calls: TypeAlias = list[tuple[torch.Size, torch.Tensor]]
 
@@ -146,7 +146,7 @@ class RowFinder:
         inputs = {
             name: value
             for name, value in (dict(zip(names, args, strict=False)) | kwargs).items()
-            if name not in _STATE and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
+            if name not in _LEFT_OUT and (name in parameters or (takes_all and isinstance(value, torch.Tensor)))
         }
         tries = [inputs]
         if "decoder_input_ids" in parameters and inputs.get("decoder_input_ids") is None:

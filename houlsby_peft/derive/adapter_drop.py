@@ -21,8 +21,8 @@ class AdapterDrop(TrainerCallback):
 
     In each training step, the lowest n of the adapted layers compute what they compute in the base model, without
     their bottlenecks and their trained norms. n is uniform from 0 to one less than the number of adapted layers, so
-    the topmost always runs. Evaluations run all layers. After the training, `prune` may cut the adapter at any depth:
-    what is below it then runs once for all tasks of a text (see `TaskBank.ask`).
+    the topmost always runs. Evaluations run all layers, also after an interrupt. After the training, `prune` may cut
+    the adapter at any depth: what is below it then runs once for all tasks of a text (see `TaskBank.ask`).
 
     n depends only on the seed and the step, so all processes draw the same one, and a resumed run those of a run that
     was not interrupted. With DDP, set `ddp_find_unused_parameters=True`: a step leaves weights without gradients.
@@ -44,6 +44,9 @@ class AdapterDrop(TrainerCallback):
             raise ValueError("AdapterDrop needs a model with Houlsby adapters in numbered layers; this has none.")
         dropped = random.Random(f"{args.seed} {state.global_step}").randrange(len(layers))
         self._step.enter_context(ablate(model, layers[:dropped], keep_norms=False))
+        # Where an interrupt has kept the step from its end.
+        hook = model.register_forward_pre_hook(lambda model, _: None if model.training else self._step.close())
+        self._step.callback(hook.remove)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

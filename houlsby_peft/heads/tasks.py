@@ -196,10 +196,12 @@ def use_labels(model: Any, config: HoulsbyConfig | None) -> Iterator[None]:
     model.config.id2label = labels or dict(labels_of_base(known))
     if is_own:
         model.config.problem_type = problem_type
-    if labels:
+    if labels and "num_labels" in before:
         model.num_labels = len(labels)
     try:
         yield
+        if labels and config and problem_type is None and model.config.problem_type == "multi_label_classification":
+            config.problem_type = "multi_label_classification"  # which the labels' type has told
     finally:
         vars(model).update(before)
 

@@ -222,6 +222,17 @@ def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token
         torch.testing.assert_close(mixed[rows], model(token_ids[rows]).logits, atol=1e-5, rtol=1e-5)
 
 
+def test_the_gradients_of_a_mixed_batch_are_those_of_its_rows():
+    model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
+    model = add(model, "two", HoulsbyConfig(r=4), seed=2)
+    names, inputs = ["one"] * 2 + ["two"] * 3, torch.rand(5, 6, 32, requires_grad=True)  # stacked, with padding
+    [mixed] = torch.autograd.grad(model(inputs_embeds=inputs, adapter_names=names).logits.sum(), inputs)
+    for name, rows in (("one", slice(2)), ("two", slice(2, 5))):
+        model.set_adapter(name)
+        [expected] = torch.autograd.grad(model(inputs_embeds=inputs).logits[rows].sum(), inputs)
+        torch.testing.assert_close(mixed[rows], expected[rows])
+
+
 def test_threads_get_the_answers_of_their_own_texts_and_adapters(token_ids):
     """Also a bottleneck that reads the residual input, which is kept for it."""
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)

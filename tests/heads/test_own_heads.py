@@ -101,12 +101,7 @@ def test_a_new_head_is_initialized_as_the_models_own():
         ({"id2label": labels(3)}, 1, torch.tensor([0, 2, 1, 1, 2]), functional.cross_entropy),
         ({"id2label": {0: "score"}}, 2, torch.rand(5, 1), functional.mse_loss),
         ({"problem_type": "regression"}, 2, torch.rand(5, 2), functional.mse_loss),
-        (
-            {"id2label": labels(3), "problem_type": "multi_label_classification"},
-            2,
-            torch.eye(5, 3),
-            functional.binary_cross_entropy_with_logits,
-        ),
+        ({"id2label": labels(3)}, 2, torch.eye(5, 3), functional.binary_cross_entropy_with_logits),
     ],
     ids=["more classes", "classes, not a score", "a score", "several scores", "several labels"],
 )
@@ -118,6 +113,9 @@ def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, target
     output = model(input_ids=token_ids, labels=targets)
     torch.testing.assert_close(output.loss, loss(output.logits, targets))
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
+    # Inferred from the labels, and kept for predictions.
+    kind = model.peft_config["own"].kind_of_problem
+    assert (kind == "multi_label_classification") == (loss is functional.binary_cross_entropy_with_logits)
     # The other adapter, and the base model, compute the base model's loss.
     targets = torch.tensor([0, 1, 1, 0, 1]) if of_base == 2 else torch.rand(5)
     loss = functional.cross_entropy if of_base == 2 else functional.mse_loss
@@ -205,7 +203,7 @@ def test_the_loss_of_a_mixed_batch_is_that_of_its_rows_adapters(task_type, token
     classes, scores = torch.tensor([0, 1, 1, 0, 1]), torch.rand(5, 1)
     # The active adapter is another one than the rows', and the base model's labels are others than "rating" has.
     for active, rows, targets, loss in (
-        ("rating", ["three"], classes, functional.cross_entropy),
+        ("rating", ["three"], classes + 1, functional.cross_entropy),
         ("rating", ["two"], classes, functional.cross_entropy),
         ("three", ["rating"], scores, functional.mse_loss),
         ("rating", ["__base__", "three", "of_base"], classes, functional.cross_entropy),
