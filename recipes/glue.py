@@ -39,6 +39,7 @@ def run_tasks(command: Command) -> None:
     scores, submissions, start = {}, [], training.output_dir.partition("{task}")[0]
     for task in tasks:
         own = command.for_task(task.name)
+        own.arguments.task = task.name
         results = run_one(replace(task, predicts=arguments.predict), own)
         is_evaluated = "evaluated" in results
         scores[task.name] = results["scores" if is_evaluated else "best_scores"]

@@ -44,25 +44,33 @@ from common.trainer import RecipeTrainer
 HEAD_FILE = "mlm_head.safetensors"
 
 
-def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a batch in which the masked words are chosen by its texts, so that they are the same every time."""
-    return replace(collator, seed=sum(rows[0]["input_ids"]))(rows)
+def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Any:
+    """Return a batch in which the masked words are chosen by its first text, so that they are the same every time."""
+    return replace(collator, seed=sum(rows[0]["input_ids"]) + seed)(rows)
 
 
 class MlmTrainer(RecipeTrainer):
-    """A trainer with logits for masked tokens only, the same ones in every evaluation; it saves the head's weights."""
+    """A trainer with logits for masked tokens only; it saves the head's weights.
+
+    The same ones are masked in every evaluation, and in training those of the seed and the epoch, also after a resume.
+    """
 
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.head = head if isinstance(self.model, PeftModel) else {}
+        self.collator = self.data_collator
+        self.data_collator = self._mask_by_epoch
+
+    def _mask_by_epoch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        return mask_by_text(self.collator, rows, 1 + self.args.seed + int(self.state.epoch + 1e-6))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
         """Return batches in which the same words are masked every time, so that losses can be compared."""
-        random_masks, self.data_collator = self.data_collator, partial(mask_by_text, self.data_collator)
+        self.data_collator = partial(mask_by_text, self.collator)
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
-            self.data_collator = random_masks
+            self.data_collator = self._mask_by_epoch
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
         """Return the mean loss of the masked tokens. The head, which costs as much as all layers, reads no others."""

@@ -16,6 +16,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from transformers.hf_argparser import HfArg
 
 from common.edge import RecipeError, looks_like_a_path
+from common.run import lower_is_better
 from houlsby_peft import HoulsbyConfig
 
 
@@ -321,7 +322,7 @@ class RecipeTrainingArguments(TrainingArguments):
                 f"--metric_for_best_model must be one of {', '.join([MAIN_METRIC, *scores])}, got {named!r}."
             )
         self.metric_for_best_model = scores[0] if named == MAIN_METRIC else named
-        self.greater_is_better = not self.metric_for_best_model.endswith("loss")
+        self.greater_is_better = not lower_is_better(self.metric_for_best_model)
 
 
 class Command(NamedTuple):

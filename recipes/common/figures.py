@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from common.run import MOMENT, WHERE, is_houlsby
 from common.scores import ValueScores, defused, format_scores
-from houlsby_peft import HoulsbyConfig
-from houlsby_peft.hub.card import find_base
 
 
 MAX_CLASSES = 40  # in a confusion matrix, to be readable on a page
@@ -250,6 +248,9 @@ def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
 
 def push_command(adapter: Path) -> str:
     """Return the command that pushes a saved adapter and the results of its run, to a repository of the run's name."""
+    from houlsby_peft import HoulsbyConfig  # only here, as the tables of a study need no torch
+    from houlsby_peft.hub.card import find_base
+
     if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
     return shlex.join([*_tool(), "push", str(adapter), adapter.resolve().parent.name])

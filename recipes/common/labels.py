@@ -99,7 +99,9 @@ def find_labels(train: Dataset, named: Sequence[str] | None, problem_type: str |
             raise RecipeError(f"A regression needs one column, got --label_columns {' '.join(columns)}. Name one.")
         return Labels(columns, REGRESSION, columns)
     found = {one for text in texts for one in (text if isinstance(text, tuple) else (text,)) if one != ""}
-    names = columns if len(columns) > 1 else _declared(train, columns[0]) or _sorted(found)
+    are_numbers = all(np.isfinite(_number(name)) for name in found)
+    by_name = sorted(sorted(found), key=_number if are_numbers else str)  # first by text, as sets have no order
+    names = columns if len(columns) > 1 else _declared(train, columns[0]) or by_name
     if len(names) < 2 or (problem_type == SINGLE and len(found) < 2):
         raise RecipeError(
             f"A classification needs training examples of two classes; the column {columns[0]!r} has only "
@@ -240,11 +242,6 @@ def _guess(texts: Sequence[Hashable]) -> str:
     numbers = np.array([_number(text) for text in texts])
     is_score = np.isfinite(numbers).all() and (numbers != np.round(numbers)).any()
     return REGRESSION if is_score else SINGLE
-
-
-def _sorted(names: set[str]) -> list[str]:
-    # First by text, as sets have no order.
-    return sorted(sorted(names), key=_number if all(np.isfinite(_number(name)) for name in names) else str)
 
 
 def _number(value: Any) -> float:

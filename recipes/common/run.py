@@ -5,6 +5,7 @@ This file imports no PyTorch, so that sweep.py and study_table.py start in a mom
 
 import fcntl
 import json
+import math
 import os
 import platform
 import shlex
@@ -30,7 +31,7 @@ MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 FREE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "report_to"),
     *("run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "use_cpu", "keep_prefix_gb"),
-    *("do_train", "do_eval", "do_predict", "evaluate", "encoding", "fsdp", "accelerator_config", "tasks"),
+    *("do_train", "do_eval", "do_predict", "evaluate", "fsdp", "accelerator_config", "tasks"),
 }
 FREE_BEGINNINGS = (
     *("hub_", "log_", "logging_", "trackio_", "per_device_eval", "torch_compile", "deepspeed", "fsdp_", "save_"),
@@ -57,11 +58,7 @@ class Run:
     def __init__(self, arguments: dict[str, Any], files: Mapping[str, Path], world_size: int) -> None:
         self.folder, self.starts_over = Path(arguments["output_dir"]), arguments["overwrite_output_dir"]
         self.content = describe_content(files, arguments)
-        # The rows per step count, not on how many devices and in how many parts they are computed.
-        parts = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"]
-        left_out = ("per_device_train_batch_size", "gradient_accumulation_steps")
-        self.arguments = {name: value for name, value in arguments.items() if name not in left_out}
-        self.arguments |= {"rows_per_step": parts * world_size, CONTENT: self.content}
+        self.arguments = by_rows_per_step(arguments, world_size) | {CONTENT: self.content}
         self.results: dict[str, Any] | None = None
         before, found = read_object(self.folder / ARGUMENTS_FILE), read_object(self.folder / RESULTS_FILE)
         self.changed = differences(before, self.arguments) if before else {}
@@ -105,6 +102,18 @@ class Run:
         if checkpoint:
             log(f"Resuming from {checkpoint}.")
         return checkpoint
+
+
+def by_rows_per_step(arguments: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """Return arguments with the rows of a step, in place of on how many devices and in how many parts they are."""
+    parts = ("per_device_train_batch_size", "gradient_accumulation_steps")
+    rows = processes * math.prod(arguments.get(name) or 1 for name in parts)
+    return {name: value for name, value in arguments.items() if name not in parts} | {"rows_per_step": rows}
+
+
+def lower_is_better(score: str) -> bool:
+    """Return whether a score is a loss or an error, by its name."""
+    return score.endswith(("loss", "error"))
 
 
 def is_free(name: str) -> bool:
@@ -217,7 +226,8 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     """Return the command line of a recipe as others may see it: without the token, and without the folders in absolute
     paths, which often contain a name."""
     script, *words = (word.replace(token, "TOKEN") if token else word for word in argv)
-    words = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    parts = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
+    words = ["".join((*start, Path(value).name if Path(value).is_absolute() else value)) for *start, value in parts]
     launcher = ["accelerate", "launch"] if "ACCELERATE_MIXED_PRECISION" in os.environ else ["python"]
     return shlex.join([*launcher, f"recipes/{Path(script).name}", *words])
 

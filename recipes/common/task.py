@@ -190,6 +190,8 @@ def run_task(
     results = run.results
     if results is None:
         results = train(load(None), run, command)
+    elif getattr(arguments, "predict", False) and not (run.folder / "submission").exists():
+        raise RecipeError(f"{run.folder} is finished. Predict with --evaluate {run.folder} --predict.")
     if push is not None and training.process_index == 0:
         print(f"Pushed: {push(str(run.folder / 'adapter'), results=str(run.folder / RESULTS_FILE))}")
     return results

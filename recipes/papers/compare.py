@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import COLUMN, save
+from common.run import lower_is_better
 from papers.drawing import legend, panels, show_counts, styles
 from papers.results import (
     Cell,
@@ -72,7 +73,7 @@ def at_epoch(results: Results, epoch: str) -> Results:
     if epoch == "kept":
         return results
     name = results["chosen_by"]
-    best = (min if name.endswith("loss") else max)(results["epochs"], key=lambda entry: entry[name])
+    best = (min if lower_is_better(name) else max)(results["epochs"], key=lambda entry: entry[name])
     entry = best if epoch == "best" else results["epochs"][-1]
     return {**results, "best_scores": entry, "best_score": entry[name]}
 
@@ -153,6 +154,6 @@ def times(row: Row, base: Row, share: float) -> dict[str, str]:
 def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
     """Return the evaluations of a method on a task, in their order: the mean score in percent, and each seed's time;
     none for runs that were chosen by a loss."""
-    evaluations = [] if cell.best["chosen_by"].endswith("loss") else cell.evaluations()
+    evaluations = [] if lower_is_better(cell.best["chosen_by"]) else cell.evaluations()
     return [(mean(in_percent(cell.best, entry) for entry in own), [entry["seconds"] for entry in own])
             for own in evaluations]  # fmt: skip

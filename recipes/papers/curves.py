@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from common.edge import RecipeError
 from common.figures import MOMENT, save
+from common.run import lower_is_better
 from common.scores import proper_name
 from papers.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
 from papers.results import Row, arrange, finished, in_percent
@@ -57,6 +58,6 @@ def draw(points: Rows, x: str = "epoch") -> Figure:
             if found := [point for point in points if (point["task"], point["line"]) == (task, line)]:
                 draw_line(own, found, x, label=line, **look)
         own.set_title(proper_name(task), fontsize=7)
-        own.set(xlabel=x, ylabel=proper_name(score) + ("" if score.endswith("loss") else " (%)"))
+        own.set(xlabel=x, ylabel=proper_name(score) + ("" if lower_is_better(score) else " (%)"))
     figure.suptitle(title_of(point["seeds"] for point in points), fontsize=8)
     return legend(figure)

@@ -9,6 +9,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -16,8 +17,9 @@ from common.figures import COLUMN, save
 from common.scores import proper_name
 from houlsby_peft import ablate
 from papers.drawing import Rows, band, draw_line, legend, panels, styles, write_lines
-from papers.results import in_percent
+from papers.results import Results, in_percent
 from papers.runs import load_run
+from sweeping.runs import CHOICES, choose
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -29,21 +31,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main(folder: Path, arguments: argparse.Namespace) -> None:
-    found: dict[tuple[str, int, float], dict[int, float]] = defaultdict(dict)
+    found: dict[Any, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(folder.rglob("results.json")):
-        for seed, line, layers, cost, value in _scores(path.parent, arguments):
-            seeds = found[line, layers, cost]
-            seeds[seed] = max(value, seeds.get(seed, value))  # of several learning rates
-    points = [
-        {"line": line, "layers": layers, "cost": cost, **band([*seeds.values()]), "scores": seeds}
-        for (line, layers, cost), seeds in sorted(found.items())
-    ]
+        for results, line, layers, cost, value in _scores(path.parent, arguments):
+            chosen = tuple(results["arguments"].get(name) for name in CHOICES)
+            found[line, layers, cost][chosen][results["seed"]] = value
+    points = []
+    for (line, layers, cost), runs in sorted(found.items()):
+        seeds = runs[choose({chosen: [*own.values()] for chosen, own in runs.items()})]
+        points.append({"line": line, "layers": layers, "cost": cost, **band([*seeds.values()]), "scores": seeds})
     write_lines(folder / "depth.jsonl", points)
     save(draw(points, arguments.tasks), folder / "depth")
 
 
-def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, str, int, float, float]]:
-    """Yield a run's seed, line, number of adapted layers, their cost and the score in percent."""
+def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[Results, str, int, float, float]]:
+    """Yield a run's results, line, number of adapted layers, their cost and the score in percent."""
     run = load_run(folder, arguments.data_dir, arguments.batch_size)
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
     depth = model.config.num_hidden_layers
@@ -58,9 +60,9 @@ def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[int, 
         if own.get("adapter_drop"):
             with ablate(model, range(number), keep_norms=False):
                 scores = run.score(arguments.max_eval_samples)
-            yield results["seed"], f"{task}, AdapterDrop", layers, cost, in_percent(results, scores)
+            yield results, f"{task}, AdapterDrop", layers, cost, in_percent(results, scores)
         else:
-            yield results["seed"], task, layers, cost, in_percent(results, results["best_scores"])
+            yield results, task, layers, cost, in_percent(results, results["best_scores"])
 
 
 def draw(points: Rows, tasks: int) -> Figure:

@@ -52,6 +52,8 @@ def summarize(rows: Sequence[Row], score: str) -> list[dict[str, Any]]:
                 arguments = next(iter(cell.seeds.values()))["arguments"]
                 kept = {axis: arguments.get(axis) for axis in ("r", "init_std", *CHOSEN)}
                 points.append({"task": name, **kept, "score": shown, "scores": scores, **band([*scores.values()])})
+    if len({(point["task"], point["r"], point["init_std"]) for point in points}) < len(points):
+        raise RecipeError(f"Each of these kinds needs a folder of its own: {'; '.join(row.label for row in rows)}.")
     if not points:
         raise RecipeError("No task has an accuracy: give --score main.")
     return sorted(points, key=lambda point: (point["task"], point["r"], point["init_std"]))

@@ -10,7 +10,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from common.edge import RecipeError
-from common.run import is_free
+from common.run import by_rows_per_step, is_free, lower_is_better
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
 from papers.additional import counted_once
 from sweeping.runs import MEANT_FOR, choose
@@ -46,9 +46,9 @@ def finished(folder: Path) -> list[Results]:
 
 def in_percent(results: Results, scores: Mapping[str, float], name: str | None = None) -> float:
     """Return one of a run's scores, by default the one that has chosen the epoch, in percent, which SQuAD's scores
-    already are, or a loss unchanged."""
+    already are, or a loss or an error unchanged."""
     name = name or results["chosen_by"]
-    return float(scores[name] if results["task"] == "squad" or name.endswith("loss") else 100 * scores[name])
+    return float(scores[name] if results["task"] == "squad" or lower_is_better(name) else 100 * scores[name])
 
 
 @dataclass
@@ -166,9 +166,10 @@ def differences(row: Row) -> dict[str, str]:
 
 def _compared(results: Results, chosen: Sequence[str]) -> dict[str, Any]:
     """Return the arguments that change what a run of its method learns, so that equal ones have equal values."""
+    processes = (results.get("strategy") or {}).get("processes", 1)
     arguments = {
         name: float(value) if type(value) is int else value  # a default of 10 epochs is 10.0 on the command line
-        for name, value in results["arguments"].items()
+        for name, value in by_rows_per_step(results["arguments"], processes).items()
         if not is_free(name) and name not in {"task", "seed", *chosen}
         if MEANT_FOR.get(name, results["method"]) == results["method"]
     }
@@ -211,7 +212,7 @@ def best_cell(runs: Iterable[Results], chosen: Sequence[str], score: str | None 
     for results in runs:
         point = tuple(results["arguments"].get(name) for name in chosen)
         points.setdefault(point, {})[results["seed"]] = results
-    lower = any(one["chosen_by"].endswith("loss") for seeds in points.values() for one in seeds.values())
+    lower = any(lower_is_better(one["chosen_by"]) for seeds in points.values() for one in seeds.values())
     scores = {point: [value(results) for results in seeds.values()] for point, seeds in points.items()}
     best = (min if lower else max)((one for seeds in points.values() for one in seeds.values()), key=value)
     return Cell(points[choose(scores, lower)], best)

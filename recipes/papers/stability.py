@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
 from common.scores import proper_name
 from papers.drawing import Rows, legend, panels, seeds_of, write_lines
 from papers.gradients import FILE
-from papers.results import Results, best_cell, finished, in_percent
+from papers.results import Results, arrange, best_cell, finished, in_percent
 from sweeping.runs import CHOSEN
 
 
@@ -61,11 +62,12 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
 def by_start(results: Iterable[Results]) -> Starts:
     """Return the runs by task, steps of pretraining and method, at the learning rate that validation has chosen."""
     found: dict[tuple[str, int, str], list[Results]] = defaultdict(list)
-    for one in results:
+    for one in (one for one in results if one["method"] in NAMES):
         checkpoint = re.search(r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or one["model"])
-        method = "full" if one["method"] == "full" else "houlsby"
-        found[one["task"], int(checkpoint[1]) if checkpoint else 0, method].append(one)
+        found[one["task"], int(checkpoint[1]) if checkpoint else 0, one["method"]].append(one)
     for start, runs in found.items():
+        if len(rows := arrange(runs, CHOSEN)) > 1:
+            raise RecipeError(f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}.")
         rate = _chosen(runs)[0]["arguments"]["learning_rate"]
         found[start] = [one for one in runs if one["arguments"]["learning_rate"] == rate]
     return dict(sorted(found.items()))

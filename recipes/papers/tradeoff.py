@@ -102,9 +102,10 @@ def summarize(
 
 def series(row: Row) -> str:
     """Return the name of a row's line in the figure."""
-    name = NAMES.get(row.method, row.method)
-    shared = next(iter(row.cells.values())).best["arguments"].get("share_layers") if row.method == "houlsby" else 0
-    return f"{name}, shared by {shared} layers" if shared else name
+    own = next(iter(row.cells.values())).best["arguments"] if row.method == "houlsby" else {}
+    kind = "" if own.get("kind", "houlsby") == "houlsby" else f", {own['kind']}"
+    shared = f", shared by {own['share_layers']} layers" if own.get("share_layers") else ""
+    return NAMES.get(row.method, row.method) + kind + shared
 
 
 def draw(points: Rows, split: str = "validation") -> Figure:

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import yaml
 
-from sweeping.runs import PlannedRun
+from sweeping.runs import FLAGS, PlannedRun
 
 
 CONFIGS = Path(__file__).parents[1] / "launch" / "accelerate"
@@ -42,7 +42,7 @@ def execute(
 ) -> str | None:
     """Execute a run, which inherits its lock, until it ends or is stopped; return the last lines of its log if it has
     failed."""
-    run.record()
+    (run.folder / FLAGS).write_text(run.constant)
     with (run.folder / "log.txt").open("ab") as log:
         start = log.tell()
         process = subprocess.Popen(

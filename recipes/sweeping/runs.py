@@ -1,6 +1,7 @@
 """The planned runs of a sweep: a folder and a command for each combination of values."""
 
 import itertools
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from common.edge import RecipeError
-from common.run import RESULTS_FILE, read_object
+from common.run import RESULTS_FILE, is_free, lower_is_better, read_object
 
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
@@ -20,7 +21,9 @@ AXES = (
 CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
 CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
-MEANT_FOR = {"r": "houlsby", "share_layers": "houlsby", "top_k": "top_k", "lora_r": "lora"}
+MEANT_FOR = dict.fromkeys(("r", "share_layers", "init_std"), "houlsby") | {"top_k": "top_k", "lora_r": "lora"}
+
+FLAGS = "flags.txt"  # a run's flags that its sweep does not vary, in its folder
 
 Point = dict[str, str]
 Key = TypeVar("Key", bound=Hashable)
@@ -48,8 +51,7 @@ class PlannedRun:
     def arguments(self) -> list[str]:
         """The recipe and its flags; a run that was killed resumes where it was."""
         values = (word for axis, value in self.point.items() for word in (f"--{axis}", value))
-        last = ("--output_dir", str(self.folder), "--resume_from_checkpoint", "last")
-        return [str(self.recipe), *values, *self.flags, *last]
+        return [str(self.recipe), *values, *self.flags, "--output_dir", str(self.folder)]
 
     @property
     def finished(self) -> bool:
@@ -62,16 +64,14 @@ class PlannedRun:
 
     @property
     def constant(self) -> str:
-        """The recipe and the flags that the sweep does not vary, in any order, with --flag=value as two words."""
-        return " ".join(sorted(" ".join([self.recipe.name, *self.flags]).replace("=", " ").split()))
-
-    def record(self) -> None:
-        """Write the flags that the sweep does not vary into the run's folder, for `check`."""
-        (self.folder / "flags.txt").write_text(self.constant)
+        """The recipe and the flags that the sweep does not vary and that change a run, in any order."""
+        flags = re.split(r"(?:^| )--(?=[a-z])", " ".join(self.flags).replace("=", " "))[1:]
+        kept = [flag for flag in flags if (name := flag.split()[0]) == "predict" or not is_free(name)]
+        return " ".join([self.recipe.name, *sorted(kept)])
 
     def check(self) -> None:
         """Refuse a finished run with other flags, whose score would be compared with those of this sweep."""
-        recorded = self.folder / "flags.txt"
+        recorded = self.folder / FLAGS
         if self.finished and recorded.is_file() and (before := recorded.read_text()) != self.constant:
             raise RecipeError(
                 f"{self.folder} holds a finished run with other flags: {before}. Give another --output_dir."
@@ -119,4 +119,4 @@ def best_point(runs: Iterable[PlannedRun]) -> Point | None:
     for run, found in scored:
         key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
         scores.setdefault(key, []).append(found["best_score"])
-    return dict(choose(scores, scored[0][1]["chosen_by"].endswith("loss"))) if scored else None
+    return dict(choose(scores, lower_is_better(scored[0][1]["chosen_by"]))) if scored else None

@@ -16,6 +16,7 @@ from optuna.distributions import BaseDistribution, FloatDistribution, IntDistrib
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from tqdm.auto import tqdm
 
+from common.run import lower_is_better
 from sweeping.processes import execute, lock
 from sweeping.runs import CHOICES, PlannedRun, best_point
 
@@ -116,7 +117,7 @@ def make_searches(
     output.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     in_storage = storage or JournalStorage(JournalFileBackend(str(output / "optuna.journal")))
-    lower = runs[0].recipe.name == "mlm.py" or any(flag.endswith("loss") for flag in runs[0].flags)
+    lower = runs[0].recipe.name == "mlm.py" or any(lower_is_better(flag) for flag in runs[0].flags)
     direction = "minimize" if lower else "maximize"
     return [
         SampledSearch(same[0], others, n_trials, optuna.create_study(

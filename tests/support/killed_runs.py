@@ -139,7 +139,7 @@ def outcome(output: Path) -> dict[str, object]:
         results = json.loads((output / "results.json").read_text())
     except (OSError, ValueError):
         return {}
-    for name in ("seconds", "command", "arguments"):
+    for name in ("seconds", "peak_memory", "command", "arguments"):
         del results[name]
     for epoch in results["epochs"]:
         del epoch["seconds"]
