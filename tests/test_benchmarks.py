@@ -12,7 +12,7 @@ import gpu
 import mixed
 from methods import FLOOR, METHODS, OURS
 from models import SHAPES, build, flops, inputs, saved_bytes
-from timing import FEWEST, compared, interleaved
+from timing import compared
 
 
 def test_floating_point_operations_of_the_floor_and_of_adapters_by_hand():
@@ -41,13 +41,6 @@ def test_ratios_of_the_minima_and_of_each_round():
     assert found["ratio_of_minima"] == 1.5
     assert found["median_ratio"] == 1.5
     assert found["ratio_range"] == [1.0, 2.0]
-
-
-def test_a_time_limit_ends_the_rounds_but_leaves_enough_of_them():
-    calls = []
-    assert len(interleaved({"a": lambda: calls.append(1)}, rounds=50, at_most=0)["a"]) == FEWEST
-    assert len(calls) == 1 + FEWEST
-    assert len(interleaved({"a": lambda: None}, rounds=5, at_most=60)["a"]) == 5
 
 
 def failing(error):

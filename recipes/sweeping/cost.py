@@ -11,10 +11,9 @@ from sweeping.runs import PlannedRun
 
 # Training examples of GLUE and of the 17 further tasks, and windows of SQuAD.
 ROWS = {
-    **{"cola": 8_551, "sst2": 67_349, "mrpc": 3_668, "stsb": 5_749, "qqp": 363_846, "mnli": 392_702},
-    **{"qnli": 104_743, "rte": 2_490, "wnli": 635, "squad": 88_524},
-    **{name: round(0.8 * task.rows) for name, task in PAPER.items()},
-}
+    "cola": 8_551, "sst2": 67_349, "mrpc": 3_668, "stsb": 5_749, "qqp": 363_846, "mnli": 392_702, "qnli": 104_743,
+    "rte": 2_490, "wnli": 635, "squad": 88_524, **{name: round(0.8 * task.rows) for name, task in PAPER.items()},
+}  # fmt: skip
 # Weights in the layers, which each token passes; of other names, those of BERT-base.
 LAYERS = {"large": 302e6, "minilm": 11e6}
 # Operations per weight and token: two each for forward, backward to the first layer, and gradients of the weights, of

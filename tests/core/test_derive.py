@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
-from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 import houlsby_peft
 from contract_models import ROWS, output
@@ -148,6 +148,9 @@ class TestWithoutLayers:
         last = steps[6:]
         train(learning_rate=1e-2)
         assert steps[12:] == last
+        whole, state = logits(model.eval(), token_ids), TrainerState(global_step=steps.index({2}))
+        houlsby_peft.AdapterDrop().on_step_begin(trainer.args, state, None, model=model)  # and an interrupt
+        assert torch.equal(logits(model, token_ids), whole)
 
     def test_rows_of_a_mixed_batch_are_bypassed_as_well(self, token_ids):
         model = two_adapters(two={"layers_to_transform": [2]})

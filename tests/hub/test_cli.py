@@ -115,12 +115,6 @@ def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys)
     assert capsys.readouterr().out.startswith("options ")
 
 
-def test_metadata_without_a_value_are_refused_with_their_form(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["card", str(tmp_path), "--metadata", "license"])
-    assert "--metadata: must be KEY=VALUE, got 'license'" in capsys.readouterr().err
-
-
 def test_info_prints_plain_text(base, tmp_path, capsys):
     folder = make_adapter(tmp_path, base, str(base))
     path = folder / "adapter_config.json"

@@ -117,6 +117,9 @@ class TestRuns:
         trainer.args.metric_for_best_model = "f1"
         trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5, log_history=of_squad)
         assert not trainer._determine_best_metric({"eval_f1": 0.9}, None), "there is no loss"
+        trainer.args.metric_for_best_model = "main"
+        trainer.args.choose_by(["mean_absolute_error"])
+        assert not trainer.args.greater_is_better
 
     def test_the_saved_adapter_has_the_best_epochs_score(self, encoder, glue_data, tmp_path):
         run(glue, "--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--seed", 2,

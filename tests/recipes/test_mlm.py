@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +25,10 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import run
 
 
+OFTEN = ["--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 1, "--save_total_limit", 3,
+         "--eval_strategy", "steps", "--eval_steps", 1, "--per_device_train_batch_size", 8]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     """A folder in the form of a task of GLUE, whose name it has."""
@@ -40,8 +45,7 @@ def pretrained(tmp_path_factory, encoder, data):
     """The output folder of a short run."""
     folder = tmp_path_factory.mktemp("pretrained")
     flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
-    run(mlm, *flags, "--learning_rate", "1e-2", "--save_strategy", "steps", "--save_steps", 3, "--eval_strategy",
-        "steps", "--eval_steps", 3)  # fmt: skip
+    run(mlm, *flags, *OFTEN)
     return folder
 
 
@@ -112,6 +116,16 @@ class TestPretraining:
         flags = ["--data", data, "--evaluate", adapter, "--output_dir", tmp_path / "scores", "--max_length", 32]
         with pytest.raises(RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"):
             run(mlm, *flags, "--use_cpu")
+
+    def test_a_run_that_was_killed_within_an_epoch_masks_the_same_words(self, encoder, data, pretrained, tmp_path):
+        folder = shutil.copytree(pretrained, tmp_path / "run")
+        (folder / "results.json").unlink()
+        for step in (2, 3):
+            shutil.rmtree(folder / f"checkpoint-{step}")
+        flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
+        run(mlm, *flags, *OFTEN)
+        last = Path("checkpoint-3", "adapter_model.safetensors")
+        assert (folder / last).read_bytes() == (pretrained / last).read_bytes()
 
     def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
         _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))

@@ -327,7 +327,7 @@ class TestWhatIsSaved:
         assert not [path for path in files if b"hf_secret" in path.read_bytes()]
 
     def test_the_command_tells_no_secrets(self, monkeypatch):
-        words = ["/home/ann/recipes/glue.py", "--data_dir", "/home/ann/data", "--hub_token", "hf_x"]
-        assert command_line(words, "hf_x") == "python recipes/glue.py --data_dir data --hub_token TOKEN"
+        words = ["/home/ann/recipes/glue.py", "--data_dir=/home/ann/data", "--hub_token", "hf_x"]
+        assert command_line(words, "hf_x") == "python recipes/glue.py --data_dir=data --hub_token TOKEN"
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
         assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")

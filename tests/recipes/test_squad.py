@@ -204,14 +204,3 @@ class TestRuns:
         rows = [question("q", "alan lived", "alan"), {**question("r", "alived lived", "lived"), **change}]
         with pytest.raises(RecipeError, match=message):
             check_questions(Dataset.from_list(rows), "train")
-
-    def test_a_missing_column(self, encoder, tmp_path):
-        for split in ("train", "validation"):
-            pd.DataFrame({"id": ["1"], "question": ["a"], "context": ["b"]}).to_parquet(tmp_path / f"{split}.parquet")
-        with pytest.raises(RecipeError, match="train lacks the column answers"):
-            self.squad(encoder, tmp_path, tmp_path / "run")
-
-    def test_no_validation_split(self, encoder, folder, tmp_path):
-        (folder / "validation.jsonl").unlink()
-        with pytest.raises(RecipeError, match="must have a split 'validation'"):
-            self.squad(encoder, folder, tmp_path / "run")

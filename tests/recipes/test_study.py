@@ -136,10 +136,13 @@ class TestRows:
         ]
 
     def test_what_changes_nothing_makes_no_row(self):
-        """Another method's option, where a run was made, the type of a number."""
-        runs = [cola(0.5, method="full", logging_dir="a", report_to=[], max_steps=10)]
+        """Another method's option, where a run was made, the type of a number, the parts of a step's rows."""
+        runs = [cola(0.5, method="full", logging_dir="a", report_to=[], max_steps=10, gradient_accumulation_steps=4)]
         runs += [cola(0.6, 1, method="full", r=8, share_layers=3, logging_dir="b", max_steps=10.0)]
+        runs[1]["strategy"] = {"processes": 4}
         assert [row.label for row in arrange(runs, CHOSEN)] == ["full"]
+        runs[1]["strategy"] = {"processes": 1}
+        assert len(arrange(runs, CHOSEN)) == 2
 
     def test_what_differs_between_tasks_alone_makes_no_rows(self):
         runs = [cola(0.5), cola(0.6, method="full"), result("sst2", {"accuracy": 0.9}, max_train_samples=10_000)]
@@ -152,10 +155,8 @@ class TestRows:
 
         whole = result("sst2", {"accuracy": 0.92})
         assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [{"cola", "sst2"}, {"cola"}, {"sst2"}]
-        assert (
-            len(arrange([cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")], CHOSEN))
-            == 2
-        )
+        others = [cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")]
+        assert len(arrange(others, CHOSEN)) == 2
 
     def test_the_tasks_own_scores_are_in_one_row_and_another_one_is_not(self):
         runs = [result(task, scores) for task, scores in SCORES.items()]

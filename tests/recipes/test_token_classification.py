@@ -20,7 +20,6 @@ from common.labels import MULTI, find_labels
 from common.tagging import (
     IGNORED,
     TAG_COLUMNS,
-    WORD_COLUMNS,
     TaggingTask,
     entity_scores,
     read_tags,
@@ -147,10 +146,6 @@ class TestData:
     def test_words_without_tags(self, row):
         with pytest.raises(RecipeError, match="a list of words and one of as many tags; row 0 has"):
             read_tags(Dataset.from_dict(row), "train", ("tokens", "tags"), ("O",))
-
-    def test_columns_that_are_not_there(self):
-        with pytest.raises(RecipeError, match="There is no column named tokens or words, only text"):
-            find_column(Dataset.from_dict({"text": ["a"]}), None, WORD_COLUMNS, "--word_column")
 
 
 class TestAlignment:
