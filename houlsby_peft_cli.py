@@ -135,7 +135,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     predict = add("predict", _predict, "predict for texts or for the rows of a file, with one adapter or many")
     export = add("export", _export, "export an adapter with its base model to ONNX")
     for command in (info, predict, export):
-        several = "; or a folder of adapters, of which each answers" if command is predict else ""
+        several = "; or a folder of adapters or runs, of which each answers" if command is predict else ""
         command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     if not has_file:
@@ -169,7 +169,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         "--adapters",
         required=True,
         metavar="FOLDER_OR_LIST",
-        help="folder of adapters, an adapter, or a YAML or JSON list",
+        help="folder of adapters or runs, one of these, or a YAML or JSON list",
     )
     serve.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
