@@ -49,6 +49,7 @@ class MixedBatch:
         self._groups: dict[object, list[_Group]] = {}
         self._norms: dict[object, dict[str, torch.Tensor]] = {}
         self._indices: dict[object, torch.Tensor] = {}
+        self._padded: dict[object, list[torch.Tensor | None]] = {}
 
     def find_rows(self, finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out where the layers have the rows, if the inputs of the model are known."""
@@ -151,14 +152,17 @@ class MixedBatch:
             members.setdefault(key, []).append(name)
         groups = []
         for key, group in members.items():
-            most = max(len(rows[name]) for name in group)
-            # Padding repeats a row. It is computed twice and written back once: the gradient would be that of both.
-            order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
-            kept = [each * most + i for each, name in enumerate(group) for i in range(len(rows[name]))]
-            index = self._index(order, len(names), device)
-            written = self._index([order[position] for position in kept], len(names), device)
+            same = (names, *group, device)
+            if same not in self._padded:  # as in the layers before
+                most = max(len(rows[name]) for name in group)
+                # Padding repeats a row, which is written back once: the gradient would be that of both.
+                order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
+                own = [each * most + i for each, name in enumerate(group) for i in range(len(rows[name]))]
+                lists = (order, len(names)), (own, len(order)), ([order[position] for position in own], len(names))
+                self._padded[same] = [self._index(*each, device) for each in lists]
             stack = None if isinstance(key, str) else _stack([used[name] for name in group])
-            groups.append(_Group(group[0], len(group), index, self._index(kept, len(order), device), written, stack))
+            index, kept, written = self._padded[same]
+            groups.append(_Group(group[0], len(group), index, kept, written, stack))
         return groups
 
     def _index(self, rows: list[int], count: int, device: torch.device) -> torch.Tensor | None:

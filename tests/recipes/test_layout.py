@@ -16,9 +16,10 @@ import houlsby_peft
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPTS = {path.stem for path in RECIPES.glob("*.py")}
 PACKAGES = {path.parent.name for path in RECIPES.glob("*/__init__.py")}
-# What the recipes must do just as the library and its command do: find columns, entities and answers, write cards.
+# What the recipes must do just as the library does: find columns, entities, answers and base models, write cards.
 COMMON = (
-    "houlsby_peft.hub.card", "houlsby_peft.serving.answers", "houlsby_peft.serving.tagging", "houlsby_peft.tables",
+    "houlsby_peft.checkpoints.downloads", "houlsby_peft.hub.card", "houlsby_peft.serving.answers",
+    "houlsby_peft.serving.tagging", "houlsby_peft.tables",
 )  # fmt: skip
 
 
