@@ -47,7 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = 0 if given[:1] in (["train"], ["evaluate"]) else given.index("--") if "--" in given else len(given)
     words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]), *given[end:]]
     has_file = any(word.partition("=")[0] == "--file" for word in words)
-    options = _make_parser(has_file).parse_args(words)
+    parser = _make_parser(has_file)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        hint = " (flags of the recipe come after the data)" * ("flags" in options)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     try:
         options.run(options)
         print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
@@ -71,7 +75,7 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help)
+        command = commands.add_parser(name, help=help, allow_abbrev=False)  # of train, --r is the recipe's
         command.set_defaults(run=run)
         command.add_argument(
             "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"

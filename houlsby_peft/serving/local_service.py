@@ -11,6 +11,8 @@ import sys
 import threading
 from typing import Any
 
+import torch
+
 from ..errors import shortened
 from .adapter_list import read_adapters
 
@@ -31,6 +33,8 @@ _LAST_REQUESTS = 30
 
 def start(args: dict[str, Any], host: str, port: int) -> None:
     """Start the service on this machine, with the options of `service.ServiceOptions`; return when it is ready."""
+    if (gpus := args.get("gpus", 0)) > (found := torch.cuda.device_count()):  # Ray would wait for them forever
+        raise ValueError(f"gpus must be at most {found}, the GPUs that PyTorch finds here; got {gpus:g}.")
     # Ray's proxy would share the port with another service, whose answers would then mix with its own.
     socket.create_server((host, port)).close()
     if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):

@@ -52,7 +52,8 @@ class ServiceOptions:
     Args:
         adapters: See `read_adapters`. On a cluster, a path that all nodes can read.
         base_model: The base model, or its folder, in place of the one that the adapters name.
-        batch_size: Rows that a replica predicts at once, and the most rows of a request, counted once per task.
+        batch_size: Rows that a replica predicts at once, and the most rows of a request of several, counted once per
+            task.
         batch_wait: Seconds to wait for further requests before a batch that is not full is predicted.
         max_bytes: Memory for adapters in each replica, in bytes (see `TaskBank`).
         watch: Seconds between two looks at the folder or list of adapters. 0: it is read once.
@@ -208,7 +209,10 @@ class BankReplica:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    @serve.batch(max_batch_size=32, batch_size_fn=lambda requests: sum(map(count, requests)))  # type: ignore[untyped-decorator]
+    # A request alone, whose row may have more tasks than a batch has rows, is a batch.
+    @serve.batch(  # type: ignore[untyped-decorator]
+        max_batch_size=32, batch_size_fn=lambda requests: sum(map(count, requests)) if len(requests) > 1 else 1
+    )
     async def predict(self, requests: list[list[Row]]) -> list[Answer]:
         """Predict the rows of several requests together."""
         # In a thread, so that requests for the next batch are received meanwhile.
@@ -322,10 +326,9 @@ async def predict(body: Rows) -> Response:
     try:
         if ingress.is_ending:
             status, found = refuse(503, "The service is ending.")
-        elif asked > most:
-            status, found = refuse(
-                400, f"inputs must have at most {most:,} rows; got {asked:,}. Send several requests."
-            )
+        elif asked > most and len(body.inputs) > 1:
+            rule = f"inputs must be one row, or at most {most:,} rows, counted once per task; got {asked:,}."
+            status, found = refuse(400, f"{rule} Send several requests.")
         else:
             status, found = await ingress.call("predict", body.inputs)
     finally:

@@ -307,7 +307,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     good = {"task": "first", "text": "a"}
     status, found = service.predict(*[good] * 5)
     assert (status, found["detail"]["row"]) == (400, None)
-    assert "at most 4 rows; got 5" in found["detail"]["rule"]
+    assert "at most 4 rows, counted once per task; got 5" in found["detail"]["rule"]
     status, found = service.predict(good, {"task": "other", "text": "a"})
     assert (status, found["detail"]["row"]) == (404, 1)
     assert "GET /tasks; got 'other'" in found["detail"]["rule"]
@@ -317,7 +317,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     assert status == 200
     assert list(found["predictions"][0]) == both["tasks"]
     assert found["predictions"][0]["second"]["label"] == found["predictions"][1]["label"]
-    assert service.predict({**both, "tasks": ["first", "nothing"]})[0] == 404
+    assert service.predict({**both, "tasks": ["first", *"abcd"]})[0] == 404  # not 400: more tasks than a batch has rows
     row = json.dumps({"inputs": [good]}).encode()
     assert service.ask("/predict", row)[0] == 200
     for body in (b"{", b"[]", b"[" * 100_000, b"\xff\xfe"):
