@@ -36,7 +36,7 @@ from transformers import (
 from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
 from common.data import check_columns, divide, files_of, find_text_columns, load_data, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
-from common.model import Saved, apply_method, config_of, load_model
+from common.model import Saved, apply_method, config_of, load_model, quiet
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
@@ -199,7 +199,8 @@ def keep_pooler(model: PreTrainedModel) -> None:
     """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays frozen."""
     encoder = model.base_model
     if getattr(encoder, POOLER, encoder) is None:
-        whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
+        with quiet():
+            whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
         if getattr(whole, POOLER, None) and not any(name.startswith(f"{POOLER}.") for name in loading["missing_keys"]):
             encoder.pooler = whole.pooler.requires_grad_(False)
 

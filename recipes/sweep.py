@@ -6,10 +6,9 @@
     python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20     # samples the range
     python recipes/sweep.py ... --dry_run                                    # prints the commands
 
-Flags that a sweep does not know are passed to each run of the recipe, which trains on one task at a time. Validation
-chooses among the values of the flags in --choose. Started again, or on several machines at once, the same command
-skips finished runs, resumes killed ones and waits for the others. Several sweeps may share a folder, for example if
-full fine-tuning has its own learning rates. docs/papers.md says more.
+A run trains on one task. Validation chooses among the values of the flags in --choose. Started again, or on several
+machines at once, the same command skips finished runs, resumes killed ones and waits for the others. Several sweeps
+may share a folder, for example if full fine-tuning has its own learning rates. docs/papers.md says more.
 """
 
 import argparse
@@ -40,8 +39,8 @@ def main() -> int:
     slots = find_slots(arguments.jobs, arguments.config_file)
     launch = launch_command(arguments.config_file, slots)
     left = [run for search in searches for run in search.left()]
-    others = sum(len(search.other_seeds) for search in searches)
-    print(f"{estimate(left)}; then {others:,} runs of other seeds at the best points", file=sys.stderr)
+    later = sum(search.count_left() for search in searches) - len(left)
+    print(f"{estimate(left)}; then {later:,} runs whose values the search chooses", file=sys.stderr)
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))
@@ -74,21 +73,13 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add("--output_dir", required=True, type=Path, help="Folder with a folder per task, with a folder per run.")
     for axis in AXES:
         add(f"--{axis}", nargs="+", metavar="VALUE", help=f"One or more values of the recipe's --{axis}.")
-    choose_help = "Flags whose values validation chooses, per combination of the rest; default: learning rate, epochs."
-    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help=choose_help)
+    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses; default: rate, epochs.")
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
     add("--n_trials", type=int, help="Sample this many points in ranges LOW:HIGH, per combination of the rest.")
     add("--storage", help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.")
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
-    add(
-        "--config_file",
-        help="accelerate launch's configuration; default: recipes/launch/accelerate/one_gpu.yaml or cpu.yaml.",
-    )
-    add(
-        "--dry_run",
-        action="store_true",
-        help="Print the commands that are left, of the search as long as it lasts, and what they cost.",
-    )
+    add("--config_file", help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.")
+    add("--dry_run", action="store_true", help="Print the commands that are left now, and what they cost.")
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")

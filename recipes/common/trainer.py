@@ -220,6 +220,7 @@ class RecipeTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         if isinstance(sampler, LengthGroupedSampler):
+            sampler.batch_size *= self.args.world_size  # the same order on another number of devices
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
             return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
         return sampler

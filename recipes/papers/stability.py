@@ -109,8 +109,9 @@ def read_norms(runs: Iterable[Results]) -> dict[str, Curve]:
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for one in runs:
         path = Path(one["folder"], FILE)
-        # Runs of another command have no such file.
-        for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
+        # Runs of another command have no such file. A resumed run may have a step twice.
+        rows = map(json.loads, path.read_text().splitlines() if path.is_file() else ())
+        for row in {row["step"]: row for row in rows}.values():
             for layer, norm in row["norms"].items():
                 name = layer.rpartition(".")[2]
                 found[f"layer {name}" if name.isdigit() else name][row["step"]].append(norm)

@@ -42,7 +42,7 @@ Trained: parameters per task, with the head, and as a share of the encoder. Tota
 encoder; as in the papers, MNLI counts as two tasks, complaints as one, and WNLI not at all."""
 DIFFERENCES = """\
 ±: standard error of the difference. Rows with the same seeds on a task are compared seed by seed (paired). The mean is
-over the columns; its error is that over the seeds, for these tasks."""
+over the columns; its error is that over the seeds, for these tasks, as if MNLI's two were of different runs."""
 ACCURACIES = """\
 The papers' columns stand first, then the runs', at the values that validation has chosen, with the standard error over
 the seeds. The averages as printed differ from those of the printed rows by 0.1 in two columns (74.1 and 75.0). The

@@ -97,6 +97,8 @@ def summarize(
                 "relative": bool(full) and not each, "score": shown[panel][1] if each else "score",
                 "scores": {name: [*of.values()] for name, of in own.items()},
             })  # fmt: skip
+    if len({(point["panel"], point["series"], point["size"]) for point in points}) < len(points):
+        raise RecipeError(f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}.")
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 

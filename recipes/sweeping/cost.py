@@ -14,11 +14,11 @@ ROWS = {
     "cola": 8_551, "sst2": 67_349, "mrpc": 3_668, "stsb": 5_749, "qqp": 363_846, "mnli": 392_702, "qnli": 104_743,
     "rte": 2_490, "wnli": 635, "squad": 88_524, **{name: round(0.8 * task.rows) for name, task in PAPER.items()},
 }  # fmt: skip
-# Weights in the layers, which each token passes; of other names, those of BERT-base.
-LAYERS = {"large": 302e6, "minilm": 11e6}
+# Weights in the layers, which each token passes, and the number of layers; of other names, BERT-base's.
+LAYERS, BASE = {"large": (302e6, 24), "minilm": (11e6, 6)}, (85e6, 12)
 # Operations per weight and token: two each for forward, backward to the first layer, and gradients of the weights, of
-# which adapters need the first two, and the head alone the first.
-OPERATIONS = {"full": 6, "linear": 2}
+# which adapters need the first two, the head alone the first, and k top layers the others for their own weights.
+OPERATIONS = {"full": 6, "top_k": 2, "linear": 2}
 GPU = "A100"
 # Operations per second, at half of the peak.
 SPEED = {"float32": 9.7e12, "--tf32 true": 78e12, "--bf16 true": 156e12}
@@ -33,9 +33,9 @@ def estimate(runs: Iterable[PlannedRun]) -> str:
         task = values.get("task", run.recipe.stem)
         rows = min(ROWS.get(task, 0), int(values.get("max_train_samples") or ROWS.get(task, 0)))
         texts = rows * float(values.get("num_train_epochs", 10))
-        weights = next((size for name, size in LAYERS.items() if name in str(values.get("model_name"))), 85e6)
+        weights, layers = next((own for name, own in LAYERS.items() if name in str(values.get("model_name"))), BASE)
         count, passes = count + 1, passes + texts
-        per_token = OPERATIONS.get(str(values.get("method")), 4) * weights
+        per_token = weights * (OPERATIONS.get(str(values.get("method")), 4) + 4 * int(values.get("top_k", 0)) / layers)
         operations += texts * int(values.get("max_length", 384 if task == "squad" else 128)) * per_token
     hours = ", ".join(f"{operations / speed / 3600:,.1f} ({name})" for name, speed in SPEED.items())
     if not passes:

@@ -40,6 +40,11 @@ class Search:
             left = self._unfinished(self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds)
         return left
 
+    def count_left(self) -> int:
+        """Return the number of runs that are left, also of those whose values are not known yet."""
+        is_searched = self.is_known and all(run.finished for run in self.runs)
+        return len(self.left()) + (0 if is_searched else self.total - len(self.runs))
+
     def _unfinished(self, runs: Iterable[PlannedRun]) -> list[PlannedRun]:
         return [run for run in runs if not run.finished and run not in self.failed]
 
@@ -133,7 +138,7 @@ def execute_all(
     """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes; return
     those that have failed, with the last lines of their logs."""
     stopped, taking = threading.Event(), threading.Lock()
-    total = sum(search.total for search in searches)
+    total = sum(search.count_left() for search in searches)
     often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
 
     def work(slot: Mapping[str, str]) -> None:

@@ -352,6 +352,6 @@ class TestAccidents:
 
     def test_the_commands_of_a_sweep(self, recipe):
         output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))
-        assert errors.startswith("3 runs; then 0 runs of other seeds")
+        assert errors.startswith("3 runs; then 0 runs whose values the search chooses")
         assert output.count("accelerate.commands.launch --quiet") == 3
         assert starts(recipe) == {}
