@@ -130,7 +130,7 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         """Set the active adapters of this layer, and name the classes of the base model after theirs."""
         super().set_adapter(adapter_names, inference_mode=inference_mode)
         if self.name_classes is not None:
-            self.name_classes(self.active_adapters)
+            self.name_classes([] if self._disable_adapters else self.active_adapters)
 
     def enable_adapters(self, enabled: bool) -> None:
         """Enable or disable the adapters of this layer, the trained heads that belong to it, and their classes."""

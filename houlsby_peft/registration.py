@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
-from peft.utils import CONFIG_NAME, PeftType, register_peft_method
+from peft.utils import CONFIG_NAME, PeftType, TrainableTokensWrapper, register_peft_method
 
 
 if TYPE_CHECKING:
@@ -73,3 +73,15 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
 
     vars(create_or_update_model_card)["houlsby_original"] = original
     setattr(PeftModel, "create_or_update_model_card", create_or_update_model_card)  # noqa: B010
+
+
+def let_adapters_lack_tokens() -> None:
+    """Let adapters without trained tokens be saved and loaded beside those with some, as PEFT's other wrappers do."""
+    for name in ("adapter_state_dict", "adapter_state_dict_load_map"):
+
+        @wraps(original := getattr(TrainableTokensWrapper, name))
+        def of_adapter(self: Any, adapter_name: str, *args: Any, original: Any = original) -> Any:
+            has_tokens = adapter_name in self.token_adapter.trainable_tokens_delta
+            return original(self, adapter_name, *args) if has_tokens else {}
+
+        setattr(TrainableTokensWrapper, name, of_adapter)

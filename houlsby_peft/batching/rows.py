@@ -140,6 +140,8 @@ class RowFinder:
     def _find_layouts(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[nn.Module, Layout]:
         """Return the layout of each module that adapters have changed."""
         parameters = inspect.signature(self.model.forward).parameters
+        if "inputs" in kwargs.keys() - parameters.keys():  # the name of the first argument of `generate`
+            kwargs = kwargs | {getattr(self.model, "main_input_name", "inputs"): kwargs["inputs"]}
         names = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         # What `generate` takes for itself, such as num_beams, is left out.

@@ -47,6 +47,9 @@ def find_trained_modules(
     inside: tuple[str, ...] = ()
     for key, module in model.named_modules(remove_duplicate=False):
         if key.startswith(inside):
+            if key.endswith(suffixes) and key.startswith(tuple(f"{name}." for name in found)):
+                rule = f"modules_to_save must not match inside another match; {list(suffixes)} matches {key!r}, which"
+                raise ValueError(f"{rule} is inside {found[-1]!r}. Give the whole name of the latter.")
             continue
         if key in names or key.endswith(suffixes):
             found.append(key)

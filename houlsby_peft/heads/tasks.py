@@ -162,14 +162,14 @@ def find_adapter_of_rows(model: Any, configs: Mapping[str, Any], names: Sequence
 def name_classes(config: Any, configs: Mapping[str, Any], active: Sequence[str]) -> None:
     """Name the classes of a base model after those of the active adapter, because pipelines look for names there.
 
-    Names that the base model's checkpoint gives stay if the adapter has as many classes. LABEL_0 and so on are no
-    names.
+    Names that the base model's checkpoint gives stay if the adapter has as many classes and was given no names.
+    LABEL_0 and so on are no names.
     """
     of_base = labels_of_base(config)
     name = find_adapter_with_head(configs, active)
     own = configs[name].labels if name is not None else None
     has_names = of_base != {number: f"LABEL_{number}" for number in of_base}
-    if not own or own == of_base or (has_names and len(own) == len(of_base)):
+    if not own or own == of_base or (has_names and not configs[name].id2label and len(own) == len(of_base)):
         own = None
     if not of_base or (own is None and not isinstance(config.id2label, AdapterLabels)):
         return

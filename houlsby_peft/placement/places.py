@@ -126,6 +126,8 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
         )
     ends = [place for place in places.values() if place.is_end]
     if ends and (output := view.output_embedding):
+        if rows is None and config.modules_to_save and not is_included(output, config):
+            raise ValueError(f"invertible needs the output embedding, {output!r}: leave it out of modules_to_save.")
         places[output] = Place(output, "output_embedding", "", None, ends[0].projection)
     return {key: places[key] for key in view.modules if key in places}
 

@@ -181,19 +181,15 @@ def test_a_lora_beside(lora_first, token_ids):
         assert all(("lora" in key) == (name == "low_rank") for key in keys)
 
 
-def test_a_bottleneck_after_a_lora_in_the_same_module(token_ids):
+@pytest.mark.filterwarnings("ignore:Already found")
+def test_a_bottleneck_after_a_lora_in_the_same_module_is_refused(token_ids):
+    """The file of the LoRA would have names that no other model has, and the order would change what both compute."""
     model = tiny_bert()
     model.add_adapter(LoraConfig(target_modules=["output.dense"], init_lora_weights=False), "low_rank")
-    with pytest.warns(UserWarning, match="Already found"):
+    before = model.eval()(token_ids).logits
+    with pytest.raises(ValueError, match="Add this adapter before"):
         model.add_adapter(HoulsbyConfig(r=4, target_modules=["output.dense"]), "mine")
-    perturb_adapter(model, "mine", seed=1)
-    layer = model.eval().bert.encoder.layer[0].output.dense
-    x = torch.randn(2, 48)
-    bottleneck = layer.houlsby_adapter["mine"]
-    torch.testing.assert_close(layer(x), bottleneck(layer.base_layer.base_layer(x)))
-    model.set_adapter(["low_rank", "mine"])
-    delta = x @ layer.base_layer.get_delta_weight("low_rank").T
-    torch.testing.assert_close(layer(x), bottleneck(layer.base_layer.base_layer(x) + delta))
+    assert torch.equal(model(token_ids).logits, before)
 
 
 @second_adapter

@@ -317,7 +317,7 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     assert status == 200
     assert list(found["predictions"][0]) == both["tasks"]
     assert found["predictions"][0]["second"]["label"] == found["predictions"][1]["label"]
-    assert service.predict({**both, "tasks": ["first", *"abcd"]})[0] == 404  # not 400: more tasks than a batch has rows
+    assert service.predict({**both, "tasks": ["first", *"abcd"]})[0] == 404  # not 400, beyond a batch
     row = json.dumps({"inputs": [good]}).encode()
     assert service.ask("/predict", row)[0] == 200
     for body in (b"{", b"[]", b"[" * 100_000, b"\xff\xfe"):

@@ -168,6 +168,8 @@ def test_adapters_that_train_tokens(base, folders, alone, tmp_path):
     tokens = {"second": [7, 9], "third": [8]}
     own = {t: make_adapter(tmp_path / t, base, str(base), trainable_token_indices=i) for t, i in tokens.items()}
     expected = alone | {task: {text: load(folder).predict(text)[0] for text in WORDS} for task, folder in own.items()}
+    both = [("third", WORDS[0]), ("topic", WORDS[0])]  # the one without trained tokens comes second
+    assert_as_alone(TaskBank({**folders, **own}).predict(both, batch_size=1), both, expected)
     bank = TaskBank({"topic": folders["topic"], **own}, max_bytes=size(own["third"]))
     requests = [(task, text) for text in WORDS for task in bank.tasks]
     assert_as_alone(bank.predict(requests), requests, expected)
