@@ -24,7 +24,7 @@ _RECIPES = ("text_classification", "token_classification", "squad", "mlm")
 _FLAGS = """\
 flags of the recipe, after the data:
   --model_name NAME           encoder: a name on the Hub, a folder, or minilm, which needs no download from the Hub
-  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data
+  --output_dir FOLDER         where the run goes; default: runs/ and the name of the data or the recipe
   --text_columns A [B]        column of the texts, or two for pairs; default: detected
   --label_columns A [...]     column of the label, or one 0/1 column per class; default: detected
   --validation_file FILE      validation data; default: a tenth of the training examples
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _make_parser(has_file)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        hint = " (flags of the recipe come after the data)" * ("flags" in options)
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        parser.error("unknown: " + " ".join(unknown) + " (a recipe's flags follow the data)" * ("flags" in options))
     try:
         options.run(options)
         print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
@@ -205,10 +204,10 @@ def _train(options: argparse.Namespace) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
-    results = Path(options.trained or "").expanduser() / "results.json"
-    if results.exists():
-        words += ["--output_dir", options.trained]  # beside what the run has written, unless a flag follows
-        command = json.loads(results.read_text())["command"]
+    run = Path(options.trained or "").expanduser()
+    if folder := next((folder for folder in (run, run.parent) if (folder / "results.json").exists()), None):
+        words += ["--output_dir", str(folder)]  # beside what the run has written, unless a flag follows
+        command = json.loads((folder / "results.json").read_text())["command"]
         recipe = recipe or next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
     _launch(options, recipe, words)
 

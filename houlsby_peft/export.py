@@ -56,9 +56,9 @@ def export_onnx(
         adapter: What `houlsby_peft.load` returns, or an adapter's name on the Hub or its folder.
         folder: The folder to write. Existing files of these names are replaced, once the check has passed.
         int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit integers.
-        tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is accepted, on
-            random inputs of several shapes, with padding. It does not apply to the quantized model, which you compare
-            on texts of your own.
+        tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is accepted, as
+            a share of the largest output above 1, on random inputs of several shapes, with padding. It does not apply
+            to the quantized model, which you compare on texts of your own.
 
     Returns:
         Each file of a model, and the largest difference that was found.
@@ -222,7 +222,8 @@ def _largest_difference(
     for sample, outputs in zip(samples, expected, strict=True):
         found = session.run(list(outputs), {name: value.numpy() for name, value in sample.items()})
         for value, output in zip(found, outputs.values(), strict=True):
-            difference = (torch.from_numpy(value) - output).abs()
+            scale = output.nan_to_num().abs().max().clamp(min=1)  # of a regression in its unit, such as prices
+            difference = (torch.from_numpy(value) - output).abs() / scale
             if output.shape[:2] == sample["attention_mask"].shape:
                 difference = difference[sample["attention_mask"].bool()]
             largest = max(largest, float(difference.nan_to_num(nan=torch.inf).max()))

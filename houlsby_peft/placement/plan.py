@@ -284,8 +284,7 @@ def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[st
                 f"{key!r}: it already is a {type(module).__name__} for another adapter, and a module holds either a "
                 "bottleneck or a trained norm. Give both adapters the same target_modules there."
             )
-        around = [*layers_around(module)]
-        if around and not any(isinstance(layer, HoulsbyTunerLayer) for layer in around):
+        if (around := [*layers_around(module)]) and not any(isinstance(layer, HoulsbyTunerLayer) for layer in around):
             yield (
                 f"{key!r}: it is a layer of another method, {type(module).__module__}, whose weights would be saved "
                 "under names that no other model has. Add this adapter before that of the other method."

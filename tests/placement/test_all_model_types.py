@@ -137,8 +137,7 @@ def outcome_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
             )
             check_whole(model, Plan(model, HoulsbyConfig(exclude_modules=excluded)).bottlenecks, pattern)
         return ("refused" if attentions_in_lists(model) else "no attention"), message
-    # Zamba2's shared attention has no skip connection of its own.
-    check_whole(model, plan.bottlenecks, r".*shared_transformer.*" if model.config.model_type == "zamba2" else "none")
+    check_whole(model, plan.bottlenecks, r".*shared_transformer.*")  # Zamba2's, without a skip connection of its own
     stacks = {place.stack for place in plan.bottlenecks.values()}
     kind = "known" if not inferred else "inferred" if stacks <= set(inferred) else "both"
     return kind, f"{len(plan.bottlenecks)} bottlenecks, {len(plan.places) - len(plan.bottlenecks)} norms"

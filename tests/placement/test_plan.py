@@ -97,7 +97,7 @@ def test_modules_to_save_are_found_by_the_end_of_their_name():
     assert wrapped == {"bert.pooler", "classifier"} | {
         f"bert.encoder.layer.{i}.attention.self.query" for i in range(4)
     }
-    with pytest.raises(ValueError, match=r"matches 'bert.embeddings.word_embeddings', which is inside 'bert.embeddings'"):
+    with pytest.raises(ValueError, match=r"matches 'bert.embeddings.word_embeddings', which is inside 'bert"):
         get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["embeddings"]))
     with pytest.raises(ValueError, match=r"invertible needs the output embedding, 'cls.predictions.decoder'"):
         get_peft_model(BertForMaskedLM(tiny_bert().config), HoulsbyConfig(invertible="nice", modules_to_save=["cls"]))
