@@ -78,10 +78,10 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
 def let_adapters_lack_tokens() -> None:
     """Let adapters without trained tokens be saved and loaded beside those with some, as PEFT's other wrappers do."""
     for name in ("adapter_state_dict", "adapter_state_dict_load_map"):
+        original = getattr(TrainableTokensWrapper, name)
 
-        @wraps(original := getattr(TrainableTokensWrapper, name))
-        def of_adapter(self: Any, adapter_name: str, *args: Any, original: Any = original) -> Any:
-            has_tokens = adapter_name in self.token_adapter.trainable_tokens_delta
-            return original(self, adapter_name, *args) if has_tokens else {}
+        @wraps(original)
+        def of_adapter(self: Any, name: str, *args: Any, original: Any = original) -> Any:
+            return original(self, name, *args) if name in self.token_adapter.trainable_tokens_delta else {}
 
         setattr(TrainableTokensWrapper, name, of_adapter)

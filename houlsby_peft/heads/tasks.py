@@ -169,7 +169,7 @@ def name_classes(config: Any, configs: Mapping[str, Any], active: Sequence[str])
     name = find_adapter_with_head(configs, active)
     own = configs[name].labels if name is not None else None
     has_names = of_base != {number: f"LABEL_{number}" for number in of_base}
-    if not own or own == of_base or (has_names and not configs[name].id2label and len(own) == len(of_base)):
+    if not own or own == of_base or (has_names and not configs[str(name)].id2label and len(own) == len(of_base)):
         own = None
     if not of_base or (own is None and not isinstance(config.id2label, AdapterLabels)):
         return
