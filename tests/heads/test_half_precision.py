@@ -58,7 +58,7 @@ def test_a_head_of_several_modules_of_which_the_base_model_uses_its_own(token_id
 
 def test_what_the_base_model_goes_on_with_has_its_dtype(token_ids):
     base = half_bert()
-    model = adapted(base, modules_to_save=["embeddings", "pooler"])
+    model = adapted(base, modules_to_save=["bert.embeddings", "pooler"])
     assert dtypes(model, "embeddings") == dtypes(model, "pooler") == {torch.float32}
     found = []
     base.bert.pooler.register_forward_hook(lambda *call: found.append(call[-1].dtype))

@@ -52,7 +52,7 @@ def test_the_command_prints_the_map_of_bert_base(bert_base):
         {},
         {"train_layer_norm": "all", "share_layers": 2},
         {"layers_to_transform": [0], "train_layer_norm": False, "activation": "prelu"},
-        {"modules_to_save": ["embeddings"], "rank_pattern": {"output.dropout": 2}},
+        {"modules_to_save": ["bert.embeddings"], "rank_pattern": {"output.dropout": 2}},
     ],
 )
 def test_the_map_counts_what_trains(options):
