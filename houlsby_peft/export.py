@@ -222,7 +222,7 @@ def _largest_difference(
     for sample, outputs in zip(samples, expected, strict=True):
         found = session.run(list(outputs), {name: value.numpy() for name, value in sample.items()})
         for value, output in zip(found, outputs.values(), strict=True):
-            scale = output.nan_to_num().abs().max().clamp(min=1)  # of a regression in its unit, such as prices
+            scale = output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)  # such as prices, of a regression
             difference = (torch.from_numpy(value) - output).abs() / scale
             if output.shape[:2] == sample["attention_mask"].shape:
                 difference = difference[sample["attention_mask"].bool()]
