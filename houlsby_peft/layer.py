@@ -85,8 +85,7 @@ def is_inside(name: str, outer: str) -> bool:
 class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     """Base class of the tuner layers: wrap a module, call it, and never touch its weights.
 
-    Public attributes that a tuner layer lacks, such as a norm's `eps` or a linear layer's `in_features`, are those of
-    the wrapped module.
+    Public attributes that a tuner layer lacks, such as `in_features`, are those of the wrapped module.
 
     Args:
         base_layer: The wrapped module of the base model.

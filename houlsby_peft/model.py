@@ -245,8 +245,7 @@ class HoulsbyModel(BaseTuner):
 
         What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken from them with
         their weights. An adapter that does not train a norm counts with the base model's norm. If the adapters share
-        their bottlenecks in different ways, the new one shares none. Combining heads of different tasks makes little
-        sense.
+        their bottlenecks in different ways, the new one shares none. Heads of different tasks do not combine well.
 
         Args:
             adapters: Names of adapters with the same options and shapes.

@@ -131,11 +131,12 @@ class HoulsbyHead(ModulesToSaveWrapper):
     It differs from PEFT's `ModulesToSaveWrapper` in five ways. Heads of several layers work in a mixed batch. Of
     several active adapters, the last one's head is used instead of raising an error. An adapter's head may have
     another number of outputs than the base model's. Like the rest of the adapter, its weights are float32 on a base
-    model in half precision; what it returns has the base model's dtype. `unload` restores the base model's head.
+    model in half precision, and so are a task's outputs. `unload` restores the base model's head.
     """
 
     # The mixed batches that the model is running, by thread; see `HoulsbyTunerLayer`.
     batches: Mapping[int, Batch] = {}
+    is_last = False  # A loss reads what it returns. A GPU computes none of labels in float32 and other outputs.
 
     def update(self, adapter_name: str, tied_module: nn.Module | None = None, **kwargs: Any) -> None:
         if adapter_name not in self.modules_to_save and tied_module is None:
@@ -149,13 +150,14 @@ class HoulsbyHead(ModulesToSaveWrapper):
         return batch.run(self, args, kwargs)
 
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Apply the head that an adapter uses, in the dtype of its weights; the result has the base model's dtype."""
+        """Apply the head that an adapter uses, in the dtype of its weights."""
         head = self.head(adapter_name)
         own, of_base = dtype_of(head), dtype_of(self.original_module)
-        if own is None or of_base is None or own == of_base:
+        if own is None or of_base is None or (own == of_base and not self.is_last):
             return head(*args, **kwargs)
         own_args, own_kwargs = cast((args, kwargs), own)
-        return cast(head(*own_args, **own_kwargs), of_base)
+        result = head(*own_args, **own_kwargs)
+        return result if self.is_last else cast(result, of_base)
 
     def _forward_wrapped(self, *args: Any, **kwargs: Any) -> Any:
         return self.run_adapter(next(iter(self.active_adapters), BASE), *args, **kwargs)
@@ -208,6 +210,7 @@ def add_heads(
         else:
             parent, _, child_name = name.rpartition(".")
             wrapper = HoulsbyHead(wrapper, adapter_name)
+            wrapper.is_last = name in find_head(model)
             wrapper.set_adapter(active_adapters)
             setattr(model.get_submodule(parent), child_name, wrapper)
         if isinstance(wrapper, HoulsbyHead):
