@@ -275,8 +275,6 @@ def _predict(options: argparse.Namespace) -> None:
     records = [saved.config.record for saved in adapters.values()]
     recorded = [record.text_columns if record else None for record in records]
     if options.file is None:
-        for trained in recorded:
-            check_number_of_texts(["a text", "a second text"] if options.pairs else ["a text"], trained, "--pairs")
         if options.texts == ["-"]:
             lines = [line.rstrip("\n") for line in sys.stdin]
             inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines

@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
         init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for linear layers, which
             is far from the identity.
         kind: One of `KINDS`: what `read` is in a model.
-        scaling: Factor on the branch. "learned": a parameter of the shape (1,); "channel": one of (d,). Both start at 1.
+        scaling: Factor on the branch. "learned": a parameter of the shape (1,); "channel": of (d,). Both start at 1.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.

@@ -70,8 +70,7 @@ def fingerprint(
 def compare_fingerprints(recorded: Mapping[str, Any] | None, found: Mapping[str, Any] | None) -> list[str]:
     """Return how two fingerprints differ, in words; empty if both can be of one base model.
 
-    Layers differ if their values do as much as those of unrelated models. Weights that only one of the fingerprints
-    has never differ.
+    Layers differ if their values do as much as those of unrelated models. Weights that only one has never differ.
     """
     recorded, found = recorded or {}, found or {}
     old, new = recorded.get("config", {}), found.get("config", {})

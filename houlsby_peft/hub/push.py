@@ -122,8 +122,7 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
 
     Returns:
         None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`, `private` and `token`
-        filled in. Call it in the main process with the folder of the saved adapter, and with `results` and `example`
-        if there are any.
+        filled in. Call it in the main process with the folder of the saved adapter, and any `results` and `example`.
 
     Raises:
         AdapterError: The base model is a folder, which others do not have.

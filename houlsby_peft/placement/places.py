@@ -82,8 +82,7 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
     architectures, or by inference.
 
     Args:
-        model: The base model, or a view of it. A module that already is a tuner layer counts as the module that it
-            wraps.
+        model: The base model, or a view of it. A module that already is a tuner layer counts as what it wraps.
         config: What to adapt.
 
     Raises:

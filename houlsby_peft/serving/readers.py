@@ -20,6 +20,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import Task
+from ..tables import check_number_of_texts
 from .answers import Windows
 from .base_model import count_positions, count_tokens
 from .results import AnswerPrediction, ClassPrediction, EntityPrediction
@@ -78,7 +79,7 @@ class Reader(ABC):
     is_per_token: ClassVar[bool] = False
     needs_spans: ClassVar[bool] = False
     kinds: ClassVar[dict[type, str]] = {str: "a text", tuple: "a pair of texts"}
-    example: ClassVar[Input] = "An example."
+    example: Input = "An example."
 
     def __init__(
         self,
@@ -95,6 +96,9 @@ class Reader(ABC):
         self.called = called or name
         self.config: HoulsbyConfig = model.peft_config[name]  # type: ignore[assignment]
         self.labels: dict[int, str] = self.config.labels or model.config.id2label
+        self._trained_on = self.config.record.text_columns if self.config.record else None
+        if self._trained_on and len(self._trained_on) == 2:
+            self.example = "An example.", "Another one."
         self.cut = cut_arguments(tokenizer, model, self.config)
         pad, known = tokenizer.pad_token_id, getattr(model.config.get_text_config(), "pad_token_id", None)
         self.can_pad = pad is not None and (pad == known or not hasattr(model, "score"))
@@ -106,6 +110,7 @@ class Reader(ABC):
         if not (is_pair and tuple in self.kinds) and not (isinstance(text, str) and str in self.kinds):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
+        check_number_of_texts(["a text", "a second text"][: 1 + is_pair], self._trained_on, "--pairs")
         kind = self.config.kind_of_problem or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):

@@ -129,7 +129,7 @@ def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
         own.set_xlabel(axes_of[name])
         if name != "seconds":
             show_counts(own)
-    axes[0].set_ylabel(f"difference in {split} score (points)")
+    axes[0].set_ylabel(f"{split}: difference in points")
     return legend(figure)
 
 

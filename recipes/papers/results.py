@@ -13,7 +13,7 @@ from common.edge import RecipeError
 from common.run import by_rows_per_step, is_free, lower_is_better
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
 from papers.additional import counted_once
-from sweeping.runs import MEANT_FOR, choose
+from sweeping.runs import CHOICES, MEANT_FOR, choose
 
 
 Results = dict[str, Any]
@@ -189,7 +189,7 @@ def _labels(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         same_method = [other for other in rows if other["method"] == row["method"]]
         telling = [name for name in row if any(other.get(name) != row[name] for other in same_method)]
-        options = _describe(row, [name for name in row if name in MEANT_FOR or name in telling])
+        options = _describe(row, [name for name in row if name in CHOICES or name in telling])
         labels.append(", ".join([row["method"], *([options] if options else [])]))
     return labels
 

@@ -200,7 +200,7 @@ def test_the_columns_of_the_training_are_read(adapter, predictor, tmp_path, caps
     assert "text: Body\n" in capsys.readouterr().err
 
 
-def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_path, monkeypatch, capsys):
+def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_path, capsys):
     texts = [text for text, _ in TEXTS[:2]]
     source = write(tmp_path / "in.csv", [{"text": "a", "sentence1": "b", "sentence2": "c"}])
     pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
@@ -209,10 +209,9 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
         main(["predict", str(folder), *flags, *texts])
         printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert printed == houlsby_peft.load(adapter).predict(inputs)
-    monkeypatch.setattr(
-        "houlsby_peft.serving.held_adapters.load_saved", None
-    )  # it is refused before the model is loaded
-    for given in (texts, ["-"], ["--file", str(source)], ["--file", str(source), "--text-column", "sentence1"]):
+    with pytest.raises(houlsby_peft.AdapterError, match="must read pairs of texts"):  # also for the example of a card
+        houlsby_peft.load(pairs).predict(texts)
+    for given in (texts, ["--file", str(source)], ["--file", str(source), "--text-column", "sentence1"]):
         with pytest.raises(SystemExit, match=r"must read pairs of texts, .* on 'title' and 'body\\x1b\[2J'; got"):
             main(["predict", str(pairs), *given])
     for given in (texts, ["--file", str(source)]):
