@@ -3,6 +3,7 @@
 The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a second: do it late.
 """
 
+import re
 import shlex
 import shutil
 import sys
@@ -253,7 +254,8 @@ def push_command(adapter: Path) -> str:
 
     if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
-    return shlex.join([*_tool(), "push", str(adapter), adapter.resolve().parent.name])
+    name = "-".join(re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII))  # as the Hub allows
+    return shlex.join([*_tool(), "push", str(adapter), name or "adapter"])
 
 
 def _tool() -> list[str]:

@@ -30,6 +30,7 @@ from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
 from houlsby_peft.checkpoints.downloads import find_packaged
+from houlsby_peft.layer import cast
 
 
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
@@ -240,11 +241,7 @@ def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> Non
 
 def keep_in_float32(module: nn.Module) -> None:
     """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
-
-    def convert(_module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(value.float() if isinstance(value, torch.Tensor) else value for value in inputs)
-
-    module.float().register_forward_pre_hook(convert)
+    module.float().register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
 
 
 def _launched_with(training: Any, *plugins: str) -> bool:
