@@ -294,7 +294,7 @@ def _predict(options: argparse.Namespace) -> None:
     # Adapters that were trained on columns of other names read what the first one reads.
     columns = find_text_columns(table.columns, options.text_column, count, next(filter(None, recorded), None))
     for trained in recorded:
-        check_number_of_texts(columns, trained, "--text-column")
+        check_number_of_texts(columns, trained, "--text-column", "This adapter")
     table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
     print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)

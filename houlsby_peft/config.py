@@ -52,8 +52,7 @@ class HoulsbyConfig(PeftConfig):
         share_layers: 0: a separate bottleneck at each position (the paper). 1: one bottleneck per layer, shared by
             its positions. k: one bottleneck per k consecutive layers; 3 is the "3-shared" variant of Mohebbi and
             Rajaei 2020.
-        init_std: Standard deviation of the truncated normal initialization (section 3.6). 0 starts as the exact
-            identity.
+        init_std: Standard deviation of the truncated normal initialization (section 3.6). 0 starts as the identity.
         train_layer_norm: True: train a copy of the norms of the adapted layers (section 2.1). "all": train a copy of
             every norm of the model, as the paper's code does. False: train no norm.
         init_weights: Whether to initialize the bottlenecks as the paper does. False leaves them far from the

@@ -65,13 +65,13 @@ def find_text_columns(
     raise AdapterError(f"The text needs a column {wanted}; the file has {', '.join(columns)}. Name it: --text-column.")
 
 
-def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str) -> None:
+def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str, adapter: str) -> None:
     """Refuse to read single texts with an adapter that was trained on pairs, and the reverse; `flag` names columns."""
     if recorded is not None and len(columns) != len(recorded):
         kind = "pairs of texts" if len(recorded) == 2 else "single texts"
         names = " and ".join(shortened(repr(name)) for name in recorded)
         raise AdapterError(
-            f"This adapter must read {kind}, as it was trained on {names}; got {', '.join(columns)}. See {flag}."
+            f"{adapter} must read {kind}, as it was trained on {names}; got {', '.join(columns)}. See {flag}."
         )
 
 

@@ -110,7 +110,8 @@ class Reader(ABC):
         if not (is_pair and tuple in self.kinds) and not (isinstance(text, str) and str in self.kinds):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
-        check_number_of_texts(["a text", "a second text"][: 1 + is_pair], self._trained_on, "--pairs")
+        given = ["a text", "a second text"][: 1 + is_pair]
+        check_number_of_texts(given, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}")
         kind = self.config.kind_of_problem or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):

@@ -161,7 +161,7 @@ def find_text_columns(
             raise
         log(f"no column has a usual name for text; {longest!r} has the longest")
         found = (longest,)
-    check_number_of_texts(found, recorded, "--text_columns")
+    check_number_of_texts(found, recorded, "--text_columns", "This adapter")
     return found
 
 
