@@ -213,7 +213,7 @@ class HeldAdapters:
         predictor = load_saved(saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options)
         name = predictor.name
         try:
-            reader = predictor.reader(entry.task)
+            reader = predictor.reader(entry.task or saved.name)
             reader.request(reader.example, None, entry.source.threshold)
         except Exception:
             if first is None:
