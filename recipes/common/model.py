@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, convert_to_fp32
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.utils import CONFIG_NAME
 from torch import nn
@@ -30,7 +30,6 @@ from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
 from houlsby_peft.checkpoints.downloads import find_packaged
-from houlsby_peft.layer import cast
 
 
 _TIMED_ROWS, _TIMED_SECONDS = 1024, 0.05  # of the products that compare the data types
@@ -241,7 +240,7 @@ def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> Non
 
 def keep_in_float32(module: nn.Module) -> None:
     """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
-    module.float().register_forward_pre_hook(lambda _, inputs: cast(inputs, torch.float32))
+    module.float().register_forward_pre_hook(lambda _, inputs: convert_to_fp32(inputs))
 
 
 def _launched_with(training: Any, *plugins: str) -> bool:
