@@ -1,5 +1,6 @@
 """The labels of a data set: their kind, their names, and their numbers."""
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
@@ -245,7 +246,8 @@ def _guess(texts: Sequence[Hashable]) -> str:
 
 
 def _number(value: Any) -> float:
+    """Read a number, also with a decimal comma: 3,5, but not 1,234, which may be 1234."""
     try:
-        return float(value)
+        return float(re.sub(r",(?!\d{3}\s*$)", ".", value) if isinstance(value, str) else value)
     except (TypeError, ValueError):
         return float("nan")

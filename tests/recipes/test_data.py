@@ -208,8 +208,9 @@ class TestLabels:
         assert encoded["label"][:] == [100.0, 500.0]
         assert encoded.features["label"] == Value("float32")
         assert "scores from 100 to 500, mean" in describe_balance(labels, encoded["label"])
-        with pytest.raises(RecipeError, match="must be a finite number, with a decimal point; row 1 has 'many'"):
-            labels.encode(Dataset.from_dict({"stars": ["1", "many"]}), "validation")
+        with pytest.raises(RecipeError, match="must be a finite number, with a decimal point; row 1 has '1,234'"):
+            labels.encode(Dataset.from_dict({"stars": ["1,5", "1,234"]}), "validation")  # perhaps 1234
+        assert find_labels(Dataset.from_dict({"stars": ["1", "3,5"]}), None).problem_type == REGRESSION
 
     def test_an_unknown_label_names_its_line(self, tmp_path):
         write(tmp_path / "train.csv", text=["", "two\nlines", "c", "d", "e"], label=["a", "a", "", "b", "b"])
