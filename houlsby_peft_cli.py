@@ -1,7 +1,8 @@
 """The command `houlsby-peft`: thin wrappers around functions of the library.
 
-This module is not part of the package `houlsby_peft`, whose import registers the method with PEFT and takes seconds.
-Each command imports what it needs when it runs. The help and mistakes in the arguments are thus shown at once.
+This module is not part of the package `houlsby_peft`, whose import registers the method with PEFT
+and takes seconds. Each command imports what it needs when it runs. The help and mistakes in the
+arguments are thus shown at once.
 
 To add a command, write a function that runs it, and its parser's block in `_make_parser`.
 """
@@ -39,45 +40,79 @@ flags of the recipe, after the data:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command. If it fails, print the error as one line on stderr and exit with status 1.
 
-    Flags may be written with hyphens or, like those of the recipes, with underscores. With `--debug`, or the
-    environment variable HOULSBY_DEBUG=1, an error shows its traceback.
+    Flags may be written with hyphens or, like those of the recipes, with underscores. With
+    `--debug`, or the environment variable HOULSBY_DEBUG=1, an error shows its traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # The recipes' flags are handed on as they are.
-    end = 0 if given[:1] in (["train"], ["evaluate"]) else given.index("--") if "--" in given else len(given)
-    words = [*(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]), *given[end:]]
+    end = (
+        0
+        if given[:1] in (["train"], ["evaluate"])
+        else given.index("--")
+        if "--" in given
+        else len(given)
+    )
+    words = [
+        *(re.sub("^--[^=]+", lambda flag: flag[0].replace("_", "-"), word) for word in given[:end]),
+        *given[end:],
+    ]
     has_file = any(word.partition("=")[0] == "--file" for word in words)
     parser = _make_parser(has_file)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        parser.error("unknown: " + " ".join(unknown) + " (a recipe's flags follow the data)" * ("flags" in options))
+        parser.error(
+            "unknown: "
+            + " ".join(unknown)
+            + " (a recipe's flags follow the data)" * ("flags" in options)
+        )
     try:
         options.run(options)
-        print(end="", flush=True)  # at its end, the interpreter would print a traceback for a pipe that is closed
+        print(
+            end="", flush=True
+        )  # at its end, the interpreter would print a traceback for a pipe that is closed
     except BrokenPipeError:  # of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.exit("error: interrupted")
     except Exception as error:
-        # Ours, those of files, JSON and the Hub, and a missing package. safetensors has a class of its own.
-        is_known = isinstance(error, (OSError, ValueError, ImportError)) or "safetensors" in type(error).__module__
+        # Ours, those of files, JSON and the Hub, and a missing package. safetensors has a class of
+        # its own.
+        is_known = (
+            isinstance(error, (OSError, ValueError, ImportError))
+            or "safetensors" in type(error).__module__
+        )
         if not is_known or "debug" in options or os.environ.get("HOULSBY_DEBUG") == "1":
             raise
-        remedy = ". Install it, or the extra serve, export or parquet" if isinstance(error, ImportError) else ""
+        remedy = (
+            ". Install it, or the extra serve, export or parquet"
+            if isinstance(error, ImportError)
+            else ""
+        )
         sys.exit(f"error: {' '.join(str(error).split())}{remedy}")
 
 
 def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     """Return the parser of all commands. With --file, `predict` takes no texts."""
-    parser = argparse.ArgumentParser(prog="houlsby-peft", description="Train, share and serve Houlsby adapters.")
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('houlsby-peft')}")
+    parser = argparse.ArgumentParser(
+        prog="houlsby-peft", description="Train, share and serve Houlsby adapters."
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {version('houlsby-peft')}"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, run: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=help, allow_abbrev=False)  # of train, --r is the recipe's
+    def add(
+        name: str, run: Callable[[argparse.Namespace], None], help: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name, help=help, allow_abbrev=False
+        )  # of train, --r is the recipe's
         command.set_defaults(run=run)
         command.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
+            "--debug",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="show the traceback of an error",
         )
         return command
 
@@ -89,30 +124,46 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
 
     train = add("train", _train, "train an adapter for your own data")
     train.add_argument(
-        "data", nargs="?", help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub"
+        "data",
+        nargs="?",
+        help="file (.csv, .tsv, .jsonl, .parquet, .conll), folder of files, or name on the Hub",
     )
     evaluate = add("evaluate", _evaluate, "score a trained adapter or model on other data")
-    evaluate.add_argument("trained", metavar="run", nargs="?", help="folder of the run, or an adapter")
+    evaluate.add_argument(
+        "trained", metavar="run", nargs="?", help="folder of the run, or an adapter"
+    )
     evaluate.add_argument("data", nargs="?", help="as for train")
     for command in (train, evaluate):
-        command.usage = f"%(prog)s [options] {'RUN ' * (command is evaluate)}DATA [flags of the recipe]"
+        command.usage = (
+            f"%(prog)s [options] {'RUN ' * (command is evaluate)}DATA [flags of the recipe]"
+        )
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.epilog = _FLAGS if command is train else None
         command.add_argument("flags", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-        command.add_argument("--recipe", choices=_RECIPES, help="kind of the task; default: by the data, or the run's")
+        command.add_argument(
+            "--recipe",
+            choices=_RECIPES,
+            help="kind of the task; default: by the data, or the run's",
+        )
         command.add_argument("--help-all", action="store_true", help="show all flags of the recipe")
 
     push = add("push", _push, "push a saved adapter to the Hub with a generated card")
     push.add_argument("folder", type=Path, help="folder of the adapter")
     push.add_argument("repo_id", help="user/name, or name for the user of the token")
-    push.add_argument("--private", action="store_true", default=None, help="create a private repository")
+    push.add_argument(
+        "--private", action="store_true", default=None, help="create a private repository"
+    )
 
     card = add("card", _card, "write the card (README.md) into the folder of a saved adapter")
     card.add_argument("folder", type=Path, help="folder of the adapter")
-    card.add_argument("repo_id", nargs="?", help="user/name that the adapter will have on the Hub, if it is known")
+    card.add_argument(
+        "repo_id", nargs="?", help="user/name that the adapter will have on the Hub, if it is known"
+    )
 
     for command in (push, card):
-        command.add_argument("--base-model", help="the base model's name on the Hub, if the adapter records a folder")
+        command.add_argument(
+            "--base-model", help="the base model's name on the Hub, if the adapter records a folder"
+        )
         command.add_argument(
             "--results",
             nargs="+",
@@ -120,9 +171,15 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
             help="results.json of a run, or one per seed; default: that of the recipe's run that saved the adapter",
         )
         command.add_argument(
-            "--example", nargs="+", action="extend", metavar="TEXT", help="texts for which the card shows predictions"
+            "--example",
+            nargs="+",
+            action="extend",
+            metavar="TEXT",
+            help="texts for which the card shows predictions",
         )
-        command.add_argument("--pairs", action="store_true", help="take the texts of --example in pairs")
+        command.add_argument(
+            "--pairs", action="store_true", help="take the texts of --example in pairs"
+        )
         command.add_argument(
             "--metadata",
             nargs="+",
@@ -135,18 +192,32 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
     info = add("info", _info, "describe an adapter without loading its base model")
     info.add_argument("--json", action="store_true", help="print one JSON object")
 
-    predict = add("predict", _predict, "predict for texts or for the rows of a file, with one adapter or many")
+    predict = add(
+        "predict", _predict, "predict for texts or for the rows of a file, with one adapter or many"
+    )
     export = add("export", _export, "export an adapter with its base model to ONNX")
     for command in (info, predict, export):
-        several = "; or a folder of adapters or runs, of which each answers" if command is predict else ""
+        several = (
+            "; or a folder of adapters or runs, of which each answers" if command is predict else ""
+        )
         command.add_argument("adapter", help=f"user/name on the Hub, or a folder{several}")
         command.add_argument("--revision", help="branch, tag or commit of the adapter")
     if not has_file:
-        predict.add_argument("texts", nargs="+", help="texts, - to read one per line from standard input, or --file")
-    predict.add_argument("--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet")
-    predict.add_argument("--pairs", action="store_true", help="take the texts, or two tab-separated columns, in pairs")
+        predict.add_argument(
+            "texts", nargs="+", help="texts, - to read one per line from standard input, or --file"
+        )
     predict.add_argument(
-        "--output", type=Path, help="file for the rows of --file and their predictions; default: JSON lines on stdout"
+        "--file", type=Path, help="table with a text per row: .csv, .tsv, .jsonl or .parquet"
+    )
+    predict.add_argument(
+        "--pairs",
+        action="store_true",
+        help="take the texts, or two tab-separated columns, in pairs",
+    )
+    predict.add_argument(
+        "--output",
+        type=Path,
+        help="file for the rows of --file and their predictions; default: JSON lines on stdout",
     )
     predict.add_argument("--overwrite", action="store_true", help="replace --output if it exists")
     predict.add_argument(
@@ -155,16 +226,31 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         help="column of --file with the texts, or two: pairs, or questions and contexts; default: as in the training, "
         "or by name",
     )
-    predict.add_argument("--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252")
-    predict.add_argument("--top-k", type=int, help="show this many classes, the best first; default: the best one")
-    predict.add_argument("--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s")
-    export.add_argument("output", type=Path, help="folder to write the model, its labels and the tokenizer to")
-    export.add_argument("--int8", action="store_true", help="also write a model quantized to 8-bit integers")
+    predict.add_argument(
+        "--encoding", help="encoding of --file; default: UTF-8 or UTF-16, or else cp1252"
+    )
+    predict.add_argument(
+        "--top-k", type=int, help="show this many classes, the best first; default: the best one"
+    )
+    predict.add_argument(
+        "--batch-size", type=int, default=32, help="texts to predict at once; default: %(default)s"
+    )
+    export.add_argument(
+        "output", type=Path, help="folder to write the model, its labels and the tokenizer to"
+    )
+    export.add_argument(
+        "--int8", action="store_true", help="also write a model quantized to 8-bit integers"
+    )
     for command in (predict, export):
         command.add_argument(
-            "--other-base", choices=["refuse", "warn"], default="refuse", help="what to do with another base model"
+            "--other-base",
+            choices=["refuse", "warn"],
+            default="refuse",
+            help="what to do with another base model",
         )
-        command.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
+        command.add_argument(
+            "--base-model", help="name or folder of the base model, instead of the recorded one"
+        )
     predict.add_argument("--device", help="where to compute, such as cuda; default: the CPU")
 
     serve = add("serve", _serve, "serve a folder or a list of adapters over HTTP, on Ray Serve")
@@ -174,26 +260,53 @@ def _make_parser(has_file: bool) -> argparse.ArgumentParser:
         metavar="FOLDER_OR_LIST",
         help="folder of adapters or runs, one of these, or a YAML or JSON list",
     )
-    serve.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    serve.add_argument(
+        "--base-model", help="name or folder of the base model, instead of the recorded one"
+    )
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: this machine only)"
+    )
     serve.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    serve.add_argument("--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)")
+    serve.add_argument(
+        "--batch-size", type=int, default=32, help="rows that are predicted at once (default: 32)"
+    )
     serve.add_argument("--cpus", type=int, help="cores of a replica (default: all, but at most 4)")
     serve.add_argument("--gpus", type=float, default=0, help="GPUs of a replica (default: 0)")
-    serve.add_argument("--max-replicas", type=int, help="replicas under load (default: as many as the cores allow)")
-    serve.add_argument("--max-queued", type=int, default=512, help="requests that may wait (default: 512)")
-    serve.add_argument("--watch", type=float, default=5, help="seconds between looks at the adapters; 0: never look")
-    serve.add_argument("--print-config", action="store_true", help="print the deployment file for a cluster instead")
+    serve.add_argument(
+        "--max-replicas", type=int, help="replicas under load (default: as many as the cores allow)"
+    )
+    serve.add_argument(
+        "--max-queued", type=int, default=512, help="requests that may wait (default: 512)"
+    )
+    serve.add_argument(
+        "--watch",
+        type=float,
+        default=5,
+        help="seconds between looks at the adapters; 0: never look",
+    )
+    serve.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the deployment file for a cluster instead",
+    )
 
     convert = add("convert", _convert, "convert an adapter from AdapterHub's format, or to it")
     convert.add_argument("source", help="user/name on the Hub, or a folder")
     convert.add_argument("target", type=Path, help="new folder for the converted adapter")
-    convert.add_argument("--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target")
-    convert.add_argument("--base-model", help="name or folder of the base model, instead of the recorded one")
-    convert.add_argument("--revision", help="branch, tag or commit of the source")
-    convert.add_argument("--no-head", dest="with_head", action="store_false", help="leave out the prediction head")
     convert.add_argument(
-        "--allow-pickle", action="store_true", help="read weights from a pickled file, of whose author you are sure"
+        "--to", choices=("houlsby", "adapterhub"), default="houlsby", help="format of the target"
+    )
+    convert.add_argument(
+        "--base-model", help="name or folder of the base model, instead of the recorded one"
+    )
+    convert.add_argument("--revision", help="branch, tag or commit of the source")
+    convert.add_argument(
+        "--no-head", dest="with_head", action="store_false", help="leave out the prediction head"
+    )
+    convert.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read weights from a pickled file, of whose author you are sure",
     )
     return parser
 
@@ -205,33 +318,55 @@ def _train(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     words, recipe = ["--evaluate", options.trained, "--data", options.data], options.recipe
     run = Path(options.trained or "").expanduser()
-    if folder := next((folder for folder in (run, run.parent) if (folder / "results.json").exists()), None):
-        words += ["--output_dir", str(folder)]  # beside what the run has written, unless a flag follows
+    if folder := next(
+        (folder for folder in (run, run.parent) if (folder / "results.json").exists()), None
+    ):
+        words += [
+            "--output_dir",
+            str(folder),
+        ]  # beside what the run has written, unless a flag follows
         command = json.loads((folder / "results.json").read_text())["command"]
-        recipe = recipe or next((name for name in _RECIPES if f"recipes/{name}.py" in command), None)
+        recipe = recipe or next(
+            (name for name in _RECIPES if f"recipes/{name}.py" in command), None
+        )
     _launch(options, recipe, words)
 
 
 def _launch(options: argparse.Namespace, recipe: str | None, words: list[str | None]) -> None:
-    """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts it instead."""
-    recipe = recipe or ("token_classification" if str(options.data).endswith(".conll") else "text_classification")
-    if lacking := [name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None]:
+    """Become the recipe, by default that of the data. On several GPUs, `accelerate launch` starts
+    it instead.
+    """
+    recipe = recipe or (
+        "token_classification" if str(options.data).endswith(".conll") else "text_classification"
+    )
+    if lacking := [
+        name for name in ("datasets", "sklearn") if importlib.util.find_spec(name) is None
+    ]:
         raise ImportError(f"Training needs {lacking[0]}: pip install 'houlsby-peft[recipes]'")
     # In a checkout, they are beside the package.
-    folders = [Path(__file__).parent / "houlsby_peft" / "recipes", Path(__file__).parent / "recipes"]
+    folders = [
+        Path(__file__).parent / "houlsby_peft" / "recipes",
+        Path(__file__).parent / "recipes",
+    ]
     script = next(folder for folder in folders if folder.exists()) / f"{recipe}.py"
     if options.help_all:
         words, options.flags = ["--help"], []
     elif None in words:
         raise ValueError("The data are missing; houlsby-peft train --help shows what to give.")
     debug = ["--debug"] if "debug" in options else []
-    os.execv(sys.executable, [sys.executable, str(script), *map(str, words), *options.flags, *debug])
+    os.execv(
+        sys.executable, [sys.executable, str(script), *map(str, words), *options.flags, *debug]
+    )
 
 
 def _push(options: argparse.Namespace) -> None:
     from houlsby_peft.hub.push import push_to_hub
 
-    print(push_to_hub(options.folder, options.repo_id, private=options.private, **_card_options(options)))
+    print(
+        push_to_hub(
+            options.folder, options.repo_id, private=options.private, **_card_options(options)
+        )
+    )
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -241,7 +376,9 @@ def _card(options: argparse.Namespace) -> None:
 
     chosen, answer = _card_options(options), None
     if chosen["example"] is not None:
-        answer = predict_example(SavedAdapter.open(options.folder), chosen["example"], options.base_model)
+        answer = predict_example(
+            SavedAdapter.open(options.folder), chosen["example"], options.base_model
+        )
     print(write_card(options.folder, options.repo_id, answer=answer, **chosen))
 
 
@@ -263,13 +400,21 @@ def _predict(options: argparse.Namespace) -> None:
     from houlsby_peft.serving.adapter_list import find_adapters
     from houlsby_peft.serving.files import predict_file
     from houlsby_peft.serving.task_bank import TaskBank
-    from houlsby_peft.tables import WRITTEN, TableReader, check_number_of_texts, find_format, find_text_columns
+    from houlsby_peft.tables import (
+        WRITTEN,
+        TableReader,
+        check_number_of_texts,
+        find_format,
+        find_text_columns,
+    )
 
     _hide_messages()
     folder = adapter_of_run(Path(options.adapter).expanduser())
     found = {} if (folder / "adapter_config.json").exists() else find_adapters(folder)
     is_single, sources = not found, found or {"": options.adapter}
-    adapters = {task: SavedAdapter.open(source, options.revision) for task, source in sources.items()}
+    adapters = {
+        task: SavedAdapter.open(source, options.revision) for task, source in sources.items()
+    }
     chosen = {name: getattr(options, name) for name in ("base_model", "device", "other_base")}
     bank = TaskBank(adapters, **chosen)
     records = [saved.config.record for saved in adapters.values()]
@@ -277,7 +422,9 @@ def _predict(options: argparse.Namespace) -> None:
     if options.file is None:
         if options.texts == ["-"]:
             lines = [line.rstrip("\n") for line in sys.stdin]
-            inputs: list[Any] = [tuple(line.split("\t")) for line in lines] if options.pairs else lines
+            inputs: list[Any] = (
+                [tuple(line.split("\t")) for line in lines] if options.pairs else lines
+            )
         else:
             inputs = _read_inputs(options.texts, options.pairs)
         requests = [("" if is_single else [*adapters], text) for text in inputs]
@@ -287,20 +434,38 @@ def _predict(options: argparse.Namespace) -> None:
     if options.output is not None:
         find_format(options.output, WRITTEN)
         if options.output.exists() and not options.overwrite:
-            raise ValueError(f"{options.output} exists already. Give another --output, or --overwrite to replace it.")
+            raise ValueError(
+                f"{options.output} exists already. Give another --output, or --overwrite to replace it."
+            )
     table = TableReader(options.file, options.encoding)
     kinds = {saved.task.pipeline for saved in adapters.values()}
-    count = 2 if options.pairs or kinds == {"question-answering"} else None if kinds == {"text-classification"} else 1
+    count = (
+        2
+        if options.pairs or kinds == {"question-answering"}
+        else None
+        if kinds == {"text-classification"}
+        else 1
+    )
     # Adapters that were trained on columns of other names read what the first one reads.
-    columns = find_text_columns(table.columns, options.text_column, count, next(filter(None, recorded), None))
+    columns = find_text_columns(
+        table.columns, options.text_column, count, next(filter(None, recorded), None)
+    )
     for trained in recorded:
         check_number_of_texts(columns, trained, "--text-column", "This adapter")
     table.check_texts(columns)
     encoding = "" if table.encoding.startswith("utf") else f", encoding {table.encoding}"
-    print(f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}", file=sys.stderr)
-    empty = predict_file(bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k)
+    print(
+        f"{options.file}: {table.count:,} rows{encoding}; text: {', '.join(columns)}",
+        file=sys.stderr,
+    )
+    empty = predict_file(
+        bank, table, columns, options.output, batch_size=options.batch_size, top_k=options.top_k
+    )
     if empty:
-        print(f"{empty:,} of {table.count:,} rows have no text and thus no prediction.", file=sys.stderr)
+        print(
+            f"{empty:,} of {table.count:,} rows have no text and thus no prediction.",
+            file=sys.stderr,
+        )
     if options.output:
         print(f"Predictions: {options.output}", file=sys.stderr)
 
@@ -313,7 +478,9 @@ def _export(options: argparse.Namespace) -> None:
     chosen = {name: getattr(options, name) for name in ("revision", "base_model", "other_base")}
     adapter = load(options.adapter, **chosen)
     for path, difference in export_onnx(adapter, options.output, int8=options.int8).items():
-        print(f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}")
+        print(
+            f"{path}  {path.stat().st_size / 1e6:,.1f} MB, differs from PyTorch by at most {difference:.2g}"
+        )
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -321,11 +488,17 @@ def _serve(options: argparse.Namespace) -> None:
 
     cores, base = os.cpu_count() or 1, Path(options.base_model or "").expanduser()
     cpus = min(cores, 4) if options.cpus is None else options.cpus
-    chosen = {name: getattr(options, name) for name in ("batch_size", "watch", "gpus", "max_queued")} | {
+    chosen = {
+        name: getattr(options, name) for name in ("batch_size", "watch", "gpus", "max_queued")
+    } | {
         # Not resolved: a link may lead to another folder later.
         "adapters": str(Path(options.adapters).expanduser().absolute()),
-        "base_model": str(base.absolute()) if options.base_model and base.is_dir() else options.base_model,
-        "max_replicas": max(1, cores // max(1, cpus)) if options.max_replicas is None else options.max_replicas,
+        "base_model": str(base.absolute())
+        if options.base_model and base.is_dir()
+        else options.base_model,
+        "max_replicas": max(1, cores // max(1, cpus))
+        if options.max_replicas is None
+        else options.max_replicas,
         "cpus": cpus,
     }
     if not options.print_config:
@@ -339,12 +512,18 @@ def _serve(options: argparse.Namespace) -> None:
 def _convert(options: argparse.Namespace) -> None:
     from houlsby_peft.adapterhub.convert import convert
 
-    chosen = {name: value for name, value in vars(options).items() if name not in ("run", "debug", "source", "target")}
+    chosen = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in ("run", "debug", "source", "target")
+    }
     print(convert(options.source, options.target, **chosen))
 
 
 def _hide_messages() -> None:
-    """Hide what PEFT and transformers print while an adapter is loaded, which users of the command cannot change."""
+    """Hide what PEFT and transformers print while an adapter is loaded, which users of the command
+    cannot change.
+    """
     import warnings
 
     import transformers

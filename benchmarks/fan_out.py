@@ -1,4 +1,6 @@
-"""Measure one text with many tasks: the lower half once, against a row for each task and against LoRA."""
+"""Measure one text with many tasks: the lower half once, against a row for each task and against
+LoRA.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def by_tasks_of_a_text(
 ) -> Rows:
     """Measure one text with 1 to many tasks, relative to a batch that repeats the text for each.
 
-    The adapters have r=64 and are in the upper half of the layers. LoRA has r=8, on query and value in all layers.
+    The adapters have r=64 and are in the upper half of the layers. LoRA has r=8, on query and value
+    in all layers.
 
     Args:
         shape: A name of `SHAPES`.
@@ -34,11 +37,14 @@ def by_tasks_of_a_text(
         at_most: See `interleaved`; for each number.
 
     Returns:
-        A row for each number and way. `expected` is the share of layers that run: ((L - k) + N k) / (N L).
+        A row for each number and way. `expected` is the share of layers that run: ((L - k) + N k) /
+            (N L).
     """
     depth = SHAPES[shape]["num_hidden_layers"]
     upper = range(depth - depth // 2, depth)
-    adapters = with_adapters(shape, max(numbers), torch.float32, device, layers_to_transform=list(upper))
+    adapters = with_adapters(
+        shape, max(numbers), torch.float32, device, layers_to_transform=list(upper)
+    )
     lora = with_each_added(shape, lora_of(8, ["query", "value"]), max(numbers)).to(device).eval()
     text = torch.randint(0, 30522, (1, length), device=device)
     result: Rows = []
@@ -55,7 +61,9 @@ def by_tasks_of_a_text(
         expected = {"fan-out": (depth - len(upper) + number * len(upper)) / (number * depth)}
         found = compared(interleaved(calls, rounds, device, at_most), "repeated")
         one = {"shape": shape, "tokens": length, "tasks": number}
-        result += [{**one, "way": way, **row, "expected": expected.get(way)} for way, row in found.items()]
+        result += [
+            {**one, "way": way, **row, "expected": expected.get(way)} for way, row in found.items()
+        ]
     return result
 
 
@@ -71,15 +79,25 @@ def draw(rows: Rows, path: str) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(figsize=(4.4, 3.2), layout="constrained")
-    one = next(row["median_s"] for row in rows if row["way"] == "LoRA, separate passes" and row["tasks"] == 1)
+    one = next(
+        row["median_s"]
+        for row in rows
+        if row["way"] == "LoRA, separate passes" and row["tasks"] == 1
+    )
     colors = {"LoRA, separate passes": "#D55E00", "LoRA, mixed batch": "#E69F00", "repeated": "#56B4E9",
               "fan-out": "#0072B2"}  # fmt: skip
     for way, color in colors.items():
         own = [row for row in rows if row["way"] == way]
-        label = {"repeated": "adapters, text repeated", "fan-out": "adapters, lower half once"}.get(way, way)
+        label = {"repeated": "adapters, text repeated", "fan-out": "adapters, lower half once"}.get(
+            way, way
+        )
         points = [row["tasks"] for row in own], [row["median_s"] / one for row in own]
-        axes.plot(*points, "o--" if way == "repeated" else "o-", markersize=3.5, color=color, label=label)
-    axes.set(xlabel="tasks of one text", ylabel="time, in passes of LoRA", xlim=(0, None), ylim=(0, None))
+        axes.plot(
+            *points, "o--" if way == "repeated" else "o-", markersize=3.5, color=color, label=label
+        )
+    axes.set(
+        xlabel="tasks of one text", ylabel="time, in passes of LoRA", xlim=(0, None), ylim=(0, None)
+    )
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=200)

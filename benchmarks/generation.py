@@ -1,12 +1,13 @@
-"""Compare text generation with adapters to the base model and to LoRA, on a decoder of SmolLM2-135M's shape.
+"""Compare text generation with adapters to the base model and to LoRA, on a decoder of
+SmolLM2-135M's shape.
 
     python benchmarks/generation.py                # some minutes on an idle machine
     python benchmarks/generation.py --layers 2 --rounds 1 --new_tokens 2
     python benchmarks/generation.py --device cuda --dtype bfloat16
 
-The weights are random, which costs the same. All calls run interleaved in one process. Each continues prompts of 32
-tokens by some tokens, with a KV cache. The table shows the medians, over the rounds, of the ratios to the base model.
-On a CPU, times are processor times of the process.
+The weights are random, which costs the same. All calls run interleaved in one process. Each
+continues prompts of 32 tokens by some tokens, with a KV cache. The table shows the medians, over
+the rounds, of the ratios to the base model. On a CPU, times are processor times of the process.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ BASE = "base model"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--new_tokens", type=int, default=8)
     parser.add_argument("--layers", type=int, default=30)
@@ -75,10 +78,14 @@ def measure(rows: int, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return compared(interleaved(calls, args.rounds, args.device), BASE)
 
 
-def build(make: Callable[[], PeftConfig] | None, rows: int, args: argparse.Namespace) -> torch.nn.Module:
+def build(
+    make: Callable[[], PeftConfig] | None, rows: int, args: argparse.Namespace
+) -> torch.nn.Module:
     """Return a decoder, with as many adapters as there are rows."""
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE, num_hidden_layers=args.layers)).to(getattr(torch, args.dtype))
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, num_hidden_layers=args.layers)).to(
+        getattr(torch, args.dtype)
+    )
     if make is not None:
         model = get_peft_model(model, make(), adapter_name="task0")
         for row in range(1, rows):
@@ -86,10 +93,17 @@ def build(make: Callable[[], PeftConfig] | None, rows: int, args: argparse.Names
     return model.to(args.device).eval()
 
 
-def generate(model: torch.nn.Module, rows: int, args: argparse.Namespace, **options: Any) -> Callable[[], object]:
+def generate(
+    model: torch.nn.Module, rows: int, args: argparse.Namespace, **options: Any
+) -> Callable[[], object]:
     """Return a call that continues prompts of random tokens."""
-    ids = torch.randint(3, SHAPE["vocab_size"], (rows, PROMPT), generator=torch.Generator().manual_seed(0))
-    inputs = {"input_ids": ids.to(args.device), "attention_mask": torch.ones_like(ids).to(args.device)}
+    ids = torch.randint(
+        3, SHAPE["vocab_size"], (rows, PROMPT), generator=torch.Generator().manual_seed(0)
+    )
+    inputs = {
+        "input_ids": ids.to(args.device),
+        "attention_mask": torch.ones_like(ids).to(args.device),
+    }
     length = {"min_new_tokens": args.new_tokens, "max_new_tokens": args.new_tokens}
     return partial(model.generate, **inputs, **length, do_sample=False, pad_token_id=0, **options)
 

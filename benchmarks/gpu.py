@@ -1,7 +1,8 @@
-"""Measure steps, batches of several adapters, predictions and memory on one NVIDIA GPU; see `gpu.sh`.
+"""Measure steps, batches of several adapters, predictions and memory on one NVIDIA GPU; see
+`gpu.sh`.
 
-The jobs run in the order of their importance until the time is over. What is done is written after each job; the same
-command with the same folder measures what is missing.
+The jobs run in the order of their importance until the time is over. What is done is written after
+each job; the same command with the same folder measures what is missing.
 """
 
 from __future__ import annotations
@@ -39,11 +40,15 @@ Job = tuple[str, Callable[[], Iterable[dict[str, Any]]]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="Folder for results.json and tables.md.")
     parser.add_argument("--minutes", type=float, default=10, help="Time for everything.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="A tiny model and few rounds, to try the kit itself.")
+    parser.add_argument(
+        "--quick", action="store_true", help="A tiny model and few rounds, to try the kit itself."
+    )
     args = parser.parse_args()
     keep_freed_memory()
     result = read(args.folder, describe(args.device))
@@ -55,14 +60,22 @@ def main() -> None:
 def read(folder: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what an earlier run on the same machine has left in the folder, or an empty result."""
     file = folder / "results.json"
-    result = json.loads(file.read_text()) if file.is_file() else {"machine": facts, "measured": {}, "left out": {}}
-    if any(result["machine"].get(key) != facts.get(key) for key in ("gpu", "torch", "houlsby_peft")):
+    result = (
+        json.loads(file.read_text())
+        if file.is_file()
+        else {"machine": facts, "measured": {}, "left out": {}}
+    )
+    if any(
+        result["machine"].get(key) != facts.get(key) for key in ("gpu", "torch", "houlsby_peft")
+    ):
         raise SystemExit(f"{file} is of another GPU or of other software. Name another folder.")
     return result
 
 
 def work(todo: Iterable[Job], result: dict[str, Any], folder: Path, deadline: float) -> int:
-    """Do the jobs that the result lacks until the deadline, write it after each, and return how many failed."""
+    """Do the jobs that the result lacks until the deadline, write it after each, and return how
+    many failed.
+    """
     failed = 0
     folder.mkdir(parents=True, exist_ok=True)
     for name, measure in todo:
@@ -100,7 +113,11 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
     """Yield all jobs, the most important first, and jobs that use the same models together."""
     shapes = ("tiny",) if args.quick else ("base", "minilm", "large")
     first, bound = ((2, 8), (2, 16)) if args.quick else ((32, 128), (32, 512))
-    others = () if args.quick else ((8, 128), (1, 128), (32, 512), (8, 512), (1, 512), (32, 64), (8, 64), (1, 64))
+    others = (
+        ()
+        if args.quick
+        else ((8, 128), (1, 128), (32, 512), (8, 512), (1, 512), (32, 64), (8, 64), (1, 64))
+    )
     rounds = 2 if args.quick else 20
     device, shape = args.device, shapes[0]
 
@@ -111,12 +128,16 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
     for precision in PRECISIONS:
         yield step(shape, first, precision, 4)
         yield step(shape, bound, precision, 4)
-    several = [(4, 8, (1, 3, 4))] if args.quick else [(64, 128, (1, 4, 16, 64)), (256, 16, (1, 256))]
+    several = (
+        [(4, 8, (1, 3, 4))] if args.quick else [(64, 128, (1, 4, 16, 64)), (256, 16, (1, 256))]
+    )
     for rows, tokens, numbers in several:
         for dtype in (torch.bfloat16, torch.float32):
             yield (
                 f"mixed, {shape}, {rows} x {tokens} tokens, {dtype}",
-                partial(mixed.by_number, (shape, rows, tokens), numbers, dtype, device, rounds, 1.5),
+                partial(
+                    mixed.by_number, (shape, rows, tokens), numbers, dtype, device, rounds, 1.5
+                ),
             )
     if device == "cuda":
         yield "memory, BERT-large", partial(memory.beside_computed, "large", ((8, 128), (32, 128)))
@@ -125,9 +146,13 @@ def jobs(args: argparse.Namespace) -> Iterator[Job]:
             f"prediction, {shape}, {cell[0]} x {cell[1]} tokens",
             partial(predictions, shape, cell, rounds, device, args.quick),
         )
-    for other, precision in itertools.product(shapes[1:], ("bf16 base", "bf16 autocast", "float32")):
+    for other, precision in itertools.product(
+        shapes[1:], ("bf16 base", "bf16 autocast", "float32")
+    ):
         yield step(other, first, precision, 3)
-    for other, precision, cell in itertools.product(shapes, ("bf16 base", "bf16 autocast", "float32"), others):
+    for other, precision, cell in itertools.product(
+        shapes, ("bf16 base", "bf16 autocast", "float32"), others
+    ):
         yield step(other, cell, precision, 1.5)
 
 
@@ -142,11 +167,15 @@ def models(shape: str, dtype: torch.dtype, device: str) -> dict[str, nn.Module]:
         with torch.device(device):
             base = build(shape, lambda base: base).to(dtype)
             methods = {name: method for name, method in METHODS.items() if name != OURS_BF16}
-            _built[shape, dtype] = {name: method(copy.deepcopy(base)) for name, method in methods.items()}
+            _built[shape, dtype] = {
+                name: method(copy.deepcopy(base)) for name, method in methods.items()
+            }
     return _built[shape, dtype]
 
 
-def steps(shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float, device: str) -> Rows:
+def steps(
+    shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: float, device: str
+) -> Rows:
     """Measure training and evaluation of all methods, interleaved, in one precision."""
     precision = PRECISIONS[name]
     if precision.tf32:
@@ -154,20 +183,34 @@ def steps(shape: str, cell: tuple[int, int], name: str, rounds: int, at_most: fl
     built, given, rows = models(shape, precision.base, device), inputs(*cell, device), []
     for phase, prepare in PHASES.items():
         # In evaluation, the floor is the base model itself.
-        chosen = built if phase == "train" else {FLOOR: built[FULL]} | {key: built[key] for key in list(built)[2:]}
+        chosen = (
+            built
+            if phase == "train"
+            else {FLOOR: built[FULL]} | {key: built[key] for key in list(built)[2:]}
+        )
         calls = {method: prepare(model, given, precision) for method, model in chosen.items()}
         found = compared(interleaved(calls, rounds, device, at_most), FLOOR)
         for model in chosen.values():
             model.zero_grad()
-        facts = {"shape": shape, "batch": cell[0], "length": cell[1], "precision": name, "phase": phase}
+        facts = {
+            "shape": shape,
+            "batch": cell[0],
+            "length": cell[1],
+            "precision": name,
+            "phase": phase,
+        }
         rows += [{**facts, "method": method, **row} for method, row in found.items()]
     return rows
 
 
-def predictions(shape: str, cell: tuple[int, int], rounds: int, device: str, is_quick: bool) -> Rows:
-    """Measure predictions of the base model and of one adapter, plain, in a CUDA graph and compiled.
+def predictions(
+    shape: str, cell: tuple[int, int], rounds: int, device: str, is_quick: bool
+) -> Rows:
+    """Measure predictions of the base model and of one adapter, plain, in a CUDA graph and
+    compiled.
 
-    `difference` is the largest one of a logit to the plain forward pass, relative to the largest logit.
+    `difference` is the largest one of a logit to the plain forward pass, relative to the largest
+    logit.
     """
     built, ids = models(shape, torch.bfloat16, device), inputs(*cell, device)["input_ids"]
     torch._dynamo.reset()
@@ -177,7 +220,9 @@ def predictions(shape: str, cell: tuple[int, int], rounds: int, device: str, is_
         if device == "cuda":
             calls[name, "CUDA graph"] = graphed(partial(_logits, model), ids)
         mode: dict[str, Any] = {"backend": "eager"} if is_quick else {"mode": "reduce-overhead"}
-        calls[name, "compiled"] = partial(_logits, torch.compile(model, fullgraph=True, dynamic=False, **mode), ids)
+        calls[name, "compiled"] = partial(
+            _logits, torch.compile(model, fullgraph=True, dynamic=False, **mode), ids
+        )
     logits = {key: call().clone() for key, call in calls.items()}
     found = compared(interleaved(calls, rounds, device, 2), (FLOOR, "plain"))
     rows: Rows = []
@@ -196,8 +241,12 @@ def _logits(model: Callable[..., Any], ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def graphed(call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Capture a call in a CUDA graph, and return a function that replays it on what `ids` holds by then."""
+def graphed(
+    call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """Capture a call in a CUDA graph, and return a function that replays it on what `ids` holds by
+    then.
+    """
     static, side = ids.clone(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # to warm up, as PyTorch's documentation has it
@@ -219,12 +268,18 @@ def graphed(call: Callable[[torch.Tensor], torch.Tensor], ids: torch.Tensor) -> 
 def describe(device: str) -> dict[str, Any]:
     """Describe the machine, the GPU and the version of the library."""
     revision = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
+        ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     facts = {**machine(device), "houlsby_peft": revision.stdout.strip() or "no git repository"}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
-        facts |= {"gpu_memory_bytes": gpu.total_memory, "compute_capability": f"{gpu.major}.{gpu.minor}"}
+        facts |= {
+            "gpu_memory_bytes": gpu.total_memory,
+            "compute_capability": f"{gpu.major}.{gpu.minor}",
+        }
         facts |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return facts
 
@@ -232,9 +287,16 @@ def describe(device: str) -> dict[str, Any]:
 def page(result: dict[str, Any]) -> str:
     """Return all tables in Markdown."""
     parts = dict(result["measured"])
-    parts["Not measured"] = [{"job": name, "reason": reason} for name, reason in result["left out"].items()]
+    parts["Not measured"] = [
+        {"job": name, "reason": reason} for name, reason in result["left out"].items()
+    ]
     parts["Machine"] = [{"": key, "value": value} for key, value in result["machine"].items()]
-    return "\n\n".join(f"## {title}\n\n{table(rows, 'github')}" for title, rows in parts.items() if rows) + "\n"
+    return (
+        "\n\n".join(
+            f"## {title}\n\n{table(rows, 'github')}" for title, rows in parts.items() if rows
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

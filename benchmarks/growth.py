@@ -33,7 +33,9 @@ def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> 
     methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
     for top in (depth // 2, depth // 3, 1):
         layers = list(range(depth - top, depth))
-        methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(r=64, layers_to_transform=layers)
+        methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(
+            r=64, layers_to_transform=layers
+        )
     half = f"Houlsby r=64, top {depth // 2} of {depth} layers"
     with tempfile.TemporaryDirectory() as folder:
         methods[f"{half}, cached in memory"] = _with_cache(methods[half], None)
@@ -51,9 +53,11 @@ def _with_cache(method: Method, folder: Path | None) -> Method:
 
 
 def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) -> Rows:
-    """Measure the time to load one more adapter and to predict texts of 32 tasks, and the memory of all adapters.
+    """Measure the time to load one more adapter and to predict texts of 32 tasks, and the memory of
+    all adapters.
 
-    `predict_s` is for the same 32 tasks as before, and `predict_others_s` for others, whose weights are stacked first.
+    `predict_s` is for the same 32 tasks as before, and `predict_others_s` for others, whose weights
+    are stacked first.
     """
     with tempfile.TemporaryDirectory() as folder:
         base, adapter = _saved(Path(folder), shape, share_layers)
@@ -66,9 +70,12 @@ def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) 
                 before = psutil.Process().memory_info().rss
             if number in numbers:
                 choices = [
-                    [(tasks[(row * number // 32 + shift) % number], TEXT) for row in range(32)] for shift in range(4)
+                    [(tasks[(row * number // 32 + shift) % number], TEXT) for row in range(32)]
+                    for shift in range(4)
                 ]
-                predict_others = min(seconds(partial(bank.predict, requests), "cpu") for requests in choices)
+                predict_others = min(
+                    seconds(partial(bank.predict, requests), "cpu") for requests in choices
+                )
                 predict = min(seconds(partial(bank.predict, choices[-1]), "cpu") for _ in range(3))
                 held = psutil.Process().memory_info().rss - before
                 result.append({"shape": shape, "adapters": number, "load_s": load, "predict_s": predict,

@@ -1,9 +1,11 @@
-"""Compute the memory per device and the traffic per step of full fine-tuning and adapters under each strategy.
+"""Compute the memory per device and the traffic per step of full fine-tuning and adapters under
+each strategy.
 
-Nothing is allocated. Sizes come from the shapes of the weights. Activations come from a forward pass on fake tensors
-that records what autograd would save, with fused attention, as on a GPU, and masks of dropout as on a CPU. Everything
-is in float32 and trained with AdamW; with --bf16, activations are those of autocast. Not counted are the temporary
-tensors of single operations, the workspaces of cuDNN and NCCL, and the fragmentation of the allocator.
+Nothing is allocated. Sizes come from the shapes of the weights. Activations come from a forward
+pass on fake tensors that records what autograd would save, with fused attention, as on a GPU, and
+masks of dropout as on a CPU. Everything is in float32 and trained with AdamW; with --bf16,
+activations are those of autocast. Not counted are the temporary tensors of single operations, the
+workspaces of cuDNN and NCCL, and the fragmentation of the allocator.
 
     python benchmarks/memory.py --shape large --batch 8 --length 128 --processes 4
 """
@@ -37,7 +39,9 @@ FUSED = {"attention_probs_dropout_prob": 0.0}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of weights: all, the trained ones, and those of the largest layer (or the embeddings)."""
+    """Numbers of weights: all, the trained ones, and those of the largest layer (or the
+    embeddings).
+    """
 
     total: int
     trained: int
@@ -47,11 +51,15 @@ class Sizes:
 def strategies(sizes: Sizes, n: int) -> dict[str, dict[str, float]]:
     """Return the bytes on each of n devices by strategy, without activations.
 
-    Weights, gradients and optimizer are kept from step to step. Buffers are DDP's copy of the gradients, or the two
-    units that are gathered at a time. DeepSpeed keeps a copy of the trained weights with their moments. `sent` is what
-    a device sends in a step, with ring algorithms.
+    Weights, gradients and optimizer are kept from step to step. Buffers are DDP's copy of the
+    gradients, or the two units that are gathered at a time. DeepSpeed keeps a copy of the trained
+    weights with their moments. `sent` is what a device sends in a step, with ring algorithms.
     """
-    total, trained, units = FLOAT * sizes.total, FLOAT * sizes.trained, 2 * FLOAT * sizes.largest_unit
+    total, trained, units = (
+        FLOAT * sizes.total,
+        FLOAT * sizes.trained,
+        2 * FLOAT * sizes.largest_unit,
+    )
     reduced, gathered = 2 * (n - 1) / n * trained, (n - 1) / n * (2 * total + trained)
     rows = {
         "one device": (total, trained, MOMENTS * trained, 0, 0),
@@ -66,7 +74,8 @@ def strategies(sizes: Sizes, n: int) -> dict[str, dict[str, float]]:
 
 
 def build(shape: str, config: HoulsbyConfig | None, **options: float) -> nn.Module:
-    """Return a BERT classifier in training mode on the default device. If `config` is None, all weights train.
+    """Return a BERT classifier in training mode on the default device. If `config` is None, all
+    weights train.
 
     `options` are other fields of BERT's configuration.
     """
@@ -79,25 +88,35 @@ def sizes(model: nn.Module) -> Sizes:
     units = [bert.embeddings, *bert.encoder.layer]
     return Sizes(
         total=_count(model),
-        trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        trained=sum(
+            parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+        ),
         largest_unit=max(map(_count, units)),
     )
 
 
-def activations(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
+def activations(
+    shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False
+) -> int:
     """Return the bytes that autograd saves in a forward pass of `batch` rows of `length` tokens."""
     with torch.device("meta"):
-        # With dropout in the attention, PyTorch keeps matrices of tokens x tokens on a CPU, and none on a GPU.
+        # With dropout in the attention, PyTorch keeps matrices of tokens x tokens on a CPU, and
+        # none on a GPU.
         model = build(shape, config, **FUSED)
     # Fake CPU tensors, because meta tensors would select another implementation of attention.
     with FakeTensorMode(allow_non_fake_inputs=True):
         model.to_empty(device="cpu")
-        ids, labels = torch.zeros(batch, length, dtype=torch.long), torch.zeros(batch, dtype=torch.long)
+        ids, labels = (
+            torch.zeros(batch, length, dtype=torch.long),
+            torch.zeros(batch, dtype=torch.long),
+        )
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             return saved_bytes(model, {"input_ids": ids, "labels": labels})
 
 
-def peak(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False) -> int:
+def peak(
+    shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16: bool = False
+) -> int:
     """Return the bytes that training allocates at most on a GPU, with the model itself.
 
     The workspaces of the CUDA libraries are not counted if they have been used before.
@@ -116,8 +135,11 @@ def peak(shape: str, config: HoulsbyConfig | None, batch: int, length: int, bf16
     return torch.cuda.max_memory_allocated() - before
 
 
-def beside_computed(shape: str, cells: Iterable[tuple[int, int]], r: int = 64) -> Iterator[dict[str, object]]:
-    """Yield the computed memory of training on one GPU, in MB, and what PyTorch has allocated there.
+def beside_computed(
+    shape: str, cells: Iterable[tuple[int, int]], r: int = 64
+) -> Iterator[dict[str, object]]:
+    """Yield the computed memory of training on one GPU, in MB, and what PyTorch has allocated
+    there.
 
     Args:
         shape: A key of `SHAPES`.
@@ -131,7 +153,10 @@ def beside_computed(shape: str, cells: Iterable[tuple[int, int]], r: int = 64) -
             computed = sum(lasting.values()) + activations(shape, config, batch, length, bf16)
             measured = peak(shape, config, batch, length, bf16)
             row = {"shape": shape, "rows": batch, "tokens": length, "trained": trained}
-            row |= {"precision": "bf16 autocast" if bf16 else "float32", "computed_mb": computed / 1e6}
+            row |= {
+                "precision": "bf16 autocast" if bf16 else "float32",
+                "computed_mb": computed / 1e6,
+            }
             yield {**row, "measured_mb": measured / 1e6, "ratio": measured / computed}
 
 
@@ -140,26 +165,40 @@ def _count(module: nn.Module) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="large", help="Size of BERT.")
     parser.add_argument("--r", type=int, default=64, help="Bottleneck size.")
     parser.add_argument("--share_layers", type=int, default=0, help="See HoulsbyConfig.")
     parser.add_argument("--batch", type=int, default=8, help="Rows per device.")
     parser.add_argument("--length", type=int, default=128, help="Tokens per row.")
     parser.add_argument("--processes", type=int, default=4, help="Number of devices.")
-    parser.add_argument("--bf16", action="store_true", help="Activations in bfloat16, with autocast.")
+    parser.add_argument(
+        "--bf16", action="store_true", help="Activations in bfloat16, with autocast."
+    )
     args = parser.parse_args()
     rows = []
-    for name, config in (("full", None), ("adapters", HoulsbyConfig(r=args.r, share_layers=args.share_layers))):
+    for name, config in (
+        ("full", None),
+        ("adapters", HoulsbyConfig(r=args.r, share_layers=args.share_layers)),
+    ):
         with torch.device("meta"):
             found = sizes(build(args.shape, config))
         kept = activations(args.shape, config, args.batch, args.length, args.bf16)
         for strategy, lasting in strategies(found, args.processes).items():
             sent = lasting.pop("sent")
-            figures = {**lasting, "activations": kept, "sum": sum(lasting.values()) + kept, "sent per step": sent}
+            figures = {
+                **lasting,
+                "activations": kept,
+                "sum": sum(lasting.values()) + kept,
+                "sent per step": sent,
+            }
             shown = {key: f"{value / 1e6:,.1f}" for key, value in figures.items()}
             rows.append({"trained": name, "strategy": strategy, **shown})
-    print(f"BERT-{args.shape}, {args.batch} x {args.length} tokens on each of {args.processes} devices, MB (1e6)\n")
+    print(
+        f"BERT-{args.shape}, {args.batch} x {args.length} tokens on each of {args.processes} devices, MB (1e6)\n"
+    )
     print(table(rows, "github"))
 
 

@@ -55,4 +55,6 @@ METHODS: dict[str, Method] = {
 }
 QUICK = (FLOOR, FULL, OURS, f"{OURS}, 3-shared", LORA_ALL)
 # In evaluation the floor is the base model itself.
-EVALUATED = {name: frozen if name == FLOOR else method for name, method in METHODS.items() if name != FULL}
+EVALUATED = {
+    name: frozen if name == FLOOR else method for name, method in METHODS.items() if name != FULL
+}

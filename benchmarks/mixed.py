@@ -1,4 +1,6 @@
-"""Measure batches whose rows use different adapters: one to many of them, and others than in the batch before."""
+"""Measure batches whose rows use different adapters: one to many of them, and others than in the
+batch before.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ def by_tasks(shape: str, rows: int, length: int, rounds: int, device: str) -> Ro
 
 
 def after_a_change(shape: str, rows: int, length: int, rounds: int, device: str) -> Rows:
-    """Measure batches of other adapters than before, as a service has them, and of the same, relative to one adapter.
+    """Measure batches of other adapters than before, as a service has them, and of the same,
+    relative to one adapter.
 
     Each row has an adapter of its own. The model has eight times as many, and the sets take turns.
     """
@@ -52,13 +55,22 @@ def after_a_change(shape: str, rows: int, length: int, rounds: int, device: str)
         "the same adapters": partial(evaluate, model, ids, sets[0]),
     }
     found = compared(interleaved(calls, rounds, device), "one adapter")
-    return [{"shape": shape, "rows": rows, "tokens": length, "batch": name, **row} for name, row in found.items()]
+    return [
+        {"shape": shape, "rows": rows, "tokens": length, "batch": name, **row}
+        for name, row in found.items()
+    ]
 
 
 def by_number(
-    cell: tuple[str, int, int], numbers: Sequence[int], dtype: torch.dtype, device: str, rounds: int, at_most: float
+    cell: tuple[str, int, int],
+    numbers: Sequence[int],
+    dtype: torch.dtype,
+    device: str,
+    rounds: int,
+    at_most: float,
 ) -> Iterator[dict[str, Any]]:
-    """Measure batches of 1 to many adapters, with rows spread evenly, interleaved with a batch of one adapter.
+    """Measure batches of 1 to many adapters, with rows spread evenly, interleaved with a batch of
+    one adapter.
 
     Args:
         cell: Shape, batch size and length.
@@ -74,7 +86,9 @@ def by_number(
     one = partial(evaluate, model, ids, ["task_0"] * rows)
     for number in numbers:
         several = partial(evaluate, model, ids, spread(rows, number))
-        found = compared(interleaved({"one": one, "several": several}, rounds, device, at_most), "one")["several"]
+        found = compared(
+            interleaved({"one": one, "several": several}, rounds, device, at_most), "one"
+        )["several"]
         yield {"shape": shape, "rows": rows, "tokens": length, "adapters": number, **found}
 
 
@@ -83,7 +97,9 @@ def spread(rows: int, number: int) -> list[str]:
     return [f"task_{row * number // rows}" for row in range(rows)]
 
 
-def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cpu", **options: object) -> PeftModel:
+def with_adapters(
+    shape: str, number: int, dtype: torch.dtype, device: str = "cpu", **options: object
+) -> PeftModel:
     """Return a BERT with float32 adapters of random weights, task_0 and so on, in evaluation mode.
 
     They are put into the layers directly: PEFT's `add_adapter` visits all modules for each.
@@ -92,8 +108,14 @@ def with_adapters(shape: str, number: int, dtype: torch.dtype, device: str = "cp
     with torch.device(device):
         base = BertModel(BertConfig(**SHAPES[shape]), add_pooling_layer=False).to(dtype)
         model = get_peft_model(base, HoulsbyConfig(r=64, **options), adapter_name="task_0")
-        layers = [module for module in model.modules() if isinstance(module, (HoulsbyLayer, HoulsbyLayerNorm))]
-        for added in (getattr(layer, name) for layer in layers for name in layer.adapter_layer_names):
+        layers = [
+            module
+            for module in model.modules()
+            if isinstance(module, (HoulsbyLayer, HoulsbyLayerNorm))
+        ]
+        for added in (
+            getattr(layer, name) for layer in layers for name in layer.adapter_layer_names
+        ):
             for name in (f"task_{task}" for task in range(1, number)):
                 added[name] = copy.deepcopy(added["task_0"])
                 for weight in added[name].parameters():

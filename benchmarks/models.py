@@ -13,16 +13,38 @@ from transformers import BertConfig, BertForSequenceClassification
 
 
 SHAPES = {
-    "tiny": {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512},
-    "minilm": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
-    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "tiny": {
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+    },
+    "minilm": {
+        "hidden_size": 384,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 12,
+        "intermediate_size": 1536,
+    },
+    "base": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    },
+    "large": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
 }
 Method = Callable[[Any], nn.Module]
 
 
 def build(shape: str, method: Method) -> nn.Module:
-    """Return a BERT classifier with random weights and a method applied, in training mode on the default device."""
+    """Return a BERT classifier with random weights and a method applied, in training mode on the
+    default device.
+    """
     torch.manual_seed(0)
     return method(BertForSequenceClassification(BertConfig(**SHAPES[shape]))).train()
 
@@ -52,7 +74,9 @@ def inputs(batch: int, length: int, device: str = "cpu") -> dict[str, torch.Tens
 
 
 def saved_bytes(model: nn.Module, batch: dict[str, torch.Tensor]) -> int:
-    """Return the bytes that autograd saves for the backward pass, not counting the model's own weights."""
+    """Return the bytes that autograd saves for the backward pass, not counting the model's own
+    weights.
+    """
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,15 +1,16 @@
-"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables and JSON.
+"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables
+and JSON.
 
-    python benchmarks/run.py                       # the whole table on the CPU: hours
-    python benchmarks/run.py --quick               # a few minutes
-    python benchmarks/run.py --device cuda
-    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --methods "Houlsby r=64" --rounds 30
-    python benchmarks/run.py --parts export --rounds 30
-    python benchmarks/run.py --parts mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
+    python benchmarks/run.py                       # the whole table on the CPU: hours python
+    benchmarks/run.py --quick               # a few minutes python benchmarks/run.py --device cuda
+    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --methods "Houlsby r=64"
+    --rounds 30 python benchmarks/run.py --parts export --rounds 30 python benchmarks/run.py --parts
+    mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
 
-All methods run interleaved in one process. The machine should be idle. The table shows the ratio of the minima, and
-the median and the range of the ratios of all rounds. Two figures have no noise: floating-point operations (of matrix
-products) and bytes saved for the backward pass. On a CPU, times are processor times of the process.
+All methods run interleaved in one process. The machine should be idle. The table shows the ratio of
+the minima, and the median and the range of the ratios of all rounds. Two figures have no noise:
+floating-point operations (of matrix products) and bytes saved for the backward pass. On a CPU,
+times are processor times of the process.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ CELLS = {
         *(f"large:{batch}:{length}" for batch in (1, 8) for length in (64, 128)),
     ],
     "cuda": [
-        f"{shape}:{batch}:{length}" for shape in ("base", "large") for batch in (1, 8, 32) for length in (64, 128, 512)
+        f"{shape}:{batch}:{length}"
+        for shape in ("base", "large")
+        for batch in (1, 8, 32)
+        for length in (64, 128, 512)
     ],
 }
 PARTS = ("steps", "mixed", "changes", "fan_out", "growth", "start", "export")
@@ -64,8 +68,12 @@ def main() -> None:
     if "changes" in args.parts:
         result["changes"] = in_each_cell(mixed.after_a_change, args)
     if "fan_out" in args.parts:
-        shape, length, numbers = ("tiny", 16, (1, 4)) if args.quick else ("base", 128, (1, 2, 4, 8, 16, 32, 64))
-        result["fan_out"] = shown(fan_out.by_tasks_of_a_text(shape, length, numbers, args.rounds, args.device, 420))
+        shape, length, numbers = (
+            ("tiny", 16, (1, 4)) if args.quick else ("base", 128, (1, 2, 4, 8, 16, 32, 64))
+        )
+        result["fan_out"] = shown(
+            fan_out.by_tasks_of_a_text(shape, length, numbers, args.rounds, args.device, 420)
+        )
     if "growth" in args.parts:
         result |= grown(args)
     if "start" in args.parts:
@@ -78,21 +86,39 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="One small shape, few methods and rounds.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="One small shape, few methods and rounds."
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--cells", nargs="+", help="shape:batch:length, such as base:8:128.")
     parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, metavar="METHOD", help="Compare only these with the frozen floor."
+        "--methods",
+        nargs="+",
+        choices=METHODS,
+        metavar="METHOD",
+        help="Compare only these with the frozen floor.",
     )
-    parser.add_argument("--mixed_cells", nargs="+", help="The same for batches of several tasks. Default: base:64:32.")
+    parser.add_argument(
+        "--mixed_cells",
+        nargs="+",
+        help="The same for batches of several tasks. Default: base:64:32.",
+    )
     parser.add_argument("--rounds", type=int, help="Default: 20, or 5 with --quick.")
     parser.add_argument("--threads", type=int, default=1, help="Threads on the CPU.")
     parser.add_argument("--device", choices=CELLS, default="cpu")
-    parser.add_argument("--adapters_python", help="Python of an environment with the `adapters` library.")
-    parser.add_argument("--output", type=Path, default=Path("benchmark.json"), help="JSON file for all figures.")
+    parser.add_argument(
+        "--adapters_python", help="Python of an environment with the `adapters` library."
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("benchmark.json"), help="JSON file for all figures."
+    )
     args = parser.parse_args()
-    args.methods = tuple(dict.fromkeys([FLOOR, *(args.methods or (QUICK if args.quick else METHODS))]))
+    args.methods = tuple(
+        dict.fromkeys([FLOOR, *(args.methods or (QUICK if args.quick else METHODS))])
+    )
     args.cells = args.cells or (["minilm:8:32"] if args.quick else CELLS[args.device])
     args.mixed_cells = args.mixed_cells or ["tiny:8:16" if args.quick else "base:64:32"]
     args.rounds = args.rounds or (5 if args.quick else 20)
@@ -107,7 +133,9 @@ def parse(cell: str) -> tuple[str, int, int]:
 
 def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
     """Measure training and evaluation, also of the `adapters` library if it is given."""
-    rows = measure("train", {name: METHODS[name] for name in args.methods}, cell, args.rounds, args.device)
+    rows = measure(
+        "train", {name: METHODS[name] for name in args.methods}, cell, args.rounds, args.device
+    )
     evaluated = {name: EVALUATED[name] for name in args.methods if name in EVALUATED}
     rows += measure("eval", evaluated, cell, args.rounds, args.device)
     if args.adapters_python:
@@ -116,13 +144,17 @@ def steps(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
 
 
 def adapters_library(cell: tuple[str, int, int], args: argparse.Namespace) -> Rows:
-    """Measure the library, and houlsby_peft if it runs there, relative to the floor of that environment."""
+    """Measure the library, and houlsby_peft if it runs there, relative to the floor of that
+    environment.
+    """
     shape, batch, length = map(str, cell)
     script = str(Path(__file__).with_name("adapters_library.py"))
     options = ["--shape", shape, "--batch", batch, "--length", length, "--rounds", str(args.rounds)]
     options += ["--threads", str(args.threads), "--device", args.device]
     command = [args.adapters_python, script, *options]
-    found = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    found = json.loads(
+        subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    )
     return [row for row in found["rows"] if row["method"] != FLOOR]
 
 
@@ -136,7 +168,9 @@ def in_each_cell(measured: Callable[..., Rows], args: argparse.Namespace) -> Row
 
 
 def grown(args: argparse.Namespace) -> dict[str, Rows]:
-    """Measure growth with the bottleneck size, the adapted layers and the number of adapters in memory."""
+    """Measure growth with the bottleneck size, the adapted layers and the number of adapters in
+    memory.
+    """
     shape = "tiny" if args.quick else "base"
     cell = ("tiny", 8, 32) if args.quick else ("minilm", 32, 64)
     numbers = (1, 10, 30) if args.quick else (1, 10, 100, 1000)
@@ -147,7 +181,9 @@ def grown(args: argparse.Namespace) -> dict[str, Rows]:
 
 
 def exported(args: argparse.Namespace) -> Rows:
-    """Measure one text and 32 texts in onnxruntime and quantized, on the CPU, if the packages are installed."""
+    """Measure one text and 32 texts in onnxruntime and quantized, on the CPU, if the packages are
+    installed.
+    """
     try:
         from exported import latencies
     except ImportError as error:

@@ -1,4 +1,5 @@
-"""Measure a service with many adapters against `TaskBank.predict` called directly: throughput and latencies.
+"""Measure a service with many adapters against `TaskBank.predict` called directly: throughput and
+    latencies.
 
     python benchmarks/serve.py --model base
 
@@ -32,16 +33,34 @@ from models import SHAPES
 
 HOST, PORT = "127.0.0.1", 8765
 URL = f"http://{HOST}:{PORT}/predict"
-WORDS = ("the", "adapter", "of", "this", "task", "reads", "these", "words", "all", "others", "go", "another", "way")
+WORDS = (
+    "the",
+    "adapter",
+    "of",
+    "this",
+    "task",
+    "reads",
+    "these",
+    "words",
+    "all",
+    "others",
+    "go",
+    "another",
+    "way",
+)
 Row = tuple[str, str]
 
 
 def make_adapters(folder: Path, shape: str, number: int) -> Path:
-    """Save a base model and adapters of it, one of them a regression; return the folder of the adapters."""
+    """Save a base model and adapters of it, one of them a regression; return the folder of the
+    adapters.
+    """
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(WORDS))]
     sizes = {"vocab_size": 30522, "max_position_embeddings": 512} | SHAPES[shape]
     BertModel(BertConfig(**sizes)).save_pretrained(folder / "base")
-    BertTokenizer(vocab={word: index for index, word in enumerate(words)}).save_pretrained(folder / "base")
+    BertTokenizer(vocab={word: index for index, word in enumerate(words)}).save_pretrained(
+        folder / "base"
+    )
     for index in range(number):
         labels = ["score"] if index == 0 else ["no", "yes", "maybe"][: 2 + index % 2]
         model = AutoModelForSequenceClassification.from_pretrained(
@@ -55,7 +74,10 @@ def make_adapters(folder: Path, shape: str, number: int) -> Path:
 def make_rows(tasks: Sequence[str], number: int, length: int, seed: int) -> list[Row]:
     """Return rows of random tasks, whose texts have about as many words as `length`."""
     chosen = random.Random(seed)
-    texts = (" ".join(chosen.choices(WORDS, k=chosen.randint(length // 2, length * 3 // 2))) for _ in range(number))
+    texts = (
+        " ".join(chosen.choices(WORDS, k=chosen.randint(length // 2, length * 3 // 2)))
+        for _ in range(number)
+    )
     return [(chosen.choice(tasks), text) for text in texts]
 
 
@@ -65,7 +87,9 @@ def body(rows: Sequence[Row]) -> str:
 
 
 async def send(bodies: Sequence[str], clients: int) -> tuple[float, list[tuple[int, float, Any]]]:
-    """Send requests, so many at a time; return the seconds in all, and each one's status, seconds and answer."""
+    """Send requests, so many at a time; return the seconds in all, and each one's status, seconds
+    and answer.
+    """
     found: list[tuple[int, float, Any]] = [(0, 0.0, None)] * len(bodies)
     waiting = iter(enumerate(bodies))
 
@@ -80,7 +104,9 @@ async def send(bodies: Sequence[str], clients: int) -> tuple[float, list[tuple[i
                 found[number] = 0, time.perf_counter() - start, repr(error)
 
     connector = aiohttp.TCPConnector(limit=clients)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(300)
+    ) as session:
         begin = time.perf_counter()
         await asyncio.gather(*(client(session) for _ in range(clients)))
         return time.perf_counter() - begin, found
@@ -98,7 +124,9 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
         size = options.rows_per_request
         bodies = [body(rows[start : start + size]) for start in range(0, len(rows), size)]
         taken, found = asyncio.run(send(bodies, options.clients))
-        assert all(status == 200 for status, _, _ in found), Counter(status for status, _, _ in found)
+        assert all(status == 200 for status, _, _ in found), Counter(
+            status for status, _, _ in found
+        )
         answers = [answer for _, _, content in found for answer in content["predictions"]]
         wrong += sum(
             answer["label"] != other["label"] or abs(answer["score"] - other["score"]) > 1e-3
@@ -124,7 +152,9 @@ def compare(options: argparse.Namespace, bank: TaskBank) -> dict[str, Any]:
 def main() -> None:
     """Run the command; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", choices=list(SHAPES), default="base", help="shape of the base model")
+    parser.add_argument(
+        "--model", choices=list(SHAPES), default="base", help="shape of the base model"
+    )
     parser.add_argument("--adapters", type=int, default=50)
     parser.add_argument("--length", type=int, default=32, help="words of a text, on average")
     parser.add_argument("--rows", type=int, default=640, help="rows of a round")
@@ -132,14 +162,20 @@ def main() -> None:
     parser.add_argument("--rows_per_request", type=int, default=8)
     parser.add_argument("--clients", type=int, default=12, help="requests at a time")
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--cpus", type=int, help="threads of TaskBank and of the replica; default: all cores")
+    parser.add_argument(
+        "--cpus", type=int, help="threads of TaskBank and of the replica; default: all cores"
+    )
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     cpus = options.cpus or cores
     torch.set_num_threads(cpus)
     with tempfile.TemporaryDirectory() as folder:
         adapters = make_adapters(Path(folder), options.model, options.adapters)
-        start({"adapters": str(adapters), "cpus": cpus, "batch_size": options.batch_size, "watch": 0}, HOST, PORT)
+        start(
+            {"adapters": str(adapters), "cpus": cpus, "batch_size": options.batch_size, "watch": 0},
+            HOST,
+            PORT,
+        )
         try:
             bank = TaskBank({path.name: path for path in sorted(adapters.iterdir())})
             found = compare(options, bank)

@@ -1,4 +1,6 @@
-"""Measure what a user waits for before the first result: import, load and switch; and the size of the file."""
+"""Measure what a user waits for before the first result: import, load and switch; and the size of
+the file.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,27 @@ _IMPORT = "import time; start = time.process_time(); import {}; print(time.proce
 
 
 def imports(rounds: int) -> list[dict[str, Any]]:
-    """Measure the time to import peft, and to import houlsby_peft, which imports peft, each in new processes."""
+    """Measure the time to import peft, and to import houlsby_peft, which imports peft, each in new
+    processes.
+    """
     times: dict[str, list[float]] = {"import peft": [], "import houlsby_peft": []}
     for _ in range(rounds + 1):
         for name, values in times.items():
             code = _IMPORT.format(name.removeprefix("import "))
-            run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            run = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True
+            )
             values.append(float(run.stdout))
-    times = {name: values[1:] for name, values in times.items()}  # the first round fills the file cache
+    times = {
+        name: values[1:] for name, values in times.items()
+    }  # the first round fills the file cache
     return [{"action": name, **numbers} for name, numbers in compared(times, "import peft").items()]
 
 
 def actions(shape: str, rounds: int) -> list[dict[str, Any]]:
-    """Measure, for each method of PEFT, the time to load an adapter and to switch adapters, and the file size."""
+    """Measure, for each method of PEFT, the time to load an adapter and to switch adapters, and the
+    file size.
+    """
     rows = []
     for name, method in METHODS.items():
         model = build(shape, method)

@@ -15,7 +15,8 @@ from timing import compared, interleaved
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype of the base model, and what computes faster: autocast in bfloat16, or float32 products in TF32.
+    """The dtype of the base model, and what computes faster: autocast in bfloat16, or float32
+        products in TF32.
 
     Adapters are always float32.
     """
@@ -71,7 +72,10 @@ def evaluation(
     return evaluate
 
 
-PHASES: dict[str, Callable[..., Callable[[], object]]] = {"train": training_step, "eval": evaluation}
+PHASES: dict[str, Callable[..., Callable[[], object]]] = {
+    "train": training_step,
+    "eval": evaluation,
+}
 
 
 def measure(

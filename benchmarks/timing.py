@@ -1,4 +1,6 @@
-"""Interleaved timing: each round runs every call once, so a change in the machine's speed affects all calls."""
+"""Interleaved timing: each round runs every call once, so a change in the machine's speed affects
+all calls.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,15 @@ Key = TypeVar("Key", bound=Hashable)
 WARM_UP = 3
 # Rounds that are timed at least, whatever they take.
 FEWEST = 3
-# Options of glibc's mallopt: allocate large blocks on the heap, and do not return its end to the system.
+# Options of glibc's mallopt: allocate large blocks on the heap, and do not return its end to the
+# system.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory. Otherwise some steps request it from the system again, which adds 2% at random."""
+    """Make glibc keep freed memory. Otherwise some steps request it from the system again, which
+    adds 2% at random.
+    """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -35,8 +40,8 @@ def keep_freed_memory() -> None:
 def seconds(call: Callable[[], object], device: str) -> float:
     """Return the time of a call.
 
-    On a GPU, it is the time between two events. On a CPU, it is the processor time of this process, which other
-    processes affect less than wall-clock time.
+    On a GPU, it is the time between two events. On a CPU, it is the processor time of this process,
+    which other processes affect less than wall-clock time.
     """
     if device == "cpu":
         start = time.process_time()
@@ -52,20 +57,26 @@ def seconds(call: Callable[[], object], device: str) -> float:
 
 
 def interleaved(
-    calls: Mapping[Key, Callable[[], object]], rounds: int, device: str = "cpu", at_most: float = math.inf
+    calls: Mapping[Key, Callable[[], object]],
+    rounds: int,
+    device: str = "cpu",
+    at_most: float = math.inf,
 ) -> dict[Key, list[float]]:
-    """Return the times of each call in each round, after warming up caches, allocators and the GPU's clock.
+    """Return the times of each call in each round, after warming up caches, allocators and the
+    GPU's clock.
 
     Args:
         calls: The calls by name.
         rounds: Number of rounds.
         device: "cpu" or "cuda".
-        at_most: Seconds after which no further round starts, once three have been timed. If the first round takes more
-            than a quarter of them, it is the only one to warm up.
+        at_most: Seconds after which no further round starts, once three have been timed. If the
+            first round takes more than a quarter of them, it is the only one to warm up.
     """
     times: dict[Key, list[float]] = {name: [] for name in calls}
     start, warm_up, done = time.monotonic(), WARM_UP, 0
-    while done < warm_up + min(rounds, FEWEST) or (done < warm_up + rounds and time.monotonic() - start < at_most):
+    while done < warm_up + min(rounds, FEWEST) or (
+        done < warm_up + rounds and time.monotonic() - start < at_most
+    ):
         for name, call in calls.items():
             duration = seconds(call, device)
             if done >= warm_up:
@@ -79,7 +90,8 @@ def interleaved(
 def compared(times: Mapping[Key, list[float]], reference: Key) -> dict[Key, dict[str, Any]]:
     """Return the minimum and median of each call, and its ratios to the reference.
 
-    `ratio_of_minima` divides the minima; `median_ratio` and `ratio_range` are over the ratios of the rounds.
+    `ratio_of_minima` divides the minima; `median_ratio` and `ratio_range` are over the ratios of
+    the rounds.
     """
     result = {}
     for name, values in times.items():
@@ -101,7 +113,14 @@ def machine(device: str) -> dict[str, Any]:
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        cpu = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
+        cpu = next(
+            (
+                line.split(":")[1].strip()
+                for line in info.read_text().splitlines()
+                if "model name" in line
+            ),
+            cpu,
+        )
     return {
         "cpu": cpu,
         "capability": torch.backends.cpu.get_cpu_capability(),

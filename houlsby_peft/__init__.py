@@ -1,4 +1,6 @@
-"""Houlsby bottleneck adapters for Hugging Face PEFT. Importing this package registers the method "houlsby"."""
+"""Houlsby bottleneck adapters for Hugging Face PEFT. Importing this package registers the method
+"houlsby".
+"""
 
 from importlib import import_module
 from importlib.metadata import version
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from .serving.task_bank import TaskBank
 
 
-# Imported on first use (PEP 562), because most processes that train or apply an adapter do not need them.
+# Imported on first use (PEP 562), because most processes that train or apply an adapter do not need
+# them.
 _LAZY = {
     "AdapterDrop": ".derive.adapter_drop",
     "AnswerPrediction": ".serving.results",

@@ -1,4 +1,6 @@
-"""The bottleneck of Houlsby et al. 2019 (figure 2), what other kinds read, MAD-X's coupling: start reading here."""
+"""The bottleneck of Houlsby et al. 2019 (figure 2), what other kinds read, MAD-X's coupling: start
+reading here.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,31 @@ from .errors import AdapterError
 
 
 class Bottleneck(nn.Module):
-    """Two projections around a non-linearity, added to their input: `h + up_proj(act(down_proj(h)))`.
+    """Two projections around a non-linearity, added to their input: `h +
+    up_proj(act(down_proj(h)))`.
 
-    Houlsby et al. 2019, section 2.1 and figure 2. With width d and bottleneck size r it has 2rd + d + r parameters.
-    Other kinds of adapters read something else and add to the same output of the sub-layer.
+    Houlsby et al. 2019, section 2.1 and figure 2. With width d and bottleneck size r it has 2rd + d
+    + r parameters. Other kinds of adapters read something else and add to the same output of the
+    sub-layer.
 
     Args:
         width: The size d of the last dimension of the hidden states.
         r: The bottleneck size, at least 1.
         activation: A key of transformers' `ACT2FN`.
         dropout: Dropout probability on the branch; the paper uses 0.
-        init_std: Standard deviation of both projections, which start from a normal distribution truncated at two
-            standard deviations, with zero biases (section 3.6: 1e-2). With 0, `up_proj` starts at zero and the module
-            as the exact identity; `down_proj` then uses 1e-2, because two zero projections receive no gradient.
-        init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for linear layers, which
-            is far from the identity.
+        init_std: Standard deviation of both projections, which start from a normal distribution
+            truncated at two standard deviations, with zero biases (section 3.6: 1e-2). With 0,
+            `up_proj` starts at zero and the module as the exact identity; `down_proj` then uses
+            1e-2, because two zero projections receive no gradient.
+        init_weights: Whether to initialize as the paper does. False keeps PyTorch's default for
+            linear layers, which is far from the identity.
         kind: One of `KINDS`: what `read` is in a model.
         scaling: Factor on the branch. "learned": a parameter of the shape (1,); "channel": of (d,). Both start at 1.
 
     Shape:
         - Input: `(..., d)`, any floating dtype.
-        - Output: the shape and dtype of the input; the branch is computed in the dtype of the weights.
+        - Output: the shape and dtype of the input; the branch is computed in the dtype of the
+          weights.
     """
 
     def __init__(
@@ -56,7 +62,9 @@ class Bottleneck(nn.Module):
         self.up_proj = nn.Linear(r, width)
         self.dropout = nn.Dropout(dropout) if dropout > 0 else nn.Identity()
         sizes = {"learned": 1, "channel": width}
-        self.scaling = nn.Parameter(torch.ones(sizes[scaling])) if isinstance(scaling, str) else float(scaling)
+        self.scaling = (
+            nn.Parameter(torch.ones(sizes[scaling])) if isinstance(scaling, str) else float(scaling)
+        )
         if init_weights:
             _initialize(self.down_proj, self.up_proj, init_std)
 
@@ -85,16 +93,24 @@ class Bottleneck(nn.Module):
         return hidden + branch.to(hidden)
 
     def branch(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return `scaling * up_proj(act(down_proj(hidden)))`, without the skip connection. Variants override this."""
+        """Return `scaling * up_proj(act(down_proj(hidden)))`, without the skip connection. Variants
+        override this.
+        """
         branch: torch.Tensor = self.dropout(self.up_proj(self.activation(self.down_proj(hidden))))
-        return branch if isinstance(self.scaling, float) and self.scaling == 1 else branch * self.scaling
+        return (
+            branch
+            if isinstance(self.scaling, float) and self.scaling == 1
+            else branch * self.scaling
+        )
 
 
 class SkipConnection:
-    """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's output h.
+    """The skip connection around a sub-layer, for bottlenecks that read more than the sub-layer's
+    output h.
 
-    The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A post-LN model normalizes
-    this sum with a norm, which is a child of `parent`; a pre-LN model does not.
+    The residual input x enters before the sub-layer runs and meets h at its end, in h + x. A
+    post-LN model normalizes this sum with a norm, which is a child of `parent`; a pre-LN model does
+    not.
     """
 
     def __init__(self, parent: nn.Module | None = None, norm: str = "") -> None:
@@ -116,7 +132,8 @@ class SkipConnection:
 
         - "houlsby" (Houlsby et al. 2019): h.
         - "pfeiffer" (Pfeiffer et al. 2021): LN(h + x) in a post-LN model, h + x in a pre-LN model.
-        - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a pre-LN model.
+        - "parallel" (He et al. 2022): x, which is the input of the norm before the sub-layer in a
+          pre-LN model.
 
         h has the branches of the adapters below; x is None if it has not entered.
         """
@@ -130,10 +147,12 @@ class SkipConnection:
         total = hidden + residual
         if self._parent is None:
             return total
-        # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's copies of a layer, on
-        # other devices, read through the norm of the original.
+        # Looked up here, because a tuner layer may have taken the norm's place. DataParallel's
+        # copies of a layer, on other devices, read through the norm of the original.
         norm = getattr(self._parent, self._norm)
-        normalized: torch.Tensor = norm(total.to(None if norm.weight.is_meta else norm.weight.device))
+        normalized: torch.Tensor = norm(
+            total.to(None if norm.weight.is_meta else norm.weight.device)
+        )
         return normalized.to(total.device)
 
 
@@ -143,10 +162,12 @@ def _thread() -> int:
 
 
 class InvertibleCoupling(nn.Module):
-    """An invertible module for the embeddings of a language (MAD-X, Pfeiffer et al. 2020; NICE, Dinh et al. 2015).
+    """An invertible module for the embeddings of a language (MAD-X, Pfeiffer et al. 2020; NICE,
+    Dinh et al. 2015).
 
-    Of hidden states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this exactly, whatever
-    the networks F and G are. Both have two linear layers with an activation between them.
+    Of hidden states (x1, x2), it makes y1 = x1 + F(x2) and y2 = x2 + G(y1). The inverse undoes this
+    exactly, whatever the networks F and G are. Both have two linear layers with an activation
+    between them.
 
     Args:
         width: The size d of the hidden states; x1 has d // 2 channels, x2 the rest.
@@ -172,7 +193,9 @@ class InvertibleCoupling(nn.Module):
 
         def network(inputs: int, outputs: int) -> nn.Sequential:
             inner = max(1, int(inputs // reduction_factor))
-            return nn.Sequential(nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs))
+            return nn.Sequential(
+                nn.Linear(inputs, inner), ACT2FN[activation], nn.Linear(inner, outputs)
+            )
 
         self.F = network(self.sizes[1], self.sizes[0])
         self.G = network(*self.sizes)
@@ -187,7 +210,9 @@ class InvertibleCoupling(nn.Module):
         return cls(width, config.activation, factor, config.init_std, config.init_weights)
 
     def forward(self, hidden: torch.Tensor, inverse: bool = False) -> torch.Tensor:
-        """Return the transformed hidden states or, with `inverse`, those that the transformed ones come from."""
+        """Return the transformed hidden states or, with `inverse`, those that the transformed ones
+        come from.
+        """
         # Not next(self.parameters()): the copies that DataParallel makes have none.
         first, second = _to_weight(hidden, self.F[0].weight).split(self.sizes, dim=-1)
         if inverse:
@@ -202,8 +227,9 @@ class InvertibleCoupling(nn.Module):
 def _to_weight(hidden: torch.Tensor, weight: Any) -> torch.Tensor:
     """Move hidden states to the device and the dtype of a weight.
 
-    The weights may be float32 on a base in half precision. A shared module may serve layers on several devices;
-    accelerate brings in weights that are on the meta device when the module is called.
+    The weights may be float32 on a base in half precision. A shared module may serve layers on
+    several devices; accelerate brings in weights that are on the meta device when the module is
+    called.
     """
     if not isinstance(weight, torch.Tensor):
         # A method, in the layers of torch.ao.quantization.quantize_dynamic, which expect float32.

@@ -1,4 +1,6 @@
-"""Errors about what comes from outside: arguments, files written by others, the Hub, HTTP and the network."""
+"""Errors about what comes from outside: arguments, files written by others, the Hub, HTTP and the
+network.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,15 @@ _MOST_CHARACTERS = 300
 
 
 class AdapterError(ValueError):
-    """A folder or repository does not contain a usable adapter. The message gives file, rule and remedy."""
+    """A folder or repository does not contain a usable adapter. The message gives file, rule and
+    remedy.
+    """
 
 
 class HubError(OSError):
-    """The Hub cannot be reached or refuses a request. The message is one line with the reason and the remedy."""
+    """The Hub cannot be reached or refuses a request. The message is one line with the reason and
+    the remedy.
+    """
 
 
 def shortened(text: str) -> str:

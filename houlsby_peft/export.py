@@ -31,9 +31,16 @@ from .serving.readers import cut_arguments
 # The names that optimum and the Hub use.
 MODEL_FILE = "model.onnx"
 INT8_FILE = "model_quantized.onnx"
-_TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+_TASKS = (
+    "text-classification",
+    "token-classification",
+    "question-answering",
+    "fill-mask",
+    "feature-extraction",
+)
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so many tokens.
+# Rows and tokens of the inputs on which both runtimes are compared, as far as the model reads so
+# many tokens.
 _COMPARED = ((1, 1), (1, 11), (2, 6), (5, 128), (3, 512))
 # protobuf cannot hold more in one file.
 _LARGEST_FILE = 2**31 - 2**24
@@ -48,24 +55,26 @@ def export_onnx(
 ) -> dict[Path, float]:
     """Export a base model with one adapter to ONNX, and check that onnxruntime computes the same.
 
-    The folder gets `model.onnx`, the configuration with the labels, and the tokenizer, which cuts texts to the
-    adapter's length. The number of texts and of tokens stay variable. Everything is computed in float32. The model in
-    memory stays as it is.
+    The folder gets `model.onnx`, the configuration with the labels, and the tokenizer, which cuts
+    texts to the adapter's length. The number of texts and of tokens stay variable. Everything is
+    computed in float32. The model in memory stays as it is.
 
     Args:
         adapter: What `houlsby_peft.load` returns, or an adapter's name on the Hub or its folder.
         folder: The folder to write. Existing files of these names are replaced, once the check has passed.
         int8: Also write `model_quantized.onnx`, whose matrix products are computed in 8-bit integers.
-        tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is accepted, as
-            a share of the largest output above 1, on random inputs of several shapes, with padding. It does not apply
-            to the quantized model, which you compare on texts of your own.
+        tolerance: The largest difference between the outputs of onnxruntime and of PyTorch that is
+            accepted, as a share of the largest output above 1, on random inputs of several shapes,
+            with padding. It does not apply to the quantized model, which you compare on texts of
+            your own.
 
     Returns:
         Each file of a model, and the largest difference that was found.
 
     Raises:
-        AdapterError: The adapter's task or base model cannot be exported, or the outputs differ by more than
-            `tolerance`. Nothing is written then, nor if PyTorch's exporter fails, whose own error is raised.
+        AdapterError: The adapter's task or base model cannot be exported, or the outputs differ by
+            more than `tolerance`. Nothing is written then, nor if PyTorch's exporter fails, whose
+            own error is raised.
         ImportError: A package of the extra `export` is missing.
         OSError: The folder cannot be written to, which is found before anything else is done, or the disk is full.
     """
@@ -81,8 +90,12 @@ def export_onnx(
         model = _copy_with_one_adapter(predictor)
         tokenizer = copy.deepcopy(predictor.tokenizer)
         known = inspect.signature(model.forward).parameters
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in known]
-        tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # otherwise not saved
+        tokenizer.model_input_names = [
+            name for name in tokenizer.model_input_names if name in known
+        ]
+        tokenizer.init_kwargs["model_input_names"] = (
+            tokenizer.model_input_names
+        )  # otherwise not saved
         lengths = cut_arguments(tokenizer, model, predictor.config)
         tokenizer.model_max_length = lengths.get("max_length", tokenizer.model_max_length)
         samples = _make_samples(model, tokenizer)
@@ -100,7 +113,9 @@ def export_onnx(
             )
         if int8:
             _quantize(written, written.with_name(INT8_FILE))
-            differences[INT8_FILE] = _largest_difference(written.with_name(INT8_FILE), samples, expected)
+            differences[INT8_FILE] = _largest_difference(
+                written.with_name(INT8_FILE), samples, expected
+            )
         model.config.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         for path in scratch.iterdir():
@@ -116,7 +131,9 @@ def _check_can_be_exported(predictor: Predictor) -> None:
     other = sorted(set(predictor.tokenizer.model_input_names) & set(known) - set(_INPUTS))
     # Converted to float32, these would be other numbers.
     weights = predictor.model.named_parameters()
-    quantized = [name for name, weight in weights if weight.is_meta or not weight.is_floating_point()]
+    quantized = [
+        name for name, weight in weights if weight.is_meta or not weight.is_floating_point()
+    ]
     reasons = {
         f"its task is {predictor.task.pipeline}": predictor.task.pipeline not in _TASKS,
         f"its base model also reads {', '.join(other)}": other,
@@ -131,16 +148,22 @@ def _check_can_be_exported(predictor: Predictor) -> None:
 
 
 def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
-    """Return a copy of the base model with this adapter alone, in float32 on the CPU, in evaluation mode.
+    """Return a copy of the base model with this adapter alone, in float32 on the CPU, in evaluation
+    mode.
 
-    It shares the weights that are so already, but no modules: others may be using the model, with other adapters.
+    It shares the weights that are so already, but no modules: others may be using the model, with
+        other adapters.
     """
     model = predictor.model
     shared: dict[int, Any] = {}
     for weight in model.parameters():
-        shared[id(weight)] = nn.Parameter(weight.detach().to("cpu", torch.float32), requires_grad=False)
+        shared[id(weight)] = nn.Parameter(
+            weight.detach().to("cpu", torch.float32), requires_grad=False
+        )
     # The mixed batches that other threads are running.
-    shared |= {id(layer.batches): {} for layer in model.modules() if isinstance(layer, HoulsbyTunerLayer)}
+    shared |= {
+        id(layer.batches): {} for layer in model.modules() if isinstance(layer, HoulsbyTunerLayer)
+    }
     copied = copy.deepcopy(model, shared).cpu().eval()
     copied.set_adapter(predictor.name, inference_mode=True)
     for name in set(copied.peft_config) - {predictor.name}:
@@ -150,7 +173,11 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     config.update(label_arguments(predictor.config))
     config.dtype = torch.float32
     config.architectures = [type(base).__name__]
-    for option in ("use_cache", "output_attentions", "output_hidden_states"):  # whose tuples would be outputs
+    for option in (
+        "use_cache",
+        "output_attentions",
+        "output_hidden_states",
+    ):  # whose tuples would be outputs
         if getattr(config, option, False):
             setattr(config, option, False)
     record = predictor.config.record
@@ -160,12 +187,21 @@ def _copy_with_one_adapter(predictor: Predictor) -> PreTrainedModel:
     return base
 
 
-def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, torch.Tensor]]:
-    """Return random inputs of several shapes; the rows of each have different lengths if there is a padding token."""
+def _make_samples(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, torch.Tensor]]:
+    """Return random inputs of several shapes; the rows of each have different lengths if there is a
+    padding token.
+    """
     generator = torch.Generator().manual_seed(0)
     config = model.config.get_text_config()
     padding = tokenizer.pad_token_id
-    longest = int(min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or LARGE_INTEGER))
+    longest = int(
+        min(
+            tokenizer.model_max_length,
+            getattr(config, "max_position_embeddings", None) or LARGE_INTEGER,
+        )
+    )
     # Without padding, which models take for the end of a text wherever it is.
     words = torch.tensor(sorted(set(range(config.vocab_size)) - set(tokenizer.all_special_ids)))
     samples = []
@@ -175,15 +211,21 @@ def _make_samples(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
         lengths = torch.linspace(tokens, shortest, rows).long()
         mask = (torch.arange(tokens) < lengths[:, None]).long()
         ids = words[torch.randint(0, len(words), (rows, tokens), generator=generator)]
-        types = torch.randint(0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator)
-        inputs = dict(zip(_INPUTS, (ids.where(mask.bool(), padding or 0), mask, types * mask), strict=True))
+        types = torch.randint(
+            0, getattr(config, "type_vocab_size", 0) or 1, (rows, tokens), generator=generator
+        )
+        inputs = dict(
+            zip(_INPUTS, (ids.where(mask.bool(), padding or 0), mask, types * mask), strict=True)
+        )
         if tokenizer.padding_side == "left":
             inputs = {name: value.flip(1) for name, value in inputs.items()}
         samples.append({name: inputs[name] for name in tokenizer.model_input_names})
     return samples
 
 
-def _write_model(model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path) -> None:
+def _write_model(
+    model: PreTrainedModel, sample: Mapping[str, torch.Tensor], outputs: list[str], path: Path
+) -> None:
     program: Any = torch.onnx.export(
         model,
         kwargs=dict(sample),
@@ -207,14 +249,20 @@ def _quantize(source: Path, target: Path) -> None:
     with _quiet():
         is_large = source.with_name(f"{MODEL_FILE}.data").exists()
         quantize_dynamic(
-            model, target, weight_type=QuantType.QInt8, per_channel=True, use_external_data_format=is_large
+            model,
+            target,
+            weight_type=QuantType.QInt8,
+            per_channel=True,
+            use_external_data_format=is_large,
         )
 
 
 def _largest_difference(
     path: Path, samples: list[dict[str, torch.Tensor]], expected: list[dict[str, torch.Tensor]]
 ) -> float:
-    """Return the largest difference between the outputs of a file and the expected ones, in tokens that are read."""
+    """Return the largest difference between the outputs of a file and the expected ones, in tokens
+    that are read.
+    """
     import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -222,7 +270,9 @@ def _largest_difference(
     for sample, outputs in zip(samples, expected, strict=True):
         found = session.run(list(outputs), {name: value.numpy() for name, value in sample.items()})
         for value, output in zip(found, outputs.values(), strict=True):
-            scale = output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)  # such as prices, of a regression
+            scale = (
+                output.nan_to_num(posinf=0, neginf=0).abs().max().clamp(min=1)
+            )  # such as prices, of a regression
             difference = (torch.from_numpy(value) - output).abs() / scale
             if output.shape[:2] == sample["attention_mask"].shape:
                 difference = difference[sample["attention_mask"].bool()]
@@ -232,7 +282,9 @@ def _largest_difference(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' messages about their own internals, and about steps that the export takes itself."""
+    """Hide the exporters' messages about their own internals, and about steps that the export takes
+    itself.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = logging.root.manager.disable

@@ -1,4 +1,6 @@
-"""The tuner layers: a module of the base model, wrapped, with the bottleneck or the norm of each adapter."""
+"""The tuner layers: a module of the base model, wrapped, with the bottleneck or the norm of each
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,27 @@ _HOOK_ATTRIBUTES = ("_hf_hook", "_old_forward", "forward")
 
 
 class Batch(Protocol):
-    """A batch whose rows have different adapters, as layers and heads use it; `batching.MixedBatch` is one."""
+    """A batch whose rows have different adapters, as layers and heads use it; `batching.MixedBatch`
+    is one.
+    """
 
-    def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return what a layer or head computes: each row by its own adapter, as its `run_adapter` does."""
+    def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what a layer or head computes: each row by its own adapter, as its `run_adapter`
+        does.
+        """
         ...
 
 
 def batch_of(batches: Mapping[int, Batch]) -> Batch | None:
-    """Return the mixed batch that this thread runs through a model; None in an ordinary forward pass."""
+    """Return the mixed batch that this thread runs through a model; None in an ordinary forward
+    pass.
+    """
     return batches.get(get_ident()) if batches else None
 
 
 def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the names and modules of the base model, as `named_modules` does on a model without adapters.
+    """Yield the names and modules of the base model, as `named_modules` does on a model without
+    adapters.
 
     The model itself is left out. Adapters, of which a model may have hundreds, are not visited.
     """
@@ -48,11 +57,15 @@ def base_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def wrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the wrappers that adapters have put around modules of the base model, by the names of these modules."""
+    """Yield the wrappers that adapters have put around modules of the base model, by the names of
+    these modules.
+    """
     return ((name, module) for name, module, base in _walk("", model, set()) if module is not base)
 
 
-def _walk(name: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module]]:
+def _walk(
+    name: str, module: nn.Module, seen: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module, nn.Module]]:
     base = base_module(module)
     if base in seen:
         return
@@ -71,7 +84,9 @@ def base_module(module: nn.Module) -> nn.Module:
 
 
 def layers_around(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the tuner layers around a module of the base model, from the outermost on, also those of other methods."""
+    """Yield the tuner layers around a module of the base model, from the outermost on, also those
+    of other methods.
+    """
     while isinstance(module, BaseTunerLayer):
         yield module
         module = module.base_layer  # type: ignore[assignment]
@@ -85,7 +100,8 @@ def is_inside(name: str, outer: str) -> bool:
 class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
     """Base class of the tuner layers: wrap a module, call it, and never touch its weights.
 
-    Public attributes that a tuner layer lacks, such as `in_features`, are those of the wrapped module.
+    Public attributes that a tuner layer lacks, such as `in_features`, are those of the wrapped
+    module.
 
     Args:
         base_layer: The wrapped module of the base model.
@@ -107,7 +123,8 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         # In a tuple, so that the module is not registered a second time.
         self.reference = (self.get_base_layer() if reference is None else reference,)
         self.batches = {} if batches is None else batches
-        # The heads to enable and disable with this layer, in a plain list because they are registered elsewhere.
+        # The heads to enable and disable with this layer, in a plain list because they are
+        # registered elsewhere.
         self.heads: list[AuxiliaryTrainingWrapper] = []
         # Names the base model's classes after those of the active adapters.
         self.name_classes: Callable[[list[str]], None] | None = None
@@ -126,13 +143,17 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             return getattr(self.base_layer, name)
 
     def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
-        """Set the active adapters of this layer, and name the classes of the base model after theirs."""
+        """Set the active adapters of this layer, and name the classes of the base model after
+        theirs.
+        """
         super().set_adapter(adapter_names, inference_mode=inference_mode)
         if self.name_classes is not None:
             self.name_classes([] if self._disable_adapters else self.active_adapters)
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Enable or disable the adapters of this layer, the trained heads that belong to it, and their classes."""
+        """Enable or disable the adapters of this layer, the trained heads that belong to it, and
+        their classes.
+        """
         super().enable_adapters(enabled)
         if self.name_classes is not None:
             self.name_classes(self.active_adapters if enabled else [])
@@ -143,7 +164,9 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         """Give what enters this module to the layers whose bottlenecks may read it."""
         if not self.readers:
             return
-        hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        hidden = next(
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)
+        )
         for layer in self.readers:
             if layer.skip is not None and not layer.disable_adapters:
                 layer.skip.enter(hidden)
@@ -154,30 +177,38 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
             if adapter_name in getattr(self, name):
                 getattr(self, name)[adapter_name].to(dtype_of(self.reference[0]))
 
-    def _move_adapter_to_device_of_base_layer(self, adapter_name: str, device: torch.device | None = None) -> None:
-        """Move an adapter after PEFT has loaded it; its dtype, which need not be the base model's, stays."""
+    def _move_adapter_to_device_of_base_layer(
+        self, adapter_name: str, device: torch.device | None = None
+    ) -> None:
+        """Move an adapter after PEFT has loaded it; its dtype, which need not be the base model's,
+        stays.
+        """
         for name in self.adapter_layer_names:
             added = getattr(self, name)
-            if adapter_name in added and not any(weight.is_meta for weight in added[adapter_name].parameters()):
+            if adapter_name in added and not any(
+                weight.is_meta for weight in added[adapter_name].parameters()
+            ):
                 added[adapter_name].to(device or device_of(self.reference[0]))
 
 
 class HoulsbyLayer(HoulsbyTunerLayer):
-    """A module whose output is a sub-layer's output, followed by the bottleneck of each active adapter.
+    """A module whose output is a sub-layer's output, followed by the bottleneck of each active
+    adapter.
 
-    Houlsby et al. 2019, figure 2 (left). Active adapters are stacked in the order given. An adapter without a
-    bottleneck here leaves the output unchanged. If the wrapped module returns a tuple, its first element is adapted.
-    Adapters of every kind add to this output; those that read something else need the layer's `SkipConnection`.
+    Houlsby et al. 2019, figure 2 (left). Active adapters are stacked in the order given. An adapter
+    without a bottleneck here leaves the output unchanged. If the wrapped module returns a tuple,
+    its first element is adapted. Adapters of every kind add to this output; those that read
+    something else need the layer's `SkipConnection`.
 
-    One layer owns a shared bottleneck and registers it; the other layers of its group refer to the owner. The
-    bottleneck is thus saved, counted and optimized once.
+    One layer owns a shared bottleneck and registers it; the other layers of its group refer to the
+    owner. The bottleneck is thus saved, counted and optimized once.
 
     Args:
         base_layer: The wrapped module.
         reference: The module whose device and dtype the bottlenecks share. Default: the wrapped module.
         batches: See `HoulsbyTunerLayer`.
-        channel_dim: The dimension of the output that the bottleneck transforms, counted from the end: -1, or -1 - n
-            for a convolution over n dimensions.
+        channel_dim: The dimension of the output that the bottleneck transforms, counted from the
+            end: -1, or -1 - n for a convolution over n dimensions.
     """
 
     adapter_layer_names = ("houlsby_adapter",)
@@ -195,32 +226,42 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         super().__init__(base_layer, reference, batches)
         self.channel_dim = channel_dim
         self.houlsby_adapter = nn.ModuleDict()
-        # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that the bottleneck is
-        # registered only once in the model.
+        # From an adapter's name to the layer that owns its shared bottleneck. A plain dict, so that
+        # the bottleneck is registered only once in the model.
         self.houlsby_owner: dict[str, HoulsbyLayer] = {}
         # Only where an adapter has needed it.
         self.skip: SkipConnection | None = None
 
     def update_layer(self, adapter_name: str, bottleneck: nn.Module) -> None:
-        """Give an adapter a bottleneck that this layer owns; an existing one of this name is replaced."""
+        """Give an adapter a bottleneck that this layer owns; an existing one of this name is
+        replaced.
+        """
         self.houlsby_owner.pop(adapter_name, None)
         self.houlsby_adapter[adapter_name] = bottleneck
 
     def share_layer(self, adapter_name: str, owner: HoulsbyLayer) -> None:
-        """Give an adapter the bottleneck that another layer owns; an existing one of this name is replaced."""
+        """Give an adapter the bottleneck that another layer owns; an existing one of this name is
+        replaced.
+        """
         if adapter_name in self.houlsby_adapter:
             del self.houlsby_adapter[adapter_name]
         self.houlsby_owner[adapter_name] = owner
 
     def bottleneck(self, adapter_name: str) -> Any:
-        """Return the bottleneck that an adapter applies here, owned or shared; None if it has none here."""
+        """Return the bottleneck that an adapter applies here, owned or shared; None if it has none
+        here.
+        """
         owner = self.houlsby_owner.get(adapter_name, self)
-        return owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None
+        return (
+            owner.houlsby_adapter[adapter_name] if adapter_name in owner.houlsby_adapter else None
+        )
 
     def run_adapter(
         self, adapter_name: str, hidden: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Apply the bottleneck that an adapter has here, if it has one, to h, given x if it has entered."""
+        """Apply the bottleneck that an adapter has here, if it has one, to h, given x if it has
+        entered.
+        """
         bottleneck = self.bottleneck(adapter_name)
         if bottleneck is None:
             return hidden
@@ -246,7 +287,7 @@ class HoulsbyLayer(HoulsbyTunerLayer):
         residual = None if self.skip is None else self.skip.leave()
         batch = batch_of(self.batches)
         if batch is not None:
-            hidden = batch.run(self, (hidden, residual), {})
+            hidden = batch.apply(self, (hidden, residual), {})
         else:
             for name in self.active_adapters[: self.most_applied]:
                 hidden = self.run_adapter(name, hidden, residual)
@@ -259,7 +300,8 @@ class HoulsbyLayer(HoulsbyTunerLayer):
 class HoulsbyEmbedding(HoulsbyLayer):
     """The end of the embeddings, followed by the coupling of the first active adapter (MAD-X).
 
-    Couplings do not compose: of several active adapters, only the first one's is used, if it has one.
+    Couplings do not compose: of several active adapters, only the first one's is used, if it has
+        one.
     """
 
     most_applied = 1
@@ -270,24 +312,31 @@ class HoulsbyEmbedding(HoulsbyLayer):
     ) -> torch.Tensor:
         """Apply the coupling of an adapter, or its inverse, if it has one."""
         coupling = self.bottleneck(adapter_name)
-        result: torch.Tensor = hidden if coupling is None else coupling(hidden, inverse=self.is_inverse)
+        result: torch.Tensor = (
+            hidden if coupling is None else coupling(hidden, inverse=self.is_inverse)
+        )
         return result
 
 
 class HoulsbyOutputEmbedding(HoulsbyEmbedding):
-    """The output embedding of a language model head, preceded by the inverse of the coupling after the embeddings."""
+    """The output embedding of a language model head, preceded by the inverse of the coupling after
+    the embeddings.
+    """
 
     is_inverse = True
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return self.base_layer(hidden if self.disable_adapters else self._adapt(hidden), *args, **kwargs)
+        return self.base_layer(
+            hidden if self.disable_adapters else self._adapt(hidden), *args, **kwargs
+        )
 
 
 class HoulsbyLayerNorm(HoulsbyTunerLayer):
-    """A norm of the base model and a trained copy of it per adapter (Houlsby et al. 2019, section 2.1).
+    """A norm of the base model and a trained copy of it per adapter (Houlsby et al. 2019, section
+    2.1).
 
-    Norms do not compose: of several active adapters, the last one that trains this norm is used. While adapters are
-    disabled, the base model's norm is used.
+    Norms do not compose: of several active adapters, the last one that trains this norm is used.
+    While adapters are disabled, the base model's norm is used.
     """
 
     adapter_layer_names = ("houlsby_norm",)
@@ -301,7 +350,9 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
         self.houlsby_norm[adapter_name] = copy_of(self.base_layer)
 
     def norm(self, adapter_name: str) -> nn.Module:
-        """Return the norm that an adapter uses here: its trained copy or, if it has none, the base model's norm."""
+        """Return the norm that an adapter uses here: its trained copy or, if it has none, the base
+        model's norm.
+        """
         own = self.houlsby_norm
         return own[adapter_name] if adapter_name in own else self.base_layer
 
@@ -311,19 +362,24 @@ class HoulsbyLayerNorm(HoulsbyTunerLayer):
             return self.base_layer(*args, **kwargs)
         batch = batch_of(self.batches)
         if batch is not None:
-            return batch.run(self, args, kwargs)
-        name = next((name for name in reversed(self.active_adapters) if name in self.houlsby_norm), BASE)
+            return batch.apply(self, args, kwargs)
+        name = next(
+            (name for name in reversed(self.active_adapters) if name in self.houlsby_norm), BASE
+        )
         return self.run_adapter(name, *args, **kwargs)
 
     def run_adapter(self, adapter_name: str, *args: Any, **kwargs: Any) -> Any:
         """Apply the norm that an adapter uses here; the result has the dtype of the hidden states.
 
-        The norm may be in float32 on a base model in half precision. I-BERT's also gets a scaling factor.
+        The norm may be in float32 on a base model in half precision. I-BERT's also gets a scaling
+        factor.
         """
         norm = self.norm(adapter_name)
         if norm.weight.dtype == self.base_layer.weight.dtype:
             return norm(*args, **kwargs)
-        hidden = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        hidden = next(
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)
+        )
         own_args, own_kwargs = cast((args, kwargs), norm.weight.dtype)  # type: ignore[arg-type]
         return cast(norm(*own_args, **own_kwargs), hidden.dtype)
 
@@ -340,7 +396,9 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Return a copy with whole weights of its own, and without accelerate's hook, which refers to the original's."""
+    """Return a copy with whole weights of its own, and without accelerate's hook, which refers to
+    the original's.
+    """
     modules = list(module.modules())
     with ExitStack() as stack:
         if sharded := [weight for weight in module.parameters() if hasattr(weight, "ds_id")]:
@@ -348,7 +406,9 @@ def copy_of(module: nn.Module) -> nn.Module:
         for each in modules:
             stack.enter_context(align_module_device(each))
         # A hook refers to the weights of the whole model, which must not be copied.
-        copied = copy.deepcopy(module, {id(each._hf_hook): None for each in modules if hasattr(each, "_hf_hook")})
+        copied = copy.deepcopy(
+            module, {id(each._hf_hook): None for each in modules if hasattr(each, "_hf_hook")}
+        )
     for each in copied.modules():
         for name in _HOOK_ATTRIBUTES:
             each.__dict__.pop(name, None)
@@ -356,18 +416,24 @@ def copy_of(module: nn.Module) -> nn.Module:
 
 
 def device_of(module: nn.Module) -> torch.device | None:
-    """Return the device that a module runs on; None if it has no weights, or only ones on the meta device."""
+    """Return the device that a module runs on; None if it has no weights, or only ones on the meta
+    device.
+    """
     device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
     if device is None:
         # Quantized weights may be buffers.
-        device = next((tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta")
+        device = next(
+            (tensor.device for tensor in chain(module.parameters(), module.buffers())), "meta"
+        )
     return None if torch.device(device) == torch.device("meta") else torch.device(device)
 
 
 def dtype_of(module: nn.Module) -> torch.dtype | None:
     """Return the dtype of a module's weights; None if it has none, or if they are quantized."""
     weight: torch.Tensor | None = next(module.parameters(), None)
-    if weight is None:  # as in the copies that DataParallel makes, in which weights are plain attributes
+    if (
+        weight is None
+    ):  # as in the copies that DataParallel makes, in which weights are plain attributes
         attributes = chain.from_iterable(vars(each).values() for each in module.modules())
         weight = next((value for value in attributes if isinstance(value, torch.Tensor)), None)
     return weight.dtype if weight is not None and weight.is_floating_point() else None

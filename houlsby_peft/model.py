@@ -24,7 +24,13 @@ from .bottleneck import SkipConnection
 from .checkpoints.weights import FILE_PREFIX, check_at_hand, check_tensors
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
-from .heads.tasks import find_adapter_of_rows, find_adapter_with_head, label_facts, name_classes, use_labels
+from .heads.tasks import (
+    find_adapter_of_rows,
+    find_adapter_with_head,
+    label_facts,
+    name_classes,
+    use_labels,
+)
 from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of
 from .placement.places import is_norm
 from .placement.plan import Plan
@@ -32,11 +38,13 @@ from .registration import PREFIX
 
 
 class HoulsbyModel(BaseTuner):
-    """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model, HoulsbyConfig())`.
+    """Adds Houlsby bottleneck adapters to a model; made by `get_peft_model(model,
+    HoulsbyConfig())`.
 
-    Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip connection. The
-    bottlenecks, the norms of the adapted layers and the task head are trained; everything else is frozen. The weights
-    of the base model are never touched, so it may be quantized or sharded in any way.
+    Houlsby et al. 2019: the output of each sub-layer passes through a bottleneck before its skip
+    connection. The bottlenecks, the norms of the adapted layers and the task head are trained;
+    everything else is frozen. The weights of the base model are never touched, so it may be
+    quantized or sharded in any way.
 
     Args:
         model: The base model, changed in place.
@@ -50,7 +58,11 @@ class HoulsbyModel(BaseTuner):
     tuner_layer_cls = HoulsbyTunerLayer
 
     def __init__(
-        self, model: nn.Module, peft_config: HoulsbyConfig | dict[str, HoulsbyConfig], adapter_name: str, **kwargs: Any
+        self,
+        model: nn.Module,
+        peft_config: HoulsbyConfig | dict[str, HoulsbyConfig],
+        adapter_name: str,
+        **kwargs: Any,
     ) -> None:
         # As when a notebook's cell with `get_peft_model` runs again, of which PEFT warns.
         base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
@@ -73,9 +85,9 @@ class HoulsbyModel(BaseTuner):
     ) -> None:
         """Add an adapter to the model. PEFT calls this when an adapter is created, added or loaded.
 
-        What can be refused is found out before the model is changed; if PEFT fails afterwards, the adapter is removed.
-        The places come from the configuration and, for a saved adapter, from its record, not from `state_dict`, in
-        which a shared bottleneck appears only at its owner.
+        What can be refused is found out before the model is changed; if PEFT fails afterwards, the
+        adapter is removed. The places come from the configuration and, for a saved adapter, from
+        its record, not from `state_dict`, in which a shared bottleneck appears only at its owner.
 
         Raises:
             ValueError: There is nothing to adapt, or the name is taken.
@@ -86,24 +98,36 @@ class HoulsbyModel(BaseTuner):
         plan = self._plan = Plan(model, config)
         plan.check(adapter_name)
         record = plan.new_record(adapter_name)
-        self._batches: dict[int, Batch] = next((layer.batches for layer in _tuner_layers(model)), {})
+        self._batches: dict[int, Batch] = next(
+            (layer.batches for layer in _tuner_layers(model)), {}
+        )
         self._row_finder = RowFinder(model, self._batches)
-        self._trained_before = {name for name, weight in model.named_parameters() if weight.requires_grad}
+        self._trained_before = {
+            name for name, weight in model.named_parameters() if weight.requires_grad
+        }
         active = [adapter_name] if adapter_name in self.active_adapters else []
         try:
             # Before PEFT wraps modules to save: it finds our wrappers and uses them.
             add_heads(model, plan.heads, adapter_name, active, self._batches)
-            # PEFT would match the patterns of sizes, only to warn of some. Those of a file may take forever.
+            # PEFT would match the patterns of sizes, only to warn of some. Those of a file may take
+            # forever.
             self.peft_config[adapter_name] = without = copy.copy(config)
             without.rank_pattern = {}
             super().inject_adapter(model, adapter_name, autocast_adapter_dtype, low_cpu_mem_usage)
             self.peft_config[adapter_name] = config
-            # As PEFT does for its part: to activate the adapters in a layer also says which of its weights train.
-            training = [(weight, weight.requires_grad) for weight in model.parameters()] if plan.ends else []
-            # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose weights stay theirs.
+            # As PEFT does for its part: to activate the adapters in a layer also says which of its
+            # weights train.
+            training = (
+                [(weight, weight.requires_grad) for weight in model.parameters()]
+                if plan.couplings
+                else []
+            )
+            # Not among the modules that PEFT looks for: it would warn of tied embeddings, whose
+            # weights stay theirs.
             with init_empty_weights() if low_cpu_mem_usage else nullcontext():
-                # The owner first: some models, such as XLM-R's, hold the output embedding before the embeddings.
-                for key in sorted(plan.ends, key=lambda key: plan.owners[key] != key):
+                # The owner first: some models, such as XLM-R's, hold the output embedding before
+                # the embeddings.
+                for key in sorted(plan.couplings, key=lambda key: plan.owners[key] != key):
                     parent, _, name = key.rpartition(".")
                     parts = (model.get_submodule(key), name, model.get_submodule(parent))
                     self._create_and_replace(config, adapter_name, *parts, key)
@@ -113,20 +137,28 @@ class HoulsbyModel(BaseTuner):
             self._remove(adapter_name)
             raise
         for name in plan.heads:
-            if not name.endswith(tuple(config.modules_to_save or ())):  # which PEFT has taken care of
+            if not name.endswith(
+                tuple(config.modules_to_save or ())
+            ):  # which PEFT has taken care of
                 head: Any = model.get_submodule(name)
-                head.modules_to_save[adapter_name].requires_grad_(bool(active) and not config.inference_mode)
+                head.modules_to_save[adapter_name].requires_grad_(
+                    bool(active) and not config.inference_mode
+                )
         hook_other_wrappers(model, self._batches)
         config.record = record
-        # The first tuner layer switches the heads and the names of the classes, of which transformers knows nothing:
-        # it disables heads, but enables only the tuner layers.
+        # The first tuner layer switches the heads and the names of the classes, of which
+        # transformers knows nothing: it disables heads, but enables only the tuner layers.
         for layer in islice(_tuner_layers(model), 1):
             layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-            layer.name_classes = partial(name_classes, getattr(model, "config", None), self.peft_config)
+            layer.name_classes = partial(
+                name_classes, getattr(model, "config", None), self.peft_config
+            )
             layer.name_classes(self.active_adapters)
 
     def _remove(self, adapter_name: str) -> None:
-        """Remove an adapter that could not be added or loaded, and with the only one all that adapters have added."""
+        """Remove an adapter that could not be added or loaded, and with the only one all that
+        adapters have added.
+        """
         self.delete_adapter(adapter_name)
         if not self.peft_config:
             self.unload()
@@ -166,9 +198,12 @@ class HoulsbyModel(BaseTuner):
         elif isinstance(layer, HoulsbyLayer):
             layer.share_layer(adapter_name, self.model.get_submodule(plan.owners[current_key]))
         if isinstance(layer, HoulsbyLayer) and place.entry is not None and layer.skip is None:
-            # Its bottlenecks read the residual input of their sub-layer, and the norm after the sum.
+            # Its bottlenecks read the residual input of their sub-layer, and the norm after the
+            # sum.
             norm_parent, _, norm = (place.norm or "").rpartition(".")
-            layer.skip = SkipConnection(self.model.get_submodule(norm_parent) if norm else None, norm)
+            layer.skip = SkipConnection(
+                self.model.get_submodule(norm_parent) if norm else None, norm
+            )
             entry_parent, _, name = place.entry.rpartition(".")
             start = entry = self.model.get_submodule(place.entry)
             if not isinstance(entry, HoulsbyTunerLayer):
@@ -181,7 +216,9 @@ class HoulsbyModel(BaseTuner):
         if layer is not target:
             self._replace_module(parent, target_name, layer, target)
 
-    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+    def _replace_module(
+        self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module
+    ) -> None:
         # PEFT's own version looks for weights in the wrapped module, which a dropout does not have.
         setattr(parent, child_name, new_module)
 
@@ -193,7 +230,9 @@ class HoulsbyModel(BaseTuner):
         )
 
     def _cast_adapter_dtype(self, adapter_name: str, autocast_adapter_dtype: bool = True) -> None:
-        """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever the file's."""
+        """Cast an adapter to float32 or, if that is not wanted, to the base model's dtype, whatever
+        the file's.
+        """
         super()._cast_adapter_dtype(adapter_name, autocast_adapter_dtype)
         for module in self.model.modules():
             if isinstance(module, HoulsbyHead):
@@ -204,7 +243,11 @@ class HoulsbyModel(BaseTuner):
     @property
     def _own_adapters(self) -> dict[str, HoulsbyConfig]:
         """The Houlsby adapters; the model may have adapters of other methods as well."""
-        return {name: config for name, config in self.peft_config.items() if isinstance(config, HoulsbyConfig)}
+        return {
+            name: config
+            for name, config in self.peft_config.items()
+            if isinstance(config, HoulsbyConfig)
+        }
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         """Set the active adapters; several are stacked in the order given.
@@ -222,7 +265,9 @@ class HoulsbyModel(BaseTuner):
         super().set_adapter(adapter_name, inference_mode=inference_mode)
 
     def delete_adapter(self, adapter_name: str) -> None:
-        """Delete an adapter. If it was the only active one, another adapter becomes active, the same in all layers."""
+        """Delete an adapter. If it was the only active one, another adapter becomes active, the
+        same in all layers.
+        """
         others = sorted(set(self._own_adapters) - {adapter_name})
         if self.active_adapters == [adapter_name] and others:
             warnings.warn(
@@ -233,19 +278,25 @@ class HoulsbyModel(BaseTuner):
         super().delete_adapter(adapter_name)
 
     def unload(self) -> nn.Module:
-        """Remove all adapters, and the names that the base model's classes have from one. Return the base model."""
+        """Remove all adapters, and the names that the base model's classes have from one. Return
+        the base model.
+        """
         name_classes(getattr(self.model, "config", None), self.peft_config, [])
         return super().unload()
 
-    def add_weighted_adapter(self, adapters: list[str], weights: list[float], adapter_name: str) -> None:
-        """Add an adapter whose weights are a linear combination of other adapters' weights. It is not activated.
+    def add_weighted_adapter(
+        self, adapters: list[str], weights: list[float], adapter_name: str
+    ) -> None:
+        """Add an adapter whose weights are a linear combination of other adapters' weights. It is
+        not activated.
 
-        Bottlenecks, norms and heads are combined. That is not the combination of the adapters' outputs, which are not
-        linear in their weights.
+        Bottlenecks, norms and heads are combined. That is not the combination of the adapters'
+        outputs, which are not linear in their weights.
 
-        What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken from them with
-        their weights. An adapter that does not train a norm counts with the base model's norm. If the adapters share
-        their bottlenecks in different ways, the new one shares none. Heads of different tasks do not combine well.
+        What only some of the adapters have, such as a head or the bottlenecks of a layer, is taken
+        from them with their weights. An adapter that does not train a norm counts with the base
+        model's norm. If the adapters share their bottlenecks in different ways, the new one shares
+        none. Heads of different tasks do not combine well.
 
         Args:
             adapters: Names of adapters with the same options and shapes.
@@ -253,8 +304,8 @@ class HoulsbyModel(BaseTuner):
             adapter_name: Name of the new adapter.
 
         Raises:
-            ValueError: The name is taken, the numbers of names and coefficients differ, the adapters differ in more
-                than their places, or their combination is not finite.
+            ValueError: The name is taken, the numbers of names and coefficients differ, the
+                adapters differ in more than their places, or their combination is not finite.
             RuntimeError: Bottlenecks or heads at the same place have different shapes.
         """
         from .derive.combine import combine  # which stands above this module
@@ -265,7 +316,9 @@ class HoulsbyModel(BaseTuner):
     def _get_adapter_state_dict(  # type: ignore[override]
         cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, *args: Any, **kwargs: Any
     ) -> dict[str, torch.Tensor]:
-        """Return the weights to save, and record the base model's labels, which may have been renamed."""
+        """Return the weights to save, and record the base model's labels, which may have been
+        renamed.
+        """
         weights: dict[str, torch.Tensor] = super()._get_adapter_state_dict(
             model, config, adapter_name, *args, **kwargs
         )
@@ -281,26 +334,48 @@ class HoulsbyModel(BaseTuner):
 
         Another method, such as LoRA, may have wrapped X afterwards, which makes it `X.base_layer`.
         """
-        return re.sub(rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.", r"\1.", key)
+        return re.sub(
+            rf"(?:\.base_layer)*(\.{PREFIX}(?:adapter|norm))\.{re.escape(adapter_name)}\.",
+            r"\1.",
+            key,
+        )
 
     @classmethod
     def _remap_adapter_state_dict_for_load(  # type: ignore[override]
-        cls, model: nn.Module, config: HoulsbyConfig, adapter_name: str, state_dict: dict[str, torch.Tensor]
+        cls,
+        model: nn.Module,
+        config: HoulsbyConfig,
+        adapter_name: str,
+        state_dict: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
-        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be loaded.
+        """Refuse weights that do not fit before any is copied. PEFT calls this with what is to be
+        loaded.
 
         A loaded adapter whose weights are refused is removed from the model.
         """
-        own = re.compile(rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\.")
+        own = re.compile(
+            rf"\.(?:{PREFIX}(?:adapter|norm)|modules_to_save)\.{re.escape(adapter_name)}\."
+        )
         expected = {key: value for key, value in model.state_dict().items() if own.search(key)}
-        known = {cls._remove_adapter_name_from_key(key, adapter_name).removeprefix(FILE_PREFIX) for key in expected}
-        encoder = getattr(model.get_base_model() if isinstance(model, PeftModel) else model, "base_model_prefix", "")
+        known = {
+            cls._remove_adapter_name_from_key(key, adapter_name).removeprefix(FILE_PREFIX)
+            for key in expected
+        }
+        encoder = getattr(
+            model.get_base_model() if isinstance(model, PeftModel) else model,
+            "base_model_prefix",
+            "",
+        )
 
         def name_here(key: str) -> str:
-            """Return a name in the file, which may be that of another class with the same encoder, as it is here."""
+            """Return a name in the file, which may be that of another class with the same encoder,
+            as it is here.
+            """
             name = key.removeprefix(FILE_PREFIX)
             others = (name, name.removeprefix(f"{encoder}."), f"{encoder}.{name}")
-            return key.removesuffix(name) + next((other for other in others if other in known), name)
+            return key.removesuffix(name) + next(
+                (other for other in others if other in known), name
+            )
 
         state_dict = {name_here(key): value for key, value in state_dict.items()}
         found = super()._remap_adapter_state_dict_for_load(model, config, adapter_name, state_dict)
@@ -316,7 +391,9 @@ class HoulsbyModel(BaseTuner):
         return found
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base model. Most of PEFT's model classes name their inputs only here, not to the context below."""
+        """Run the base model. Most of PEFT's model classes name their inputs only here, not to the
+        context below.
+        """
         batch = batch_of(self._batches)
         if isinstance(batch, MixedBatch):
             batch.find_rows(self._row_finder, args, kwargs)
@@ -340,7 +417,9 @@ class HoulsbyModel(BaseTuner):
 
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """If labels are given, let the base model compute the loss for those of the active or the rows' adapter."""
+        """If labels are given, let the base model compute the loss for those of the active or the
+        rows' adapter.
+        """
         if kwargs.get("labels") is None:
             yield
             return

@@ -1,4 +1,6 @@
-"""The frozen layers below the lowest adapted one: found, and computed once per text by `FrozenPrefix`."""
+"""The frozen layers below the lowest adapted one: found, and computed once per text by
+`FrozenPrefix`.
+"""
 
 from __future__ import annotations
 
@@ -25,36 +27,44 @@ from .registration import PREFIX
 
 
 class FrozenPrefix:
-    """Cache the output of the frozen layers below the lowest trained layer, until `remove` is called.
+    """Cache the output of the frozen layers below the lowest trained layer, until `remove` is
+    called.
 
-    If only upper layers have adapters, the layers below them compute the same activations for a text in every epoch,
-    provided that their dropout is off. `FrozenPrefix` computes them without dropout, also in training mode, and caches
-    their output by the tokens of each text. A text is computed the first time it appears in a batch. From the second
-    epoch on, the frozen layers do not run.
+    If only upper layers have adapters, the layers below them compute the same activations for a
+    text in every epoch, provided that their dropout is off. `FrozenPrefix` computes them without
+    dropout, also in training mode, and caches their output by the tokens of each text. A text is
+    computed the first time it appears in a batch. From the second epoch on, the frozen layers do
+    not run.
 
-    While the cache is in use, do not change the frozen weights or the active adapters, and pass texts as `input_ids`,
-    with an `attention_mask` if they are padded. Other tensors, such as LayoutLM's `bbox`, also identify a text. The
-    hidden states of padding tokens are zeros. `output_hidden_states`, `output_attentions` and `adapter_names` are
-    refused.
+    While the cache is in use, do not change the frozen weights or the active adapters, and pass
+    texts as `input_ids`, with an `attention_mask` if they are padded. Other tensors, such as
+    LayoutLM's `bbox`, also identify a text. The hidden states of padding tokens are zeros.
+    `output_hidden_states`, `output_attentions` and `adapter_names` are refused.
 
     Args:
-        model: Model with adapters in the upper layers of a single encoder or decoder. It is changed in place.
-        max_bytes: Maximum size of the cache in bytes. Texts that do not fit are computed every time.
-        folder: Folder for the cache. Later runs reuse its content, and several processes may use it at the same
-            time. The cache is in a subfolder named after a digest of the frozen weights, those of other active
-            adapters included, so a folder can serve many models and data sets. Pass None to keep the cache in memory.
+        model: Model with adapters in the upper layers of a single encoder or decoder. It is changed
+            in place.
+        max_bytes: Maximum size of the cache in bytes. Texts that do not fit are computed every
+            time.
+        folder: Folder for the cache. Later runs reuse its content, and several processes may use it
+            at the same time. The cache is in a subfolder named after a digest of the frozen
+            weights, those of other active adapters included, so a folder can serve many models and
+            data sets. Pass None to keep the cache in memory.
 
     Attributes:
         index: Index of the lowest trained layer, which is also the number of frozen layers.
 
     Raises:
-        ValueError: No layer below the lowest trained layer is frozen, or the trained adapters are not in a single list
-            of layers. The first forward pass raises it if the frozen layers pass on more than hidden states, as T5's
-            position biases.
+        ValueError: No layer below the lowest trained layer is frozen, or the trained adapters are
+            not in a single list of layers. The first forward pass raises it if the frozen layers
+            pass on more than hidden states, as T5's position biases.
     """
 
     def __init__(
-        self, model: PeftModel, max_bytes: int = 4 * 10**9, folder: str | os.PathLike[str] | None = None
+        self,
+        model: PeftModel,
+        max_bytes: int = 4 * 10**9,
+        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         base: Any = model.get_base_model()
         tuner: Any = model.base_model
@@ -62,14 +72,23 @@ class FrozenPrefix:
         trained = [
             name
             for name in tuner.active_adapters
-            if any(f".{PREFIX}{kind}.{name}." in key for key in is_trained for kind in ("adapter", "norm"))
+            if any(
+                f".{PREFIX}{kind}.{name}." in key
+                for key in is_trained
+                for kind in ("adapter", "norm")
+            )
         ]
-        found = [place for name in trained for place in find_places(base, base.peft_config[name]).values()]
+        found = [
+            place
+            for name in trained
+            for place in find_places(base, base.peft_config[name]).values()
+        ]
         adapted = [(place.stack, place.layer) for place in found if place.layer is not None]
         stacks = sorted({stack for stack, _ in adapted})
         stack, self.index = min(adapted, default=("", 0))
         layers, tokens = list(base.get_submodule(stack).children()), base.get_input_embeddings()
-        # The smallest module with the embeddings and the layers. A user may call it or a module around it.
+        # The smallest module with the embeddings and the layers. A user may call it or a module
+        # around it.
         while tokens not in set(base.get_submodule(stack).modules()):
             stack = stack.rpartition(".")[0]
         self._encoder = base.get_submodule(stack)
@@ -88,19 +107,26 @@ class FrozenPrefix:
                 "layers_to_transform, and set neither train_layer_norm='all' nor invertible."
             )
         if folder is not None:
-            others = [repr(base.peft_config[name]) for name in tuner.active_adapters if name not in trained]
+            others = [
+                repr(base.peft_config[name])
+                for name in tuner.active_adapters
+                if name not in trained
+            ]
             folder = Path(folder, _digest(self._encoder, upper, repr((self._frozen, others))))
         self._store = Store(max_bytes, folder)
         # How many things each frozen layer returns in a tuple; None: a tensor.
         self._lengths: dict[nn.Module, int | None] = {}
-        # What the last of them returns for the texts of the batch that is running, `(texts, tokens, width)`.
+        # What the last of them returns for the texts of the batch that is running, `(texts, tokens,
+        # width)`.
         self._known: torch.Tensor | None = None
-        # While they run for texts that are not in the cache: what the last one has returned, and all others beside it.
+        # While they run for texts that are not in the cache: what the last one has returned, and
+        # all others beside it.
         self._hidden: Any = None
         self._passed_on: list[Any] | None = None
         self._forward, enter = self._encoder.forward, tuner._enable_peft_forward_hooks
 
-        # Not in the encoder: it also runs to find the rows of a mixed batch, and errors there would not be raised.
+        # Not in the encoder: it also runs to find the rows of a mixed batch, and errors there would
+        # not be raised.
         def refuse_names(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("adapter_names") is not None:
                 raise ValueError(
@@ -109,11 +135,17 @@ class FrozenPrefix:
             return enter(*args, **kwargs)
 
         self._undo = [
-            *(_override(each, "forward", partial(self._run, each, each.forward)) for each in self._frozen),
+            *(
+                _override(each, "forward", partial(self._run, each, each.forward))
+                for each in self._frozen
+            ),
             upper[0].register_forward_pre_hook(self._stop, prepend=True, with_kwargs=True).remove,
             _override(tuner, "_enable_peft_forward_hooks", refuse_names),
-            # With the same signature: transformers' Trainer leaves out the columns that a model does not name.
-            _override(self._encoder, "forward", update_wrapper(partial(self._encode), self._forward)),
+            # With the same signature: transformers' Trainer leaves out the columns that a model
+            # does not name.
+            _override(
+                self._encoder, "forward", update_wrapper(partial(self._encode), self._forward)
+            ),
         ]
 
     def remove(self) -> None:
@@ -122,7 +154,9 @@ class FrozenPrefix:
             self._undo.pop()()
 
     def _encode(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the encoder's output, with the activations of its texts looked up, in place of its `forward`."""
+        """Return the encoder's output, with the activations of its texts looked up, in place of its
+        `forward`.
+        """
         texts = _Texts.read(self._forward, getattr(self._encoder, "config", None), args, kwargs)
         keys = texts.keys()
         rows = [self._store.get(key) for key in keys]
@@ -131,7 +165,10 @@ class FrozenPrefix:
             self._compute(texts.select([0]))
         if missing:
             computed = self._compute(texts.select(missing))
-            new = {number: output[texts.mask[number]] for number, output in zip(missing, computed, strict=True)}
+            new = {
+                number: output[texts.mask[number]]
+                for number, output in zip(missing, computed, strict=True)
+            }
             self._store.put({keys[number]: own for number, own in new.items()})
             rows = [new.get(number, row) for number, row in enumerate(rows)]
         tokens = torch.cat([row.to(texts.mask.device) for row in rows if row is not None])
@@ -144,7 +181,9 @@ class FrozenPrefix:
             self._known = None
 
     def _compute(self, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Return the hidden states of texts behind the frozen layers, from running the encoder up to that point."""
+        """Return the hidden states of texts behind the frozen layers, from running the encoder up
+        to that point.
+        """
         self._passed_on = []
         # Without dropout. In training, the other layers have theirs.
         modes = {inner: inner.training for inner in self._encoder.modules()}
@@ -167,9 +206,12 @@ class FrozenPrefix:
 
     def _run(self, layer: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the output of a frozen layer, in place of its `forward`."""
-        received = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        received = next(
+            value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)
+        )
         if self._known is None:
-            # Gradient checkpointing runs layers again in the backward pass, on the texts of any earlier batch.
+            # Gradient checkpointing runs layers again in the backward pass, on the texts of any
+            # earlier batch.
             with torch.no_grad():
                 output = forward(*args, **kwargs)
             if self._passed_on is not None:
@@ -187,7 +229,9 @@ class FrozenPrefix:
         return output
 
     def _stop(self, layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """End a run of the frozen layers before the first adapted one. Registered as a forward pre-hook of that."""
+        """End a run of the frozen layers before the first adapted one. Registered as a forward
+        pre-hook of that.
+        """
         if self._passed_on is None:
             return
         others = {id(value) for value in self._passed_on if isinstance(value, torch.Tensor)}
@@ -219,7 +263,9 @@ class _Texts:
     mask: torch.Tensor
 
     @classmethod
-    def read(cls, forward: Callable[..., Any], config: Any, args: Any, kwargs: dict[str, Any]) -> _Texts:
+    def read(
+        cls, forward: Callable[..., Any], config: Any, args: Any, kwargs: dict[str, Any]
+    ) -> _Texts:
         """Return the texts of a call of an encoder."""
         inputs = inspect.signature(forward).bind(*args, **kwargs).arguments
         inputs |= inputs.pop("kwargs", {})
@@ -247,27 +293,41 @@ class _Texts:
 
     def select(self, rows: list[int]) -> dict[str, Any]:
         """Return the arguments for some of the texts."""
-        return {name: value[rows] if self._has_rows(value) else value for name, value in self.inputs.items()}
+        return {
+            name: value[rows] if self._has_rows(value) else value
+            for name, value in self.inputs.items()
+        }
 
     def keys(self) -> list[str]:
         """Return a key for each text, of all that its activations depend on beside the weights."""
         device = self.mask.device.type
-        precision = str(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else "").encode()
-        # The number of labels in a step, with which transformers' Trainer scales the loss, says nothing of a text.
+        precision = str(
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else ""
+        ).encode()
+        # The number of labels in a step, with which transformers' Trainer scales the loss, says
+        # nothing of a text.
         tensors = {
             name: value.detach().cpu()
             for name, value in sorted(self.inputs.items())
-            if isinstance(value, torch.Tensor) and name not in ("attention_mask", "num_items_in_batch")
+            if isinstance(value, torch.Tensor)
+            and name not in ("attention_mask", "num_items_in_batch")
         }
         keys = []
         for row, own in enumerate(self.mask.cpu()):
             digest = hashlib.blake2b(precision, digest_size=16)
-            # The indices of the tokens are part of the key: padding on the left changes the position embeddings.
+            # The indices of the tokens are part of the key: padding on the left changes the
+            # position embeddings.
             digest.update(own.nonzero().numpy().tobytes())
             for name, value in tensors.items():
                 is_per_token = value.shape[:2] == self.mask.shape
                 _digest_tensor(
-                    digest, name, value[row][own] if is_per_token else value[row] if self._has_rows(value) else value
+                    digest,
+                    name,
+                    value[row][own]
+                    if is_per_token
+                    else value[row]
+                    if self._has_rows(value)
+                    else value,
                 )
             keys.append(digest.hexdigest())
         return keys
@@ -280,10 +340,20 @@ _REMEDY = "Call the FrozenPrefix's remove() first if you need it."
 
 
 def _digest(encoder: nn.Module, upper: list[nn.Module], facts: str) -> str:
-    """Return a digest of all weights that the hidden states of texts depend on, and of further facts."""
+    """Return a digest of all weights that the hidden states of texts depend on, and of further
+    facts.
+    """
     modules = list(encoder.modules())
-    heads = [each for each in modules[modules.index(upper[0]) :] if isinstance(each, ModulesToSaveWrapper)]
-    above = {id(weight) for each in [*upper, *heads] for weight in each.state_dict(keep_vars=True).values()}
+    heads = [
+        each
+        for each in modules[modules.index(upper[0]) :]
+        if isinstance(each, ModulesToSaveWrapper)
+    ]
+    above = {
+        id(weight)
+        for each in [*upper, *heads]
+        for weight in each.state_dict(keep_vars=True).values()
+    }
     digest = hashlib.sha256(facts.encode())
     for name, weight in encoder.state_dict(keep_vars=True).items():
         if id(weight) not in above and not weight.requires_grad:
@@ -307,10 +377,12 @@ def _override(module: nn.Module, name: str, method: Callable[..., Any]) -> Calla
 
 
 class Store:
-    """The activations of texts, `(tokens, width)` on the CPU, in memory or in a folder, where later runs find them.
+    """The activations of texts, `(tokens, width)` on the CPU, in memory or in a folder, where later
+    runs find them.
 
-    A full store keeps what it has. All texts come again in every epoch, so dropping the oldest one would drop each
-    text just before it is needed. Processes that share a folder find what was there when they started.
+    A full store keeps what it has. All texts come again in every epoch, so dropping the oldest one
+    would drop each text just before it is needed. Processes that share a folder find what was there
+    when they started.
 
     Args:
         max_bytes: Maximum size of all activations, including those of earlier runs in a folder.

@@ -23,9 +23,9 @@ PREFIX = "houlsby_"
 def houlsby_peft_type() -> PeftType:
     """The member HOULSBY of PEFT's enum of methods, added to it on the first call.
 
-    PEFT accepts only members of this closed enum, and parts of PEFT and transformers read a type's `.value`, so that
-    a plain string in its place fails when an adapter is loaded. A member made this way pickles, copies, compares and
-    serializes to JSON as PEFT's own members do.
+    PEFT accepts only members of this closed enum, and parts of PEFT and transformers read a type's
+    `.value`, so that a plain string in its place fails when an adapter is loaded. A member made
+    this way pickles, copies, compares and serializes to JSON as PEFT's own members do.
     """
     name = NAME.upper()
     if name not in PeftType.__members__:
@@ -37,7 +37,8 @@ def houlsby_peft_type() -> PeftType:
         PeftType._member_names_.append(name)
         PeftType._member_map_[name] = member
         PeftType._value2member_map_[name] = member
-        # EnumType's own __setattr__ guards members; Python 3.12 and later look members up as class attributes.
+        # EnumType's own __setattr__ guards members; Python 3.12 and later look members up as class
+        # attributes.
         type.__setattr__(PeftType, name, member)
     return PeftType(name)
 
@@ -56,10 +57,12 @@ def register(config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
 
 
 def replace_template(write_card: Callable[[Path], None]) -> None:
-    """Let PEFT and the Trainer write this method's cards with a function, in place of PEFT's template.
+    """Let PEFT and the Trainer write this method's cards with a function, in place of PEFT's
+    template.
 
-    `PeftModel.save_pretrained` asks for the card before it has saved the adapter; `HoulsbyConfig.save_pretrained`,
-    which it calls last, writes it. The Trainer asks for the card of an adapter that is saved.
+    `PeftModel.save_pretrained` asks for the card before it has saved the adapter;
+    `HoulsbyConfig.save_pretrained`, which it calls last, writes it. The Trainer asks for the card
+    of an adapter that is saved.
     """
     current = PeftModel.create_or_update_model_card
     original = getattr(current, "houlsby_original", current)
@@ -76,12 +79,18 @@ def replace_template(write_card: Callable[[Path], None]) -> None:
 
 
 def let_adapters_lack_tokens() -> None:
-    """Let adapters without trained tokens be saved and loaded beside those with some, as PEFT's other wrappers do."""
+    """Let adapters without trained tokens be saved and loaded beside those with some, as PEFT's
+    other wrappers do.
+    """
     for name in ("adapter_state_dict", "adapter_state_dict_load_map"):
         original = getattr(TrainableTokensWrapper, name)
 
         @wraps(original)
         def of_adapter(self: Any, name: str, *args: Any, original: Any = original) -> Any:
-            return original(self, name, *args) if name in self.token_adapter.trainable_tokens_delta else {}
+            return (
+                original(self, name, *args)
+                if name in self.token_adapter.trainable_tokens_delta
+                else {}
+            )
 
         setattr(TrainableTokensWrapper, name, of_adapter)

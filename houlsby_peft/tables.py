@@ -1,7 +1,8 @@
 """Tables in files, read and written row by row, and the usual names of text columns.
 
-A table may have more rows than fit into memory. It is read twice: once to check it and to count its rows, which takes
-seconds for a million, and once for its content. The recipes read their data with it as well.
+A table may have more rows than fit into memory. It is read twice: once to check it and to count its
+rows, which takes seconds for a million, and once for its content. The recipes read their data with
+it as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .errors import AdapterError, shortened
 
 Row = dict[str, Any]
 
-# Usual names of text columns, in lower case; the first entry of which a table has all columns is used.
+# Usual names of text columns, in lower case; the first entry of which a table has all columns is
+# used.
 TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("sentence1", "sentence2"),
@@ -28,10 +30,39 @@ TEXT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("question1", "question2"),
     ("question", "context"),
     ("question", "sentence"),
-    *((name,) for name in ("message", "body", "sentence", "content", "review", "comment", "description")),
-    *((name,) for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")),
-    *((name,) for name in ("nachricht", "mitteilung", "beschreibung", "betreff", "texto", "mensaje", "comentario")),
-    *((name,) for name in ("texte", "commentaire", "testo", "messaggio", "commento", "mensagem", "tekst", "bericht")),
+    *(
+        (name,)
+        for name in ("message", "body", "sentence", "content", "review", "comment", "description")
+    ),
+    *(
+        (name,)
+        for name in ("tweet", "utterance", "document", "abstract", "headline", "title", "subject")
+    ),
+    *(
+        (name,)
+        for name in (
+            "nachricht",
+            "mitteilung",
+            "beschreibung",
+            "betreff",
+            "texto",
+            "mensaje",
+            "comentario",
+        )
+    ),
+    *(
+        (name,)
+        for name in (
+            "texte",
+            "commentaire",
+            "testo",
+            "messaggio",
+            "commento",
+            "mensagem",
+            "tekst",
+            "bericht",
+        )
+    ),
 )
 WRITTEN = (".csv", ".tsv", ".jsonl")
 FORMATS = (*WRITTEN, ".parquet")
@@ -41,7 +72,9 @@ _QUOTED = re.compile(r'(^|\t)"[^\t]*""[^\t]*"(\t|$)')
 
 
 def match_column(columns: Sequence[str], name: str) -> str | None:
-    """Return the column of that name, or else the first whose name differs only in case and outer blanks, or None."""
+    """Return the column of that name, or else the first whose name differs only in case and outer
+    blanks, or None.
+    """
     alike = (column for column in columns if column.strip().lower() == name.strip().lower())
     return name if name in columns else next(alike, None)
 
@@ -54,19 +87,25 @@ def find_text_columns(
 ) -> list[str]:
     """Return the columns of a table that hold the texts, one or two for pairs, or `count`.
 
-    They are those that the user has named or, if the table has all of them, those recorded of an adapter's training;
-    otherwise they are found by their usual names.
+    They are those that the user has named or, if the table has all of them, those recorded of an
+    adapter's training; otherwise they are found by their usual names.
     """
     for usual in [named] if named else [*([recorded] if recorded else []), *TEXT_COLUMNS]:
         found = [column for name in usual if (column := match_column(columns, name)) is not None]
         if len(found) == len(usual) and (named or count in (None, len(usual))):
             return found
     wanted = " and ".join(named) if named else "of a usual name, such as text or message"
-    raise AdapterError(f"The text needs a column {wanted}; the file has {', '.join(columns)}. Name it: --text-column.")
+    raise AdapterError(
+        f"The text needs a column {wanted}; the file has {', '.join(columns)}. Name it: --text-column."
+    )
 
 
-def check_number_of_texts(columns: Sequence[str], recorded: Sequence[str] | None, flag: str, adapter: str) -> None:
-    """Refuse to read single texts with an adapter that was trained on pairs, and the reverse; `flag` names columns."""
+def check_number_of_texts(
+    columns: Sequence[str], recorded: Sequence[str] | None, flag: str, adapter: str
+) -> None:
+    """Refuse to read single texts with an adapter that was trained on pairs, and the reverse;
+    `flag` names columns.
+    """
     if recorded is not None and len(columns) != len(recorded):
         kind = "pairs of texts" if len(recorded) == 2 else "single texts"
         names = " and ".join(shortened(repr(name)) for name in recorded)
@@ -79,21 +118,25 @@ def find_format(path: Path, formats: Sequence[str] = FORMATS) -> str:
     """Return the format of a file, one of those given, by its extension."""
     suffix = path.suffix.lower()
     if suffix not in formats:
-        raise AdapterError(f"A table must be a file that ends in {', '.join(formats)}; got {path.name}.")
+        raise AdapterError(
+            f"A table must be a file that ends in {', '.join(formats)}; got {path.name}."
+        )
     return suffix
 
 
 class TableReader:
     """A table in a file, checked from the first row to the last.
 
-    Values of .csv and .tsv files are text, so that "NA" is not a missing value, and "007" keeps its zeros.
+    Values of .csv and .tsv files are text, so that "NA" is not a missing value, and "007" keeps its
+    zeros.
 
     Args:
         path: The file. Its extension gives the format: .csv, .tsv, .jsonl or .parquet.
         encoding: Its encoding. Default: as `find_encoding` returns it.
 
     Attributes:
-        columns: The names of the columns. Of .csv and .tsv files, several columns without a name are left out.
+        columns: The names of the columns. Of .csv and .tsv files, several columns without a name
+            are left out.
         count: The number of rows.
         separator: Of .csv and .tsv: the one of , ; tab | that divides most lines into as many fields as the header.
 
@@ -114,16 +157,22 @@ class TableReader:
         for _, row in self.rows():
             self.count += 1
             for name, value in row.items():
-                is_text[name] = is_text.get(name, True) and not isinstance(value, (list, dict, bytes))
+                is_text[name] = is_text.get(name, True) and not isinstance(
+                    value, (list, dict, bytes)
+                )
         self.columns, self._is_text = list(is_text), is_text
         if not self.count:
             raise AdapterError(f"{path} cannot be read as {self.format[1:]}: it has no rows.")
 
     def check_texts(self, columns: Sequence[str]) -> None:
-        """Refuse columns that hold neither texts nor numbers and the like, which can be read as texts."""
+        """Refuse columns that hold neither texts nor numbers and the like, which can be read as
+        texts.
+        """
         for column in columns:
             if not self._is_text[column]:
-                raise AdapterError(f"The column {column!r} of {self.path} must hold text in each row.")
+                raise AdapterError(
+                    f"The column {column!r} of {self.path} must hold text in each row."
+                )
 
     def parts(self, size: int) -> Iterator[list[Row]]:
         """Yield the rows, so many at a time."""
@@ -132,7 +181,9 @@ class TableReader:
             yield part
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """Yield each row with the number of the line on which it begins; of Parquet, with its own, from 0 on."""
+        """Yield each row with the number of the line on which it begins; of Parquet, with its own,
+        from 0 on.
+        """
         if self.format == ".parquet":
             from pyarrow.parquet import ParquetFile
 
@@ -165,7 +216,10 @@ class TableReader:
                                 f"marks around a text that holds {self.separator!r}"
                             )
                         pairs = zip(names, fields, strict=True)
-                        yield line, {name: field for name, field in pairs if name or names.count("") == 1}
+                        yield (
+                            line,
+                            {name: field for name, field in pairs if name or names.count("") == 1},
+                        )
                     line = reader.line_num + 1
         except (csv.Error, ValueError) as error:
             raise AdapterError(f"{self.path}, line {line}: {shortened(str(error))}.") from error
@@ -185,18 +239,23 @@ class TableReader:
         if separator == usual == "\t" and not "".join(lines[:1]).startswith('"'):
             # In many tab-separated files, such as GLUE's own, a quotation mark is part of the text.
             whole = [line for line in lines if line.strip("\r\n")]
-            is_quoted = any(line.count("\t") != len(header) - 1 or _QUOTED.search(line.rstrip()) for line in whole)
+            is_quoted = any(
+                line.count("\t") != len(header) - 1 or _QUOTED.search(line.rstrip())
+                for line in whole
+            )
         return {
             "delimiter": separator,
             "quoting": csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
             # As in "id, text, label".
-            "skipinitialspace": len(header) > 1 and all(name.startswith(" ") for name in header[1:]),
+            "skipinitialspace": len(header) > 1
+            and all(name.startswith(" ") for name in header[1:]),
         }
 
 
 def find_encoding(path: Path) -> str:
-    """Return the encoding of a text file: "utf-8", with a byte order mark "utf-8-sig" or "utf-16", or else "cp1252",
-    that of Western Windows. A file that is UTF-8 for the most part, but not all of it, is refused.
+    """Return the encoding of a text file: "utf-8", with a byte order mark "utf-8-sig" or "utf-16",
+    or else "cp1252", that of Western Windows. A file that is UTF-8 for the most part, but not all
+    of it, is refused.
     """
     utf8, other = 0, []
     with path.open("rb") as file:
@@ -209,15 +268,18 @@ def find_encoding(path: Path) -> str:
             except UnicodeDecodeError:
                 other.append(number)
     if 0 < len(other) <= utf8:
-        raise AdapterError(f"{path}: line {other[0]} is not UTF-8 like the rest. Correct this line.")
+        raise AdapterError(
+            f"{path}: line {other[0]} is not UTF-8 like the rest. Correct this line."
+        )
     return "cp1252" if other else "utf-8-sig" if start == codecs.BOM_UTF8 else "utf-8"
 
 
 class TableWriter:
-    """Writes a table in parts, as a context. Until all is written, the file has the further extension .part.
+    """Writes a table in parts, as a context. Until all is written, the file has the further
+    extension .part.
 
-    The columns of the table `like` come first, and the separator of .csv files is kept. Lists and objects become JSON
-    text in the formats that have none.
+    The columns of the table `like` come first, and the separator of .csv files is kept. Lists and
+    objects become JSON text in the formats that have none.
     """
 
     def __init__(self, path: Path, like: TableReader, added: Iterable[str]) -> None:

@@ -1,14 +1,16 @@
-"""Train an adapter without data and network: the packaged MiniLM learns to tell good English from bad.
+"""Train an adapter without data and network: the packaged MiniLM learns to tell good English from
+    bad.
 
     python recipes/demo.py --use_cpu
 
-The texts are generated minimal pairs: a sentence and the same sentence with one word in the wrong form. They are
-written as files, on which text_classification.py trains; its flags work here as well. The pairs follow the idea of
-BLiMP (Warstadt et al. 2020, arXiv 1912.00582) with their own templates and words. Two properties keep the task honest:
+The texts are generated minimal pairs: a sentence and the same sentence with one word in the wrong
+form. They are written as files, on which text_classification.py trains; its flags work here as
+well. The pairs follow the idea of BLiMP (Warstadt et al. 2020, arXiv 1912.00582) with their own
+templates and words. Two properties keep the task honest:
 
 - No content word of one split occurs in another, so the model must learn the rule, not the words.
-- Within a phenomenon every form (singular and plural, he and him, ...) occurs in right and in wrong sentences, so no
-  single word gives the answer away; only the combination of two words does.
+- Within a phenomenon every form (singular and plural, he and him, ...) occurs in right and in wrong
+  sentences, so no single word gives the answer away; only the combination of two words does.
 """
 
 import random
@@ -24,9 +26,9 @@ from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 
 
-# The settings of the run without data. The papers' three learning rates are for far more steps. In this order both
-# sentences of a pair are in one batch, where their difference shows best; shuffling or length grouping needs twice the
-# steps.
+# The settings of the run without data. The papers' three learning rates are for far more steps. In
+# this order both sentences of a pair are in one batch, where their difference shows best; shuffling
+# or length grouping needs twice the steps.
 DEFAULTS = {
     "output_dir": "runs/demo",
     "model_name": MINILM,
@@ -39,8 +41,9 @@ LABELS = ("unacceptable", "acceptable")  # as in CoLA
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the words
 PAIRS_PER_PHENOMENON = {"train": 275, "validation": 50, "test": 50}
 
-# Only regular words, so that two rules inflect them all (no doubled consonants, no irregular plural or past), and no
-# word in two kinds. Some may be another part of speech elsewhere, which these sentences rule out.
+# Only regular words, so that two rules inflect them all (no doubled consonants, no irregular plural
+# or past), and no word in two kinds. Some may be another part of speech elsewhere, which these
+# sentences rule out.
 WORDS = {
     "person": """teacher farmer doctor lawyer painter singer driver baker student pilot sailor soldier dentist author
         artist banker barber builder butcher cashier chemist clerk critic dancer designer director editor engineer
@@ -121,18 +124,24 @@ def determiner_noun(words: Vocabulary) -> tuple[str, str, str]:
     """the pilot cleaned this/these chair"""
     thing, is_plural = words.noun("thing")
     forms = words.rng.choice([("this", "these"), ("that", "those")])
-    return f"{words.person()} {add_ed(words.pick('handle'))} {{}} {thing}", *_agree(is_plural, *forms)
+    return f"{words.person()} {add_ed(words.pick('handle'))} {{}} {thing}", *_agree(
+        is_plural, *forms
+    )
 
 
 def reflexive_gender(words: Vocabulary) -> tuple[str, str, str]:
     """the king secretly praised himself/herself"""
-    kind, right, wrong = words.rng.choice([("man", "himself", "herself"), ("woman", "herself", "himself")])
+    kind, right, wrong = words.rng.choice(
+        [("man", "himself", "herself"), ("woman", "herself", "himself")]
+    )
     return f"the {words.pick(kind)} {words.action()} {{}}", right, wrong
 
 
 def pronoun_case(words: Vocabulary) -> tuple[str, str, str]:
     """she/her helped the pilot, the pilot helped her/she"""
-    subject, object_ = words.rng.choice([("he", "him"), ("she", "her"), ("they", "them"), ("we", "us")])
+    subject, object_ = words.rng.choice(
+        [("he", "him"), ("she", "her"), ("they", "them"), ("we", "us")]
+    )
     if words.rng.random() < 0.5:
         return f"{{}} {words.action()} {words.person()}", subject, object_
     return f"{words.person()} {words.action()} {{}}", object_, subject
@@ -145,16 +154,22 @@ def _agree(is_plural: bool, singular: str, plural: str) -> tuple[str, str]:
 
 PHENOMENA: dict[str, Phenomenon] = {
     phenomenon.__name__: phenomenon
-    for phenomenon in (verb_agreement_across_clause, determiner_noun, reflexive_gender, pronoun_case)
+    for phenomenon in (
+        verb_agreement_across_clause,
+        determiner_noun,
+        reflexive_gender,
+        pronoun_case,
+    )
 }
 
 
 def minimal_pairs(seed: int = 0) -> DatasetDict:
     """Generate the splits train, validation and test.
 
-    The columns are sentence, label (1 acceptable, 0 not), phenomenon, and pair (the number of the pair within its
-    split). All sentences are distinct, half of them are acceptable, all phenomena have equally many pairs, and the two
-    sentences of a pair are neighbors. The same seed gives the same rows.
+    The columns are sentence, label (1 acceptable, 0 not), phenomenon, and pair (the number of the
+    pair within its split). All sentences are distinct, half of them are acceptable, all phenomena
+    have equally many pairs, and the two sentences of a pair are neighbors. The same seed gives the
+    same rows.
     """
     rng = random.Random(seed)
     shuffled = {kind: rng.sample(words := text.split(), len(words)) for kind, text in WORDS.items()}
@@ -164,7 +179,10 @@ def minimal_pairs(seed: int = 0) -> DatasetDict:
             kind: words[round(start * len(words)) : round((start + share) * len(words))]
             for kind, words in shuffled.items()
         }
-        splits[split], start = _rows(Vocabulary(own, rng), PAIRS_PER_PHENOMENON[split]), start + share
+        splits[split], start = (
+            _rows(Vocabulary(own, rng), PAIRS_PER_PHENOMENON[split]),
+            start + share,
+        )
     return DatasetDict(splits)
 
 
@@ -203,14 +221,20 @@ def main() -> None:
     predictions = Path(training.output_dir, "predictions.csv")
     if "trainable_parameters" in results and predictions.exists():
         table = pd.read_csv(predictions)
-        right = (table["label"] == table["predicted"]).groupby(splits["test"].to_pandas()["phenomenon"]).mean()
+        right = (
+            (table["label"] == table["predicted"])
+            .groupby(splits["test"].to_pandas()["phenomenon"])
+            .mean()
+        )
         log(explain(right, splits, results["trainable_parameters"]))
 
 
 def explain(right: pd.Series, splits: DatasetDict, trainable: int) -> str:
     """Return what the run did, its test accuracies by phenomenon, and how to run a real task."""
     right_one, wrong_one = splits["test"][:2]["sentence"]
-    table = "\n".join(f"  {name:<28}  {score:>6.1%}" for name, score in {**right, "all": right.mean()}.items())
+    table = "\n".join(
+        f"  {name:<28}  {score:>6.1%}" for name, score in {**right, "all": right.mean()}.items()
+    )
     return f"""
 This run wrote {sum(map(len, splits.values())):,} English sentences in pairs, such as {right_one!r} and
 {wrong_one!r}, and trained {trainable:,} parameters on a frozen encoder to tell right from wrong.

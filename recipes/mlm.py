@@ -1,15 +1,18 @@
-"""Train an adapter, or the whole model, on a task's own text before it sees a label: masked language modeling.
+"""Train an adapter, or the whole model, on a task's own text before it sees a label: masked
+language modeling.
 
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir runs/rte-text
-    accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
-    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full --learning_rate 2e-5 \
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --output_dir
+    runs/rte-text accelerate launch recipes/glue.py --task rte --init_adapter runs/rte-text/adapter
+    accelerate launch recipes/mlm.py --data nyu-mll/glue --data_config rte --method full
+    --learning_rate 2e-5 \
         --output_dir runs/rte-text-full
     accelerate launch recipes/glue.py --task rte --method full --model_name runs/rte-text-full/model
 
-The first two commands are the method of Han et al. 2021, the last two their baseline without adapters. An adapter
-leaves the encoder frozen, and also the head for masked words if the checkpoint has one. Otherwise, as with MiniLM, the
-output weights of the head are tied to the input embeddings and the rest of it is trained, in float32; it is saved
-beside the adapter, not in it. A whole model is saved with the pooler of the checkpoint, as classifiers start with it.
+The first two commands are the method of Han et al. 2021, the last two their baseline without
+adapters. An adapter leaves the encoder frozen, and also the head for masked words if the checkpoint
+has one. Otherwise, as with MiniLM, the output weights of the head are tied to the input embeddings
+and the rest of it is trained, in float32; it is saved beside the adapter, not in it. A whole model
+is saved with the pooler of the checkpoint, as classifiers start with it.
 """
 
 import math
@@ -33,8 +36,23 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.arguments import OFF, POOLER, Command, RecipeTrainingArguments, TextArguments, parse_command
-from common.data import check_columns, divide, files_of, find_text_columns, load_data, rows_with_text, tokenize
+from common.arguments import (
+    OFF,
+    POOLER,
+    Command,
+    RecipeTrainingArguments,
+    TextArguments,
+    parse_command,
+)
+from common.data import (
+    check_columns,
+    divide,
+    files_of,
+    find_text_columns,
+    load_data,
+    rows_with_text,
+    tokenize,
+)
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved, apply_method, config_of, load_model, quiet
 from common.task import Task, run_task
@@ -44,15 +62,20 @@ from common.trainer import RecipeTrainer
 HEAD_FILE = "mlm_head.safetensors"
 
 
-def mask_by_text(collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]], seed: int = 0) -> Any:
-    """Return a batch in which the masked words are chosen by its first text, so that they are the same every time."""
+def mask_by_text(
+    collator: DataCollatorForLanguageModeling, rows: Sequence[Mapping[str, Any]], seed: int = 0
+) -> Any:
+    """Return a batch in which the masked words are chosen by its first text, so that they are the
+    same every time.
+    """
     return replace(collator, seed=sum(rows[0]["input_ids"]) + seed)(rows)
 
 
 class MlmTrainer(RecipeTrainer):
     """A trainer with logits for masked tokens only; it saves the head's weights.
 
-    The same ones are masked in every evaluation, and in training those of the seed and the epoch, also after a resume.
+    The same ones are masked in every evaluation, and in training those of the seed and the epoch,
+    also after a resume.
     """
 
     def __init__(self, head: dict[str, nn.Parameter], **kwargs: Any) -> None:
@@ -65,15 +88,21 @@ class MlmTrainer(RecipeTrainer):
         return mask_by_text(self.collator, rows, 1 + self.args.seed + int(self.state.epoch + 1e-6))
 
     def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader[Any]:
-        """Return batches in which the same words are masked every time, so that losses can be compared."""
+        """Return batches in which the same words are masked every time, so that losses can be
+        compared.
+        """
         self.data_collator = partial(mask_by_text, self.collator)
         try:
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.data_collator = self._mask_by_epoch
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        """Return the mean loss of the masked tokens. The head, which costs as much as all layers, reads no others."""
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the mean loss of the masked tokens. The head, which costs as much as all layers,
+        reads no others.
+        """
         labels = inputs.pop("labels")
         masked = labels != -100
 
@@ -83,13 +112,20 @@ class MlmTrainer(RecipeTrainer):
 
         with base_model(self.model).base_model.register_forward_hook(select):
             outputs = model(**inputs)
-        loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(1, int(masked.sum()))
+        loss = cross_entropy(outputs.logits[0].float(), labels[masked], reduction="sum") / max(
+            1, int(masked.sum())
+        )
         return (loss, outputs) if return_outputs else loss
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         super()._save(output_dir, state_dict)
         if self.head and self.args.should_save:
-            save_file({name: weight.detach() for name, weight in self.head.items()}, self._file(output_dir))
+            save_file(
+                {name: weight.detach() for name, weight in self.head.items()},
+                self._file(output_dir),
+            )
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -118,15 +154,24 @@ class MlmTask(Task):
     collator = DataCollatorForLanguageModeling
     trainer_class = MlmTrainer
 
-    def prepare(self, command: Command) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load the encoder with its head for masked words; make trainable what the method trains, and a new head."""
+    def prepare(
+        self, command: Command
+    ) -> tuple[PeftModel | PreTrainedModel, PreTrainedTokenizerBase]:
+        """Load the encoder with its head for masked words; make trainable what the method trains,
+        and a new head.
+        """
         arguments, method, adapter, _ = command
-        model, tokenizer, missing = load_model(self.auto_class, arguments.model_name, method.base_dtype)
-        # "all" norms are those of the encoder: the models of other recipes would lack a norm of this head.
+        model, tokenizer, missing = load_model(
+            self.auto_class, arguments.model_name, method.base_dtype
+        )
+        # "all" norms are those of the encoder: the models of other recipes would lack a norm of
+        # this head.
         config = adapter.config(exclude_modules=rf"(?!{model.base_model_prefix}\.).*")
         model = apply_method(model, method, config, adapter.init_adapter)
         # Without the output weights, which are tied.
-        self.trained = {name: weight for name, weight in base_model(model).named_parameters() if name in missing}
+        self.trained = {
+            name: weight for name, weight in base_model(model).named_parameters() if name in missing
+        }
         for weight in self.trained.values():
             weight.requires_grad = True
         if not isinstance(model, PeftModel):
@@ -140,10 +185,16 @@ class MlmTask(Task):
     def example_of(self, row: Mapping[str, Any]) -> None:
         """No command predicts masked words."""
 
-    def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
-        return tokenize(split, tokenizer, split.column_names, max_length).remove_columns(split.column_names)
+    def encode(
+        self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Dataset:
+        return tokenize(split, tokenizer, split.column_names, max_length).remove_columns(
+            split.column_names
+        )
 
-    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+    def trainer_options(
+        self, model: PreTrainedModel, training: RecipeTrainingArguments
+    ) -> dict[str, Any]:
         return {"head": self.trained}
 
     def evaluate(self, trainer: RecipeTrainer) -> dict[str, float]:
@@ -157,16 +208,23 @@ def main() -> None:
     command = parse_command(TextArguments).for_task("mlm")
     arguments, method, _, training = command
     method.keep_prefix, training.do_predict = OFF, False  # each epoch masks other words
-    training.prediction_loss_only = True  # logits of a whole vocabulary per token would be too much to keep
+    training.prediction_loss_only = (
+        True  # logits of a whole vocabulary per token would be too much to keep
+    )
     if arguments.model_name is not None and not has_head(arguments.model_name):
         method.base_dtype = "float32"  # a new head trains, tied to frozen embeddings
 
     def load(saved: Saved | None) -> MlmTask:
-        splits = {name: texts(split, name, arguments) for name, split in load_data(arguments, training).items()}
+        splits = {
+            name: texts(split, name, arguments)
+            for name, split in load_data(arguments, training).items()
+        }
         splits.pop("test", None)
         if saved:
             load_head(saved)
-        return MlmTask(name="mlm", splits=divide(splits, arguments, training, saved and saved.results))
+        return MlmTask(
+            name="mlm", splits=divide(splits, arguments, training, saved and saved.results)
+        )
 
     run_task(MlmTask, load, command, files_of(arguments))
 
@@ -183,11 +241,15 @@ def load_head(saved: Saved) -> None:
 
 
 def has_head(name: str) -> bool:
-    """Return whether a checkpoint has a head for masked words, by the class that its configuration names."""
+    """Return whether a checkpoint has a head for masked words, by the class that its configuration
+    names.
+    """
     kinds = config_of(name).architectures or ()
     # ELECTRA and Funnel are pretrained to tell replaced words, without a head for masked ones.
     others = ("ElectraForPreTraining", "FunnelForPreTraining")
-    return any(kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds)
+    return any(
+        kind.endswith(("ForMaskedLM", "ForPreTraining")) and kind not in others for kind in kinds
+    )
 
 
 def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
@@ -196,12 +258,18 @@ def base_model(model: PeftModel | PreTrainedModel) -> PreTrainedModel:
 
 
 def keep_pooler(model: PreTrainedModel) -> None:
-    """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays frozen."""
+    """Put the checkpoint's pooler, if it has one, into a model that was loaded without it; it stays
+    frozen.
+    """
     encoder = model.base_model
     if getattr(encoder, POOLER, encoder) is None:
         with quiet():
-            whole, loading = AutoModel.from_pretrained(model.name_or_path, dtype=model.dtype, output_loading_info=True)
-        if getattr(whole, POOLER, None) and not any(name.startswith(f"{POOLER}.") for name in loading["missing_keys"]):
+            whole, loading = AutoModel.from_pretrained(
+                model.name_or_path, dtype=model.dtype, output_loading_info=True
+            )
+        if getattr(whole, POOLER, None) and not any(
+            name.startswith(f"{POOLER}.") for name in loading["missing_keys"]
+        ):
             encoder.pooler = whole.pooler.requires_grad_(False)
 
 

@@ -1,14 +1,18 @@
-"""Run the 17 further classification tasks of Houlsby et al. 2019, whose table study_table.py prints.
+"""Run the 17 further classification tasks of Houlsby et al. 2019, whose table study_table.py
+prints.
 
-    accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline --r 64
-    accelerate launch recipes/paper_tasks.py --data additional --preset mohebbi2020    # "not shared", of 2020
+    accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline
+    --r 64 accelerate launch recipes/paper_tasks.py --data additional --preset mohebbi2020    # "not
+    shared", of 2020
 
-The defaults are the recipes', not those of either paper. docs/papers.md has the commands for the papers' tables.
+The defaults are the recipes', not those of either paper. docs/papers.md has the commands for the
+papers' tables.
 
---data is a folder with a folder per task, named as in papers/additional.py, with train, validation and test files and
-columns as for text_classification.py. With a single task, --output_dir is the run's own folder, otherwise it has a
-folder per task, and with --push_to_hub --hub_model_id user/name each adapter is pushed to its own repository,
-user/name-task. --evaluate "runs/paper_tasks/{task}" scores saved adapters.
+--data is a folder with a folder per task, named as in papers/additional.py, with train, validation
+and test files and columns as for text_classification.py. With a single task, --output_dir is the
+run's own folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
+user/name each adapter is pushed to its own repository, user/name-task. --evaluate
+"runs/paper_tasks/{task}" scores saved adapters.
 """
 
 from dataclasses import dataclass
@@ -28,16 +32,21 @@ from papers.additional import ALL, check_folders
 class PaperArguments(ClassificationArguments):
     """The tasks to run, and how to read them."""
 
-    tasks: list[str] | None = HfArg(aliases=["--task"], default=None, help="Names of tasks; default: all.")  # noqa: RUF009
+    tasks: list[str] | None = HfArg(
+        aliases=["--task"], default=None, help="Names of tasks; default: all."
+    )  # noqa: RUF009
     preset: Literal["houlsby2019", "mohebbi2020"] | None = HfArg(
-        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+        default=None,
+        help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )
 
 
 def main() -> None:
     own = {"output_dir": "runs/paper_tasks", "keep_repeated": True}
     command = parse_command(
-        PaperArguments, ClassifierArguments, more_defaults=lambda given: own | with_preset(given, "paper_tasks")
+        PaperArguments,
+        ClassifierArguments,
+        more_defaults=lambda given: own | with_preset(given, "paper_tasks"),
     )
     arguments, training = command.arguments, command.training
     tasks = ALL if arguments.tasks in (None, ["all"]) else arguments.tasks

@@ -1,14 +1,17 @@
-"""Train a Houlsby adapter, or another --method, to find the answer to a question in a text: SQuAD 1.1 and 2.0.
+"""Train a Houlsby adapter, or another --method, to find the answer to a question in a text: SQuAD
+1.1 and 2.0.
 
-    accelerate launch recipes/squad.py                                          # SQuAD 1.1 and BERT-base from the Hub
-    accelerate launch recipes/squad.py --data rajpurkar/squad_v2                # with questions that have no answer
-    accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3  # train.parquet, validation.parquet
-    accelerate launch recipes/squad.py --method full --learning_rate 3e-5 --num_train_epochs 3
-    accelerate launch recipes/squad.py --data new.jsonl --evaluate runs/squad           # nothing is trained
+    accelerate launch recipes/squad.py                                          # SQuAD 1.1 and
+    BERT-base from the Hub accelerate launch recipes/squad.py --data rajpurkar/squad_v2
+    # with questions that have no answer accelerate launch recipes/squad.py --data squad --r 2
+    --learning_rate 1e-3  # train.parquet, validation.parquet accelerate launch recipes/squad.py
+    --method full --learning_rate 3e-5 --num_train_epochs 3 accelerate launch recipes/squad.py
+    --data new.jsonl --evaluate runs/squad           # nothing is trained
 
-The columns are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that share --stride
-tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers of the best epoch are written to
-predictions.json, in the format of the official scripts, with the same scores.
+The columns are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that
+share --stride tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers
+of the best epoch are written to predictions.json, in the format of the official scripts, with the
+same scores.
 """
 
 from dataclasses import dataclass
@@ -54,9 +57,13 @@ class SquadArguments(DataArguments):
         help="A folder with train and validation, one file, or a name on the Hub.",
     )
     max_length: int = HfArg(
-        aliases=["--max_seq_length"], default=384, help="Tokens of a window, including its question."
+        aliases=["--max_seq_length"],
+        default=384,
+        help="Tokens of a window, including its question.",
     )
-    stride: int = HfArg(aliases=["--doc_stride"], default=128, help="Tokens that consecutive windows share.")
+    stride: int = HfArg(
+        aliases=["--doc_stride"], default=128, help="Tokens that consecutive windows share."
+    )
     max_answer_length: int = HfArg(default=30, help="Maximum number of tokens of an answer.")
     null_threshold: float = HfArg(
         aliases=["--null_score_diff_threshold"],
@@ -64,9 +71,12 @@ class SquadArguments(DataArguments):
         help="Give no answer if 'no answer' scores higher than the best answer by more than this; to --evaluate, the "
         "recorded value is the default.",
     )
-    max_eval_samples: int | None = HfArg(default=None, help="Score a random sample of this many questions.")
+    max_eval_samples: int | None = HfArg(
+        default=None, help="Score a random sample of this many questions."
+    )
     preset: Literal["houlsby2019"] | None = HfArg(
-        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+        default=None,
+        help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )
 
 
@@ -87,9 +97,14 @@ class SquadTrainer(RecipeTrainer):
             name: answers["text"]
             for name, answers in zip(self.questions["id"], self.questions["answers"], strict=True)
         }
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in squad_scores(self.answers(), golds).items()}
+        metrics = {
+            f"{metric_key_prefix}_{name}": value
+            for name, value in squad_scores(self.answers(), golds).items()
+        }
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
 
@@ -121,7 +136,9 @@ class SquadTask(Task):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
         training: RecipeTrainingArguments,
     ) -> RecipeTrainer:  # fmt: skip
-        tokenizer.padding_side = "right"  # so that the first logits are those of the window's tokens
+        tokenizer.padding_side = (
+            "right"  # so that the first logits are those of the window's tokens
+        )
         own, most = self.arguments, tokenizer.model_max_length
         least = own.stride + QUESTION_TOKENS + tokenizer.num_special_tokens_to_add(pair=True) + 1
         if not least <= max_length <= most:
@@ -129,26 +146,36 @@ class SquadTask(Task):
                 f"--max_length must be from {least} (--stride {own.stride}, a question of {QUESTION_TOKENS} tokens, "
                 f"special tokens and one of context) to the encoder's {most}, got {max_length}."
             )
-        self.windows = Windows(tokenizer, max_length, own.stride, own.max_answer_length, self.threshold)
+        self.windows = Windows(
+            tokenizer, max_length, own.stride, own.max_answer_length, self.threshold
+        )
         return super().make_trainer(model, tokenizer, max_length, training)
 
-    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+    def trainer_options(
+        self, model: PreTrainedModel, training: RecipeTrainingArguments
+    ) -> dict[str, Any]:
         return {"windows": self.windows, "questions": self.splits["validation"]}
 
-    def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    def encode(
+        self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Dataset:
         rows = (training_windows if name == "train" else evaluation_windows)(split, self.windows)
         log(f"{name}: {len(split):,} questions in {len(rows):,} windows")
         return rows
 
     def predict_test(self, trainer: RecipeTrainer) -> None:
-        """Write the answers to predictions.json in the output folder, if --do_predict asks for them."""
+        """Write the answers to predictions.json in the output folder, if --do_predict asks for
+        them.
+        """
         answers = trainer.answers() if trainer.args.do_predict else None
         if answers is not None and trainer.args.should_save:
             write_json(Path(trainer.args.output_dir, "predictions.json"), answers)
 
 
 def main() -> None:
-    command = parse_command(SquadArguments, more_defaults=lambda given: with_preset(given, "squad")).for_task("squad")
+    command = parse_command(
+        SquadArguments, more_defaults=lambda given: with_preset(given, "squad")
+    ).for_task("squad")
     arguments, training = command.arguments, command.training
 
     def load(saved: Saved | None) -> SquadTask:
@@ -166,7 +193,11 @@ def main() -> None:
         # Whether there are questions without an answer, as in SQuAD 2.0, is decided by all of them.
         threshold = None
         if not all(answers["text"] for answers in splits["validation"]["answers"]):
-            given = (arguments.null_threshold, saved and saved.recorded("null_threshold"), NULL_THRESHOLD)
+            given = (
+                arguments.null_threshold,
+                saved and saved.recorded("null_threshold"),
+                NULL_THRESHOLD,
+            )
             threshold = next(value for value in given if value is not None)
         splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
         if not saved:

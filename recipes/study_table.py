@@ -1,11 +1,12 @@
 """Print the results of all runs below a folder beside the papers' rows, and draw them.
 
-    python recipes/study_table.py runs/study
-    python recipes/study_table.py runs/study --choose learning_rate num_train_epochs r      # the best size per task
+    python recipes/study_table.py runs/study python recipes/study_table.py runs/study --choose
+    learning_rate num_train_epochs r      # the best size per task
 
-Writes study.md, a CSV file per table and study.png into the folder. All scores are on the validation split at the
-epoch that it has chosen, the papers' mostly on the test split; a dash stands for a missing score. The table "Chosen on
-validation" names the folder of each task's best run, which has the files for GLUE's server if the sweep had --predict.
+Writes study.md, a CSV file per table and study.png into the folder. All scores are on the
+validation split at the epoch that it has chosen, the papers' mostly on the test split; a dash
+stands for a missing score. The table "Chosen on validation" names the folder of each task's best
+run, which has the files for GLUE's server if the sweep had --predict.
 """
 
 import argparse
@@ -19,8 +20,12 @@ from sweeping.runs import CHOICES, CHOSEN
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path, help="Folder of a sweep, or of several.")
-    parser.add_argument("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
-    parser.add_argument("--score", choices=("main", "accuracy"), default="main", help="What study.png shows.")
+    parser.add_argument(
+        "--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses."
+    )
+    parser.add_argument(
+        "--score", choices=("main", "accuracy"), default="main", help="What study.png shows."
+    )
     arguments = parser.parse_args()
     print_study(arguments.folder, arguments.choose, arguments.score)
 

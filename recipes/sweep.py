@@ -1,14 +1,18 @@
-"""Run a recipe for each combination of tasks, methods, sizes, learning rates, epochs and seeds; print the table.
+"""Run a recipe for each combination of tasks, methods, sizes, learning rates, epochs and seeds;
+print the table.
 
     python recipes/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
-        --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir runs/study
-    python recipes/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5 --output_dir runs/study
-    python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20     # samples the range
-    python recipes/sweep.py ... --dry_run                                    # prints the commands
+        --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir
+        runs/study
+    python recipes/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5
+    --output_dir runs/study python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20
+    # samples the range python recipes/sweep.py ... --dry_run                                    #
+    prints the commands
 
-A run trains on one task. Validation chooses among the values of the flags in --choose. Started again, or on several
-machines at once, the same command skips finished runs, resumes killed ones and waits for the others. Several sweeps
-may share a folder, for example if full fine-tuning has its own learning rates. docs/papers.md says more.
+A run trains on one task. Validation chooses among the values of the flags in --choose. Started
+again, or on several machines at once, the same command skips finished runs, resumes killed ones and
+waits for the others. Several sweeps may share a folder, for example if full fine-tuning has its own
+learning rates. docs/papers.md says more.
 """
 
 import argparse
@@ -27,9 +31,14 @@ from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 
 
 def main() -> int:
-    """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if interrupted."""
+    """Read the command line, execute all runs, print the table; return 1 if a run failed, 130 if
+    interrupted.
+    """
     arguments, flags = parse_arguments()
-    from sweeping.search import execute_all, make_searches  # only here, as the import of Optuna takes seconds
+    from sweeping.search import (
+        execute_all,
+        make_searches,
+    )  # only here, as the import of Optuna takes seconds
 
     output = arguments.output_dir.resolve()
     axes = {axis: values for axis in AXES if (values := getattr(arguments, axis))}
@@ -70,22 +79,56 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("recipe", type=Path, help="The recipe's script, such as recipes/glue.py.")
-    add("--output_dir", required=True, type=Path, help="Folder with a folder per task, with a folder per run.")
+    add(
+        "--output_dir",
+        required=True,
+        type=Path,
+        help="Folder with a folder per task, with a folder per run.",
+    )
     for axis in AXES:
-        add(f"--{axis}", nargs="+", metavar="VALUE", help=f"One or more values of the recipe's --{axis}.")
-    add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses; default: rate, epochs.")
+        add(
+            f"--{axis}",
+            nargs="+",
+            metavar="VALUE",
+            help=f"One or more values of the recipe's --{axis}.",
+        )
+    add(
+        "--choose",
+        nargs="+",
+        choices=CHOICES,
+        default=CHOSEN,
+        help="What validation chooses; default: rate, epochs.",
+    )
     add("--search_seeds", type=int, help="Number of seeds that search; default: all, a full grid.")
-    add("--n_trials", type=int, help="Sample this many points in ranges LOW:HIGH, per combination of the rest.")
-    add("--storage", help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.")
+    add(
+        "--n_trials",
+        type=int,
+        help="Sample this many points in ranges LOW:HIGH, per combination of the rest.",
+    )
+    add(
+        "--storage",
+        help="Database for Optuna, such as postgresql://...; default: a journal in --output_dir.",
+    )
     add("--jobs", type=int, help="Number of simultaneous runs; default: one per GPU, or one.")
-    add("--config_file", help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.")
-    add("--dry_run", action="store_true", help="Print the commands that are left now, and what they cost.")
+    add(
+        "--config_file",
+        help="Configuration of accelerate launch; default: one_gpu.yaml or cpu.yaml, in launch/.",
+    )
+    add(
+        "--dry_run",
+        action="store_true",
+        help="Print the commands that are left now, and what they cost.",
+    )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():
         parser.error(f"there is no recipe {arguments.recipe}")
     ranges = [axis for axis in CHOICES if ":" in "".join(getattr(arguments, axis) or [])]
-    if bool(ranges) != (arguments.n_trials is not None) or any(len(getattr(arguments, axis)) > 1 for axis in ranges):
-        parser.error("--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give values.")
+    if bool(ranges) != (arguments.n_trials is not None) or any(
+        len(getattr(arguments, axis)) > 1 for axis in ranges
+    ):
+        parser.error(
+            "--n_trials samples, and a single LOW:HIGH is the range of a flag; without it, give values."
+        )
     if arguments.n_trials:
         arguments.search_seeds = 1
     if arguments.task == ["all"]:

@@ -1,14 +1,15 @@
 """Train a Houlsby adapter, or another --method, to tag words: named entities, parts of speech.
 
-    accelerate launch recipes/token_classification.py --data conll_folder             # train.conll, validation.conll
-    accelerate launch recipes/token_classification.py --data lhoestq/conll2003 --learning_rate 1e-3
-    accelerate launch recipes/token_classification.py --data conll_folder --method full --learning_rate 3e-5
-    accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging    # nothing is trained
+    accelerate launch recipes/token_classification.py --data conll_folder             # train.conll,
+    validation.conll accelerate launch recipes/token_classification.py --data lhoestq/conll2003
+    --learning_rate 1e-3 accelerate launch recipes/token_classification.py --data conll_folder
+    --method full --learning_rate 3e-5 accelerate launch recipes/token_classification.py --data
+    new.conll --evaluate runs/tagging    # nothing is trained
 
-The data have a list of words and a list of tags per sentence, or are .conll files: a word and its tag per line (the
-first and the last column), an empty line after each sentence, and comments before one, such as "# id = 3". Tags such
-as B-PER are scored by entity, others by word. Each word's tag is on its first word piece; a sentence longer than
---max_length is read in several parts.
+The data have a list of words and a list of tags per sentence, or are .conll files: a word and its
+tag per line (the first and the last column), an empty line after each sentence, and comments before
+one, such as "# id = 3". Tags such as B-PER are scored by entity, others by word. Each word's tag is
+on its first word piece; a sentence longer than --max_length is read in several parts.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,9 @@ class TaggingArguments(DataArguments):
     _argument_group_name = "task"
 
     word_column: str | None = HfArg(
-        aliases=["--text_column_name"], default=None, help="Column of the words; default: tokens or words."
+        aliases=["--text_column_name"],
+        default=None,
+        help="Column of the words; default: tokens or words.",
     )
     tag_column: str | None = HfArg(
         aliases=["--label_column_name"],

@@ -1,11 +1,13 @@
-"""Train a variant of the adapter that Houlsby et al. 2019 tried without gain (section 3.6), with glue.py.
+"""Train a variant of the adapter that Houlsby et al. 2019 tried without gain (section 3.6), with
+glue.py.
 
-    accelerate launch recipes/variants.py --variant layer_norm --task cola --output_dir runs/cola-norm
+    accelerate launch recipes/variants.py --variant layer_norm --task cola --output_dir
+    runs/cola-norm
 
-The flags are those of glue.py, and --variant. The library does not know the variants that are classes in
-papers/bottlenecks.py: their adapters are saved but cannot be loaded, so give --save_strategy no
---load_best_model_at_end false. `best_score` in results.json is then that of the last epoch; figure.py takes the
-best of `epochs`.
+The flags are those of glue.py, and --variant. The library does not know the variants that are
+classes in papers/bottlenecks.py: their adapters are saved but cannot be loaded, so give
+--save_strategy no --load_best_model_at_end false. `best_score` in results.json is then that of the
+last epoch; figure.py takes the best of `epochs`.
 """
 
 import runpy
@@ -23,7 +25,9 @@ from papers.bottlenecks import VARIANTS, made_of
 class VariantArguments(GlueArguments):
     """The task, the encoder and the variant."""
 
-    variant: str = HfArg(metadata={"choices": [*VARIANTS]}, help="What differs from the paper's adapter.")
+    variant: str = HfArg(
+        metadata={"choices": [*VARIANTS]}, help="What differs from the paper's adapter."
+    )
 
 
 def main() -> None:

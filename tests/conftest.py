@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from local_hub import LocalHub
 
 
-# In the background (`nohup pytest &`) Ctrl-C is ignored, which every process that a test starts and interrupts would
-# inherit.
+# In the background (`nohup pytest &`) Ctrl-C is ignored, which every process that a test starts and
+# interrupts would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The folders whose files take longest. With the others at the end, no worker waits long for the other one.
+# The folders whose files take longest. With the others at the end, no worker waits long for the
+# other one.
 LONGEST = ("distributed", "serving", "recipes")
 
 
@@ -39,7 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     if "instructblip" in item.name.lower() and Version(transformers.__version__) < Version("5.22"):
-        pytest.skip("transformers before 5.22 makes InstructBLIP's Q-Former with the configuration of the whole model")
+        pytest.skip(
+            "transformers before 5.22 makes InstructBLIP's Q-Former with the configuration of the whole model"
+        )
 
 
 @pytest.fixture

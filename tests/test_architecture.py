@@ -1,4 +1,6 @@
-"""Imports between the modules of the library go one way, those for annotations and those on first use included."""
+"""Imports between the modules of the library go one way, those for annotations and those on first
+use included.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import houlsby_peft
 
 
 PACKAGE = Path(houlsby_peft.__file__).parent
-# Modules of one name only: `houlsby_peft/__init__.py` offers what all others make, so it stands above them.
+# Modules of one name only: `houlsby_peft/__init__.py` offers what all others make, so it stands
+# above them.
 MODULES = {
     ".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): file
     for file in PACKAGE.rglob("*.py")

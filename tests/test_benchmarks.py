@@ -59,15 +59,25 @@ def test_what_is_not_measured_is_named_and_a_second_run_measures_it(tmp_path):
         ("small", lambda: [{"figure": 2}]),
     ]
     assert gpu.work(jobs, gpu.read(tmp_path, facts), tmp_path, deadline=float("inf")) == 1
-    assert gpu.work([("late", failing(AssertionError))], gpu.read(tmp_path, facts), tmp_path, deadline=0) == 0
+    assert (
+        gpu.work(
+            [("late", failing(AssertionError))], gpu.read(tmp_path, facts), tmp_path, deadline=0
+        )
+        == 0
+    )
     result = json.loads((tmp_path / "results.json").read_text())
     assert result["measured"] == {"small": [{"figure": 2}]}
     reasons = {name: reason.partition(":")[0] for name, reason in result["left out"].items()}
     assert reasons == {"too large": "out of memory", "broken": "failed", "late": "no time left"}
-    again = [("small", failing(AssertionError)), *((name, lambda: [{"figure": 3}]) for name in reasons)]
+    again = [
+        ("small", failing(AssertionError)),
+        *((name, lambda: [{"figure": 3}]) for name in reasons),
+    ]
     assert gpu.work(again, gpu.read(tmp_path, facts), tmp_path, deadline=float("inf")) == 0
     result = json.loads((tmp_path / "results.json").read_text())
-    assert result["measured"] == {"small": [{"figure": 2}]} | {name: [{"figure": 3}] for name in reasons}
+    assert result["measured"] == {"small": [{"figure": 2}]} | {
+        name: [{"figure": 3}] for name in reasons
+    }
     assert not result["left out"]
     with pytest.raises(SystemExit, match="another GPU"):
         gpu.read(tmp_path, {**facts, "gpu": "H200"})
@@ -79,6 +89,8 @@ def test_a_graph_computes_what_a_mixed_batch_does():
     ids = torch.randint(0, 30522, (3, 7), device="cuda")
     names = ["task_2", "task_0", "task_1"]
     with torch.no_grad():
-        replay = gpu.graphed(lambda ids: model(input_ids=ids, adapter_names=names).last_hidden_state, ids)
+        replay = gpu.graphed(
+            lambda ids: model(input_ids=ids, adapter_names=names).last_hidden_state, ids
+        )
         ids.copy_(ids.flip(0))
         torch.testing.assert_close(replay(), mixed.evaluate(model, ids, names))

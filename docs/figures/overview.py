@@ -1,4 +1,6 @@
-"""Draw docs/figures/overview.png: one frozen model, small adapters per task, rows of several tasks in one batch."""
+"""Draw docs/figures/overview.png: one frozen model, small adapters per task, rows of several tasks
+in one batch.
+"""
 
 from pathlib import Path
 
@@ -18,13 +20,30 @@ ANSWERS = {"reviews": "positive", "topics": "economy", "tags": "PER, PER"}
 
 def box(axes, x, y, width, height, color, text="", text_color="white", size=9):
     axes.add_patch(
-        FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0,rounding_size=0.08", color=color, linewidth=0)
+        FancyBboxPatch(
+            (x, y),
+            width,
+            height,
+            boxstyle="round,pad=0,rounding_size=0.08",
+            color=color,
+            linewidth=0,
+        )
     )
-    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=text_color, fontsize=size)
+    axes.text(
+        x + width / 2,
+        y + height / 2,
+        text,
+        ha="center",
+        va="center",
+        color=text_color,
+        fontsize=size,
+    )
 
 
 def arrow(axes, start, end, color=DARK):
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=1.1))
+    axes.add_patch(
+        FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=1.1)
+    )
 
 
 def main():
@@ -42,7 +61,12 @@ def main():
 
     axes.add_patch(
         FancyBboxPatch(
-            (4.4, 0.9), 9.2, 5.1, boxstyle="round,pad=0,rounding_size=0.15", facecolor="white", edgecolor=DARK
+            (4.4, 0.9),
+            9.2,
+            5.1,
+            boxstyle="round,pad=0,rounding_size=0.15",
+            facecolor="white",
+            edgecolor=DARK,
         )
     )
     axes.text(9, 6.2, "one frozen model (BERT-base: 438 MB)", ha="center", fontsize=9, color=DARK)

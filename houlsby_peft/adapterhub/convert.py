@@ -34,9 +34,14 @@ from .names import check_base_type, describe, find_kind, layer_config, library_k
 
 
 _VERSION = "adapters.1.3.0"
-# The class that an adapter without a head is for, the first that the base model has. Its names of modules are also
-# those of classes for other tasks, except on T5.
-_WITHOUT_HEAD = ("AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForCausalLM", "AutoModel")
+# The class that an adapter without a head is for, the first that the base model has. Its names of
+# modules are also those of classes for other tasks, except on T5.
+_WITHOUT_HEAD = (
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForCausalLM",
+    "AutoModel",
+)
 
 
 def convert(
@@ -50,10 +55,12 @@ def convert(
     revision: str | None = None,
     token: str | None = None,
 ) -> Path:
-    """Convert an adapter of AdapterHub, as the `adapters` library saves it, or write one in its format.
+    """Convert an adapter of AdapterHub, as the `adapters` library saves it, or write one in its
+    format.
 
-    The converted adapter computes what the library computes. What cannot be expressed is refused with the reason.
-    Only the base model's configuration is read, so the adapter does not record what identifies its weights.
+    The converted adapter computes what the library computes. What cannot be expressed is refused
+    with the reason. Only the base model's configuration is read, so the adapter does not record
+    what identifies its weights.
 
     Args:
         source: The adapter's folder, or its name on the Hub.
@@ -61,8 +68,9 @@ def convert(
         to: "houlsby": from AdapterHub's format to this package's. "adapterhub": back.
         base_model: Name of the base model on the Hub, or its folder, in place of the one that the adapter names.
         with_head: Whether to convert the prediction head, if the adapter has one.
-        allow_pickle: Whether weights may be read from a pickled file, with `torch.load(weights_only=True)`. Nothing
-            else in this package reads such files. Most older adapters of AdapterHub have no other.
+        allow_pickle: Whether weights may be read from a pickled file, with
+            `torch.load(weights_only=True)`. Nothing else in this package reads such files. Most
+            older adapters of AdapterHub have no other.
         revision: A branch, tag or commit of the source.
         token: Access token for private repositories.
 
@@ -87,12 +95,21 @@ def convert(
             else:
                 files = find_files(name, [*ADAPTER_FILES, *HEAD_FILES], revision, token)
                 _write_own(
-                    name, read_published(files, allow_pickle, with_head), new, folder.resolve().name, base, token
+                    name,
+                    read_published(files, allow_pickle, with_head),
+                    new,
+                    folder.resolve().name,
+                    base,
+                    token,
                 )
         except OSError:  # which names its file, or the repository
             raise
         except Exception as error:  # whichever library meets a damaged or hostile file
-            reason = str(error) if isinstance(error, AdapterError) else shortened(f"{type(error).__name__}: {error}")
+            reason = (
+                str(error)
+                if isinstance(error, AdapterError)
+                else shortened(f"{type(error).__name__}: {error}")
+            )
             raise AdapterError(f"{shortened(name)} cannot be converted: {reason}") from error
         if folder.is_dir():
             folder.rmdir()  # an empty one
@@ -109,7 +126,9 @@ def _write_own(
     config.base_model_name_or_path = base
     save_file(weights, folder / SAFETENSORS_WEIGHTS_NAME, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
-    base_models = [each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)]
+    base_models = [
+        each for each in (base, str(published.adapter.fields.get("model_name"))) if is_repo_id(each)
+    ]
     name = re.sub(r"[^\w.-]+", "-", name).strip("-.")
     card = make_card(
         SavedAdapter.open(folder),
@@ -117,12 +136,20 @@ def _write_own(
         base_model=next((each for each in base_models if not Path(each).is_dir()), None),
     )
     origin = f"Converted from {code(source)}, an adapter in AdapterHub's format, with `houlsby_peft.convert`."
-    (folder / CARD_FILE).write_text(f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8")
+    (folder / CARD_FILE).write_text(
+        f"{str(card).rstrip()}\n\n## Origin\n\n{origin}\n", encoding="utf-8"
+    )
 
 
-def _convert(published: Published, base_config: PretrainedConfig) -> tuple[HoulsbyConfig, dict[str, torch.Tensor]]:
+def _convert(
+    published: Published, base_config: PretrainedConfig
+) -> tuple[HoulsbyConfig, dict[str, torch.Tensor]]:
     """Return the configuration, with its record, and the weights of a converted adapter."""
-    model_type, options, fields = str(base_config.model_type), published.options, published.adapter.fields
+    model_type, options, fields = (
+        str(base_config.model_type),
+        published.options,
+        published.adapter.fields,
+    )
     width = fields["hidden_size"]
     here = (model_type, getattr(base_config, "hidden_size", None))
     if (recorded := (fields.get("model_type") or model_type, width)) != here:
@@ -151,18 +178,27 @@ def _convert(published: Published, base_config: PretrainedConfig) -> tuple[Houls
         own |= {"id2label": head.id2label, "problem_type": head.problem_type}
     config = HoulsbyConfig(**own)
     is_added = head is not None and head.row is not None and head.row.is_added
-    config._load_record(AdapterRecord(heads=head_modules(head, model) if head else [], two_layer_head=is_added))
+    config._load_record(
+        AdapterRecord(heads=head_modules(head, model) if head else [], two_layer_head=is_added)
+    )
     plan = Plan(model, config)
     weights = _collect(published, head, plan, model)
     config.record = replace(plan.new_record(), two_layer_head=is_added)
     if head is None:
-        config.record.task_type = None  # PEFT's class for the task would refuse models with other heads
-    config.auto_mapping = {"base_model_class": type(model).__name__, "parent_library": type(model).__module__}
+        config.record.task_type = (
+            None  # PEFT's class for the task would refuse models with other heads
+        )
+    config.auto_mapping = {
+        "base_model_class": type(model).__name__,
+        "parent_library": type(model).__module__,
+    }
     config.inference_mode = True
     return config, weights
 
 
-def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Module) -> dict[str, torch.Tensor]:
+def _collect(
+    published: Published, head: Head | None, plan: Plan, model: nn.Module
+) -> dict[str, torch.Tensor]:
     """Return the weights by the names that they have in the converted adapter's file."""
     expected = _saved_shapes(plan)
     keys = library_keys(expected, plan.bottlenecks, model, str(published.adapter.fields["name"]))
@@ -170,7 +206,8 @@ def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Modu
     weights: dict[str, torch.Tensor] = {}
     unknown = []
     for key, tensor in published.adapter.tensors.items():
-        # With the base model's prefix, or without it if the adapter was saved from an encoder alone.
+        # With the base model's prefix, or without it if the adapter was saved from an encoder
+        # alone.
         name = by_key.get(key) or by_key.get(key.partition(".")[2])
         if name is None or name in weights:
             unknown.append(key)
@@ -183,13 +220,21 @@ def _collect(published: Published, head: Head | None, plan: Plan, model: nn.Modu
             "the base model that the adapter was trained on."
         )
     if head is not None:
-        weights |= head_weights(head, model, {name: shape for name, shape in expected.items() if name not in keys})
-    check_shapes(expected, {name: tensor.shape for name, tensor in weights.items()}, published.adapter.file.name)
+        weights |= head_weights(
+            head, model, {name: shape for name, shape in expected.items() if name not in keys}
+        )
+    check_shapes(
+        expected,
+        {name: tensor.shape for name, tensor in weights.items()},
+        published.adapter.file.name,
+    )
     return {FILE_PREFIX + name: tensor.contiguous() for name, tensor in weights.items()}
 
 
 def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
-    """Return the shapes of the tensors in the file of a plan's adapter by name, without PEFT's prefix."""
+    """Return the shapes of the tensors in the file of a plan's adapter by name, without PEFT's
+    prefix.
+    """
     modules: dict[str, nn.Module] = {}
     with torch.device("meta"):
         for key, place in plan.places.items():
@@ -199,14 +244,23 @@ def _saved_shapes(plan: Plan) -> dict[str, torch.Size]:
                 modules[f"{key}.{PREFIX}adapter"] = plan.new_bottleneck(place)
     modules |= {name: plan.head(name) for name in plan.heads}
     return {
-        f"{key}.{name}": each.shape for key, module in modules.items() for name, each in module.state_dict().items()
+        f"{key}.{name}": each.shape
+        for key, module in modules.items()
+        for name, each in module.state_dict().items()
     }
 
 
 def _write_published(
-    saved: SavedAdapter, folder: Path, name: str, base: str | None, with_head: bool, token: str | None
+    saved: SavedAdapter,
+    folder: Path,
+    name: str,
+    base: str | None,
+    with_head: bool,
+    token: str | None,
 ) -> None:
-    """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its places."""
+    """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its
+    places.
+    """
     config, tensors = saved.config, saved.weights
     base = base or find_base(config)[0] or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
@@ -215,20 +269,31 @@ def _write_published(
     model = _make_empty(base_config, saved.task.auto_class)
     plan = Plan(model, config)
     tensors = {key.removeprefix(FILE_PREFIX): tensor for key, tensor in tensors.items()}
-    check_shapes(_saved_shapes(plan), {key: each.shape for key, each in tensors.items()}, SAFETENSORS_WEIGHTS_NAME)
+    check_shapes(
+        _saved_shapes(plan),
+        {key: each.shape for key, each in tensors.items()},
+        SAFETENSORS_WEIGHTS_NAME,
+    )
     places = _sub_layers(model, config)
     own = {key: tensor for key, tensor in tensors.items() if ".houlsby_adapter." in key}
     expanded = dict(own)
     for key, owner in plan.owners.items():
-        at_owner = {part: tensor for part, tensor in own.items() if part.startswith(f"{owner}.houlsby_adapter.")}
+        at_owner = {
+            part: tensor
+            for part, tensor in own.items()
+            if part.startswith(f"{owner}.houlsby_adapter.")
+        }
         expanded |= {key + part.removeprefix(owner): tensor for part, tensor in at_owner.items()}
     name = re.sub(r"[^\w-]+", "-", name).strip("-") or "adapter"
-    sizes = {key: len(expanded[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks}
+    sizes = {
+        key: len(expanded[f"{key}.houlsby_adapter.down_proj.bias"]) for key in plan.bottlenecks
+    }
     width = next(iter(plan.widths.values()))
     options = describe(config, tensors, places, sizes, width)
     facts = {
         "hidden_size": width,
-        "model_class": type(_make_empty(base_config, "AutoModel")).__name__.removesuffix("Model") + "AdapterModel",
+        "model_class": type(_make_empty(base_config, "AutoModel")).__name__.removesuffix("Model")
+        + "AdapterModel",
         "model_name": base,
         "model_type": base_config.model_type,
         "name": name,
@@ -252,11 +317,15 @@ def _sub_layers(model: nn.Module, config: HoulsbyConfig) -> dict[str, Place]:
         rank_pattern={}, train_layer_norm=False,
     )  # fmt: skip
     found = find_places(model, everywhere)
-    return {key: place for key, place in found.items() if place.layer is not None and not place.is_norm}
+    return {
+        key: place for key, place in found.items() if place.layer is not None and not place.is_norm
+    }
 
 
 def _read_base(name: str, token: str | None) -> PretrainedConfig:
-    """Read the configuration of a base model, without its weights and without code from its repository."""
+    """Read the configuration of a base model, without its weights and without code from its
+    repository.
+    """
     with explain_hub_errors(f"The base model {name}"):
         config: PretrainedConfig = AutoConfig.from_pretrained(
             find_packaged(name), token=token, trust_remote_code=False

@@ -1,6 +1,8 @@
-"""The files of AdapterHub: what the `adapters` library wrote in any version, read without running any code.
+"""The files of AdapterHub: what the `adapters` library wrote in any version, read without running
+    any code.
 
-The rules are those of the `adapters` library 1.3 (`loading.py`, `utils.py`, `configuration/adapter_config.py`).
+The rules are those of the `adapters` library 1.3 (`loading.py`, `utils.py`,
+`configuration/adapter_config.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from ..hub.card import is_repo_id
 ADAPTER_FILES = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.bin")
 HEAD_FILES = ("head_config.json", "model_head.safetensors", "pytorch_model_head.bin")
 
-# The containers of bottlenecks and couplings in keys: the names of adapter-transformers 1, and those of today.
+# The containers of bottlenecks and couplings in keys: the names of adapter-transformers 1, and
+# those of today.
 _RENAMED = {
     "attention_text_task_adapters": "adapters",
     "attention_text_lang_adapters": "adapters",
@@ -51,18 +54,29 @@ _DEFAULTS: dict[str, Any] = {
 }
 # Options that cannot be had, with the values that switch them off, and what they do.
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "phm_layer": ((False, None), "its projections are sums of Kronecker products (Compacter), not linear layers"),
+    "phm_layer": (
+        (False, None),
+        "its projections are sums of Kronecker products (Compacter), not linear layers",
+    ),
     "use_gating": ((False, None), "a gate over the whole sequence scales the bottleneck"),
     "ln_before": ((False, None), "a norm of its own stands before the bottleneck"),
     "ln_after": ((False, None), "a norm of its own stands after the bottleneck"),
-    "inv_adapter": (("nice", None), "the forward pass of 'glow' slices the wrong dimension, so none can be trained"),
-    "architecture": ((None,), "it is not a bottleneck adapter; PEFT has LoRA, prefix tuning and others itself"),
+    "inv_adapter": (
+        ("nice", None),
+        "the forward pass of 'glow' slices the wrong dimension, so none can be trained",
+    ),
+    "architecture": (
+        (None,),
+        "it is not a bottleneck adapter; PEFT has LoRA, prefix tuning and others itself",
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """An adapter or a head: its configuration, and its weights by today's keys, all of them finite numbers."""
+    """An adapter or a head: its configuration, and its weights by today's keys, all of them finite
+    numbers.
+    """
 
     fields: dict[str, Any]
     tensors: dict[str, torch.Tensor]
@@ -90,11 +104,12 @@ class Published:
 
 
 def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Published:
-    """Read and check the files that the library has written. A pickled one is read with `weights_only=True`.
+    """Read and check the files that the library has written. A pickled one is read with
+    `weights_only=True`.
 
     Raises:
-        AdapterError: A file is too large, or the adapter has an option that cannot be had. Other errors of missing,
-            damaged and hostile files are those of the libraries that read them.
+        AdapterError: A file is too large, or the adapter has an option that cannot be had. Other
+            errors of missing, damaged and hostile files are those of the libraries that read them.
     """
     adapter = _read_part(folder, ADAPTER_FILES, allow_pickle)
     if not isinstance(adapter.fields.get("config"), dict):
@@ -108,7 +123,10 @@ def read_published(folder: Path, allow_pickle: bool, with_head: bool) -> Publish
 
 
 def write_part(
-    folder: Path, names: tuple[str, str, str], fields: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+    folder: Path,
+    names: tuple[str, str, str],
+    fields: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
 ) -> None:
     """Write an adapter or a head, whose files have the given names."""
     text = json.dumps(fields, indent=2, sort_keys=True)
@@ -142,14 +160,16 @@ def _read_part(folder: Path, names: tuple[str, str, str], allow_pickle: bool) ->
 def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
     """Read tensors from a file that torch has pickled, of at most the file's size.
 
-    A pickle can describe tensors that take more memory than the file has bytes: compressed ones, or views with a
-    stride of zero.
+    A pickle can describe tensors that take more memory than the file has bytes: compressed ones, or
+    views with a stride of zero.
     """
     size = file.stat().st_size
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if (unpacked := sum(entry.file_size for entry in archive.infolist())) > size:
-                raise AdapterError(f"{file.name} has {size:,} bytes and would unpack to {unpacked:,}.")
+                raise AdapterError(
+                    f"{file.name} has {size:,} bytes and would unpack to {unpacked:,}."
+                )
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # whose message advises to run the file's code
@@ -158,8 +178,15 @@ def _read_pickle(file: Path) -> dict[str, torch.Tensor]:
         ) from None
     tensors = {}
     for key, tensor in found.items():
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        if not is_plain or tensor.is_meta or tensor.is_quantized or tensor.numel() * tensor.element_size() > size:
+        is_plain = (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+        )
+        if (
+            not is_plain
+            or tensor.is_meta
+            or tensor.is_quantized
+            or tensor.numel() * tensor.element_size() > size
+        ):
             raise AdapterError(
                 f"{file.name}: {shortened(str(key))!r} is not a plain tensor of at most the file's size."
             )
@@ -180,10 +207,17 @@ def _complete(adapter: Part) -> dict[str, Any]:
         given["inv_adapter"] = given["inv_adapter_reduction_factor"] = None
     for name, (off, reason) in _UNSUPPORTED.items():
         if given.get(name) not in off:
-            raise AdapterError(f"{name}={shortened(repr(given[name]))} cannot be converted: {reason}.")
+            raise AdapterError(
+                f"{name}={shortened(repr(given[name]))} cannot be converted: {reason}."
+            )
     known = {name: given[name] for name in _DEFAULTS if given.get(name) is not None}
     activation = given["non_linearity"].lower()
     if "version" not in adapter.fields:
         activation = _OLD_ACTIVATIONS.get(activation, activation)
     activation = {"leakyrelu": "leaky_relu"}.get(activation, activation)
-    return {**_DEFAULTS, **known, "non_linearity": activation, "reduction_factor": given["reduction_factor"]}
+    return {
+        **_DEFAULTS,
+        **known,
+        "non_linearity": activation,
+        "reduction_factor": given["reduction_factor"],
+    }

@@ -1,4 +1,6 @@
-"""What stands where in the two formats: kinds and sizes of bottlenecks, and the keys of their weights."""
+"""What stands where in the two formats: kinds and sizes of bottlenecks, and the keys of their
+weights.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ from ..record import Place
 
 
 # The library's options for the sub-layers.
-POSITIONS = {"mh_adapter": "attention", "output_adapter": "feed_forward", "cross_adapter": "cross_attention"}
-# Each kind's options in the library; the first two and the fourth decide what a bottleneck computes.
+POSITIONS = {
+    "mh_adapter": "attention",
+    "output_adapter": "feed_forward",
+    "cross_adapter": "cross_attention",
+}
+# Each kind's options in the library; the first two and the fourth decide what a bottleneck
+# computes.
 KINDS: dict[str, dict[str, Any]] = {
     "houlsby": {"original_ln_before": False, "original_ln_after": True, "residual_before_ln": True},
     "pfeiffer": {"original_ln_before": True, "original_ln_after": True, "residual_before_ln": True},
@@ -27,15 +34,26 @@ KINDS: dict[str, dict[str, Any]] = {
         "init_weights": "mam_adapter",
     },
 }
-# The base models whose layers both libraries adapt at the same place, by whether the norm comes before or after the
-# sub-layer. Before: the library gives bottlenecks no norm.
+# The base models whose layers both libraries adapt at the same place, by whether the norm comes
+# before or after the sub-layer. Before: the library gives bottlenecks no norm.
 _PRE_NORM = ("gpt2", "gptj", "llama", "mbart", "mistral", "mt5", "t5")
 _POST_NORM = (
     "albert", "bart", "bert", "bert-generation", "deberta", "deberta-v2", "distilbert", "electra", "plbart", "roberta",
     "xlm-roberta",
 )  # fmt: skip
-# Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them under these names.
-INSIDE = ("bert", "bert-generation", "deberta", "deberta-v2", "electra", "mt5", "roberta", "t5", "xlm-roberta")
+# Where bottlenecks are inside the module that ends a sub-layer. Elsewhere the layer holds them
+# under these names.
+INSIDE = (
+    "bert",
+    "bert-generation",
+    "deberta",
+    "deberta-v2",
+    "electra",
+    "mt5",
+    "roberta",
+    "t5",
+    "xlm-roberta",
+)
 CONTAINERS = {
     "attention": "attention_adapters",
     "feed_forward": "output_adapters",
@@ -73,9 +91,12 @@ def find_kind(options: Mapping[str, Any], model_type: str) -> str:
 
 
 def check_base_type(model_type: str, kind: str, positions: Collection[str]) -> None:
-    """Refuse base models in which the `adapters` library does not have its bottlenecks at the same places."""
+    """Refuse base models in which the `adapters` library does not have its bottlenecks at the same
+    places.
+    """
     known = sorted((*_PRE_NORM, *_POST_NORM))
-    # There, the library exchanges the attention's output and its residual input, of which "pfeiffer" reads the sum.
+    # There, the library exchanges the attention's output and its residual input, of which
+    # "pfeiffer" reads the sum.
     is_exchanged = model_type == "albert" and "attention" in positions and kind != "pfeiffer"
     if model_type not in known or is_exchanged:
         raise AdapterError(
@@ -91,7 +112,9 @@ def size_of(width: int, factor: float) -> int:
 
 
 def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
-    """Return the number that the library gives each layer: the encoder's come first, then the decoder's."""
+    """Return the number that the library gives each layer: the encoder's come first, then the
+    decoder's.
+    """
     layers = {(place.stack, place.layer) for place in places.values() if place.layer is not None}
     ordered = sorted(layers, key=lambda layer: ("decoder" in layer[0], layer))
     return {layer: number for number, layer in enumerate(ordered)}
@@ -100,7 +123,8 @@ def library_layers(places: Mapping[str, Place]) -> dict[tuple[str, int], int]:
 def library_keys(
     names: Mapping[str, Any], places: Mapping[str, Place], model: nn.Module, adapter_name: str
 ) -> dict[str, str]:
-    """Return the library's keys of an adapter's bottlenecks and coupling, without the base model's prefix.
+    """Return the library's keys of an adapter's bottlenecks and coupling, without the base model's
+    prefix.
 
     The names are the adapter's own, without PEFT's prefix; those of norms and heads are left out.
     """
@@ -143,7 +167,9 @@ def own_config(options: Mapping[str, Any], width: int, kind: str) -> dict[str, A
     }
 
 
-def layer_config(options: Mapping[str, Any], width: int, places: Mapping[str, Place]) -> dict[str, Any]:
+def layer_config(
+    options: Mapping[str, Any], width: int, places: Mapping[str, Place]
+) -> dict[str, Any]:
     """Return the fields of `HoulsbyConfig` that do: sizes by layer, and layers that are left out."""
     layers = library_layers(places)
     left_out, factors = set(options["leave_out"]), options["reduction_factor"]
@@ -152,22 +178,30 @@ def layer_config(options: Mapping[str, Any], width: int, places: Mapping[str, Pl
     if left_out and len({stack for stack, _ in layers}) == 1:
         fields["layers_to_transform"] = sorted(index for _, index in kept)
     elif left_out:
-        fields["exclude_modules"] = [f"{stack}.{index}".lstrip(".") for stack, index in layers.keys() - kept.keys()]
+        fields["exclude_modules"] = [
+            f"{stack}.{index}".lstrip(".") for stack, index in layers.keys() - kept.keys()
+        ]
     if isinstance(factors, dict):
         usual = factors.get("default", max(factors.values()))
         numbers = {key: kept.get((place.stack, place.layer)) for key, place in places.items()}  # type: ignore[arg-type]
         fields["rank_pattern"] = {
             key: r
             for key, number in numbers.items()
-            if number is not None and (r := size_of(width, factors.get(str(number), usual))) != size_of(width, usual)
+            if number is not None
+            and (r := size_of(width, factors.get(str(number), usual))) != size_of(width, usual)
         }
     return fields
 
 
 def describe(
-    config: HoulsbyConfig, names: Collection[str], places: Mapping[str, Place], sizes: Mapping[str, int], width: int
+    config: HoulsbyConfig,
+    names: Collection[str],
+    places: Mapping[str, Place],
+    sizes: Mapping[str, int],
+    width: int,
 ) -> dict[str, Any]:
-    """Return the library's options for an adapter with weights of these names and bottlenecks of these sizes.
+    """Return the library's options for an adapter with weights of these names and bottlenecks of
+    these sizes.
 
     `places` are all that the base model could have.
     """
@@ -182,10 +216,16 @@ def describe(
     misfits = {
         "trained norms": any(".houlsby_norm." in name for name in names),
         "trained embeddings of tokens": config.trainable_token_indices,
-        "other weights of a bottleneck": [part for part in parts - PARTS.keys() if part[0] not in "FG"],
+        "other weights of a bottleneck": [
+            part for part in parts - PARTS.keys() if part[0] not in "FG"
+        ],
         "bottlenecks that are not at the ends of sub-layers": sizes.keys() - places.keys(),
-        "bottlenecks of several sizes in a layer": any(len(found) > 1 for found in by_layer.values()),
-        "layers with a part of the bottlenecks": [key for key in lacking if places[key].position in positions],
+        "bottlenecks of several sizes in a layer": any(
+            len(found) > 1 for found in by_layer.values()
+        ),
+        "layers with a part of the bottlenecks": [
+            key for key in lacking if places[key].position in positions
+        ],
     }
     if reasons := [reason for reason, is_there in misfits.items() if is_there]:
         raise AdapterError(
@@ -201,11 +241,15 @@ def describe(
     return {
         **KINDS[config.kind],
         **{name: position in positions for name, position in POSITIONS.items()},
-        "reduction_factor": common if is_same else {str(number): factor for number, factor in sorted(factors.items())},
+        "reduction_factor": common
+        if is_same
+        else {str(number): factor for number, factor in sorted(factors.items())},
         "non_linearity": config.activation,
         "dropout": config.dropout,
         "scaling": float(config.scaling) if not isinstance(config.scaling, str) else config.scaling,
         "leave_out": sorted(set(layers.values()) - by_layer.keys()),
         "inv_adapter": config.invertible,
-        "inv_adapter_reduction_factor": config.invertible_reduction_factor if config.invertible else None,
+        "inv_adapter_reduction_factor": config.invertible_reduction_factor
+        if config.invertible
+        else None,
     }

@@ -1,7 +1,9 @@
-"""`MixedBatch`: the adapter of each row of a batch, and the weights that are stacked to compute all rows at once.
+"""`MixedBatch`: the adapter of each row of a batch, and the weights that are stacked to compute all
+    rows at once.
 
-All adapters of a position are computed in one batched matrix product instead of a loop over adapters. Weights are
-stacked for one call: a forward pass or a generation. PEFT refuses `adapter_names` in training mode.
+All adapters of a position are computed in one batched matrix product instead of a loop over
+adapters. Weights are stacked for one call: a forward pass or a generation. PEFT refuses
+`adapter_names` in training mode.
 """
 
 from __future__ import annotations
@@ -27,10 +29,12 @@ from .rows import RowFinder, Rows, first_tensor, run_adapter, select_rows
 
 
 class MixedBatch:
-    """The adapter of each row of a batch, or "__base__" for the base model, for one call of the model.
+    """The adapter of each row of a batch, or "__base__" for the base model, for one call of the
+    model.
 
-    Layers and heads call `run`. It runs a layer once per adapter on the adapter's rows, with two faster ways for
-    bottlenecks and norms whose weights can be stacked. If all rows have one adapter, nothing is stacked.
+    Layers and heads call `apply`. It runs a layer once per adapter on the adapter's rows, with two
+    faster ways for bottlenecks and norms whose weights can be stacked. If all rows have one
+    adapter, nothing is stacked.
     """
 
     def __init__(self, names: Sequence[str], fan_out: FanOut | None = None) -> None:
@@ -44,8 +48,8 @@ class MixedBatch:
         self.rows: Rows | None = None
         # Whether each layer runs once, as it does unless tokens are generated.
         self.is_one_pass = False
-        # By the layers that own the bottlenecks. In one pass only the last ones are kept, which the next place may
-        # share; the next stack then takes the same memory.
+        # By the layers that own the bottlenecks. In one pass only the last ones are kept, which the
+        # next place may share; the next stack then takes the same memory.
         self._groups: dict[object, list[_Group]] = {}
         self._norms: dict[object, dict[str, torch.Tensor]] = {}
         self._indices: dict[object, torch.Tensor] = {}
@@ -53,7 +57,9 @@ class MixedBatch:
 
     def find_rows(self, finder: RowFinder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Find out where the layers have the rows, if the inputs of the model are known."""
-        inputs = first_tensor((*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values()))
+        inputs = first_tensor(
+            (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"), *kwargs.values())
+        )
         if inputs is not None:
             if self.fan_out is None:
                 check_number(self.names, inputs)
@@ -63,7 +69,7 @@ class MixedBatch:
             if self.only_name is None:
                 self.rows = finder.find(len(self.names), args, kwargs)
 
-    def run(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def apply(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what a layer, a head or a wrapper of PEFT's computes: each row by its own adapter."""
         if self.only_name is not None:
             return run_adapter(layer, self.only_name, args, kwargs)
@@ -80,18 +86,28 @@ class MixedBatch:
             return self._run_bottlenecks(layer, names, *args)
         if isinstance(layer, HoulsbyLayerNorm) and len(args) + len(kwargs) == 1:
             base = layer.base_layer
-            plain = next((norm for norm in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, norm)), type(base))
-            # A subclass of PyTorch's norms may do anything. The models' own norms multiply by their weights last.
+            plain = next(
+                (norm for norm in (nn.LayerNorm, nn.RMSNorm) if isinstance(base, norm)), type(base)
+            )
+            # A subclass of PyTorch's norms may do anything. The models' own norms multiply by their
+            # weights last.
             if type(base).forward is plain.forward and not has_offloaded_params(base):
                 return self._run_norms(layer, names, inputs)
         return self._run_each(layer, names, args, kwargs, inputs.device)
 
     def _run_each(
-        self, layer: Any, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
+        self,
+        layer: Any,
+        names: Sequence[str],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        device: torch.device,
     ) -> Any:
         """Run a layer of any kind once per adapter."""
         index = {
-            name: torch.tensor([row for row, other in enumerate(names) if other == name], device=device)
+            name: torch.tensor(
+                [row for row, other in enumerate(names) if other == name], device=device
+            )
             for name in dict.fromkeys(names)
         }
         outputs = []
@@ -111,7 +127,11 @@ class MixedBatch:
             self.only_name = None
 
     def _run_bottlenecks(
-        self, layer: HoulsbyLayer, names: tuple[str, ...], hidden: torch.Tensor, residual: torch.Tensor | None
+        self,
+        layer: HoulsbyLayer,
+        names: tuple[str, ...],
+        hidden: torch.Tensor,
+        residual: torch.Tensor | None,
     ) -> torch.Tensor:
         # A GPU waits for what Python does per adapter here and in `_group`, so it is little.
         elsewhere = layer.houlsby_owner
@@ -120,7 +140,11 @@ class MixedBatch:
         if key not in self._groups:
             if self.is_one_pass:
                 self._groups.clear()
-            used = {name: held[name] for name, owner in owners.items() if name in (held := owner.houlsby_adapter)}
+            used = {
+                name: held[name]
+                for name, owner in owners.items()
+                if name in (held := owner.houlsby_adapter)
+            }
             self._groups[key] = self._group(used, names, hidden.device)
         result = hidden
         for group in self._groups[key]:
@@ -133,12 +157,18 @@ class MixedBatch:
                 read, shape = own, (group.size, -1, own.shape[-1])
                 if layer.skip is not None and group.stack.kind != "houlsby":
                     read = _take(layer.skip.read(group.stack.kind, hidden, residual), group.rows)
-                adapted = group.stack.forward(own.reshape(shape), read.reshape(shape)).reshape(own.shape)
+                adapted = group.stack.forward(own.reshape(shape), read.reshape(shape)).reshape(
+                    own.shape
+                )
             adapted = _take(adapted, group.kept)
-            result = adapted if group.written is None else result.index_copy(0, group.written, adapted)
+            result = (
+                adapted if group.written is None else result.index_copy(0, group.written, adapted)
+            )
         return result
 
-    def _group(self, used: Mapping[str, Any], names: Sequence[str], device: torch.device) -> list[_Group]:
+    def _group(
+        self, used: Mapping[str, Any], names: Sequence[str], device: torch.device
+    ) -> list[_Group]:
         """Group the adapters whose bottlenecks can be stacked and that have about as many rows."""
         rows: dict[str, list[int]] = {name: [] for name in used}
         for row, name in enumerate(names):
@@ -147,7 +177,8 @@ class MixedBatch:
         members: dict[object, list[str]] = {}
         for name, bottleneck in used.items():
             facts = _facts(bottleneck)
-            # Rows are padded to the largest number in the group; grouping by powers of two bounds the padding.
+            # Rows are padded to the largest number in the group; grouping by powers of two bounds
+            # the padding.
             key: object = name if facts is None else (facts, len(rows[name]).bit_length())
             members.setdefault(key, []).append(name)
         groups = []
@@ -155,10 +186,23 @@ class MixedBatch:
             same = (names, *group, device)
             if same not in self._padded:  # as in the layers before
                 most = max(len(rows[name]) for name in group)
-                # Padding repeats a row, which is written back once: the gradient would be that of both.
-                order = [row for name in group for row in rows[name] + rows[name][:1] * (most - len(rows[name]))]
-                own = [each * most + i for each, name in enumerate(group) for i in range(len(rows[name]))]
-                lists = (order, len(names)), (own, len(order)), ([order[position] for position in own], len(names))
+                # Padding repeats a row, which is written back once: the gradient would be that of
+                # both.
+                order = [
+                    row
+                    for name in group
+                    for row in rows[name] + rows[name][:1] * (most - len(rows[name]))
+                ]
+                own = [
+                    each * most + i
+                    for each, name in enumerate(group)
+                    for i in range(len(rows[name]))
+                ]
+                lists = (
+                    (order, len(names)),
+                    (own, len(order)),
+                    ([order[position] for position in own], len(names)),
+                )
                 self._padded[same] = [self._index(*each, device) for each in lists]
             stack = None if isinstance(key, str) else _stack([used[name] for name in group])
             index, kept, written = self._padded[same]
@@ -168,7 +212,8 @@ class MixedBatch:
     def _index(self, rows: list[int], count: int, device: torch.device) -> torch.Tensor | None:
         """Return an index of these rows; None for all of them in their order.
 
-        Copying one to a GPU waits for all of its work, and cannot be captured in a graph, so all layers share it.
+        Copying one to a GPU waits for all of its work, and cannot be captured in a graph, so all
+        layers share it.
         """
         if rows == list(range(count)):
             return None
@@ -177,7 +222,9 @@ class MixedBatch:
             self._indices[key] = torch.tensor(rows, device=device)
         return self._indices[key]
 
-    def _run_norms(self, layer: HoulsbyLayerNorm, names: tuple[str, ...], hidden: torch.Tensor) -> torch.Tensor:
+    def _run_norms(
+        self, layer: HoulsbyLayerNorm, names: tuple[str, ...], hidden: torch.Tensor
+    ) -> torch.Tensor:
         """Normalize all rows at once, and then apply to each row the weights of its adapter's norm."""
         key = (layer, names, hidden.dim(), hidden.device)
         if key not in self._norms:
@@ -188,14 +235,20 @@ class MixedBatch:
             index = self._index([order[name] for name in names], len(norms), device)
             shape = (len(names), *[1] * (hidden.dim() - 2), hidden.shape[-1])
             self._norms[key] = {
-                part: _take(torch.stack([norm._parameters[part] for norm in norms.values()]), index).view(shape)
+                part: _take(
+                    torch.stack([norm._parameters[part] for norm in norms.values()]), index
+                ).view(shape)
                 for part, _ in some.named_parameters()
             }
         rows, base = self._norms[key], layer.base_layer
         wide = hidden.to(rows["weight"].dtype)
         if isinstance(base, nn.LayerNorm):
             result = F.layer_norm(wide, wide.shape[-1:], eps=base.eps)
-            result = torch.addcmul(rows["bias"], result, rows["weight"]) if "bias" in rows else result * rows["weight"]
+            result = (
+                torch.addcmul(rows["bias"], result, rows["weight"])
+                if "bias" in rows
+                else result * rows["weight"]
+            )
         elif isinstance(base, nn.RMSNorm):
             result = F.rms_norm(wide, wide.shape[-1:], eps=base.eps) * rows["weight"]
         else:
@@ -234,16 +287,22 @@ _PLAIN = (nn.Parameter, torch.Tensor)
 
 
 def _facts(bottleneck: Any) -> tuple[object, ...] | None:
-    """Return all but the values of its weights that determines what a bottleneck computes in evaluation; None if it
-    cannot be part of a stack.
+    """Return all but the values of its weights that determines what a bottleneck computes in
+    evaluation; None if it cannot be part of a stack.
 
-    That needs the library's own class with plain weights in its projections and scaling only: no quantized, sharded or
-    offloaded weights, and no activation with its own.
+    That needs the library's own class with plain weights in its projections and scaling only: no
+    quantized, sharded or offloaded weights, and no activation with its own.
     """
     parameters, modules = bottleneck._parameters, bottleneck._modules
-    if type(bottleneck) is not Bottleneck or parameters.keys() - {"scaling"} or modules.keys() != _MODULES:
+    if (
+        type(bottleneck) is not Bottleneck
+        or parameters.keys() - {"scaling"}
+        or modules.keys() != _MODULES
+    ):
         return None
-    activation, down, up = (modules[name]._parameters for name in ("activation", "down_proj", "up_proj"))
+    activation, down, up = (
+        modules[name]._parameters for name in ("activation", "down_proj", "up_proj")
+    )
     if activation or modules["activation"]._modules:
         return None
     down, up = down.get("weight"), up.get("weight")
@@ -254,7 +313,8 @@ def _facts(bottleneck: Any) -> tuple[object, ...] | None:
 
 
 def _stack(bottlenecks: Sequence[Any]) -> Bottleneck:
-    """Return a bottleneck that computes several at once, on hidden states of the shape (bottlenecks, tokens, width).
+    """Return a bottleneck that computes several at once, on hidden states of the shape
+    (bottlenecks, tokens, width).
 
     It runs the same code, so that an option of `Bottleneck` without weights needs no code here.
     """
@@ -284,7 +344,8 @@ def _take(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
 
 
 def _join(layer: nn.Module, outputs: Sequence[Any], rows: Sequence[torch.Tensor]) -> Any:
-    """Return one output with all rows. Heads with fewer outputs than the widest are filled up with -inf.
+    """Return one output with all rows. Heads with fewer outputs than the widest are filled up with
+    -inf.
 
     No softmax or argmax ever chooses what is filled up.
     """
@@ -319,9 +380,13 @@ def run_mixed_batch(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Iterator[None]:
-    """Within this context and thread, apply to each row its own adapter; one with several becomes as many rows."""
+    """Within this context and thread, apply to each row its own adapter; one with several becomes
+    as many rows.
+    """
     if finder.model.training:
-        raise ValueError("Cannot pass `adapter_names` when the model is in training mode; call model.eval() first.")
+        raise ValueError(
+            "Cannot pass `adapter_names` when the model is in training mode; call model.eval() first."
+        )
     fan_out = None
     if any(isinstance(each, (list, tuple)) for each in names):
         fan_out = FanOut(names)
@@ -332,18 +397,22 @@ def run_mixed_batch(
             f"of the base model are named {BASE!r}."
         )
     batch = MixedBatch(names, fan_out)
-    with finder.run(batch), ExitStack() as stack:
+    with finder.activate(batch), ExitStack() as stack:
         batch.find_rows(finder, args, kwargs)
         if fan_out is not None:
             is_running = lambda: batch_of(finder.batches) is batch  # noqa: E731
-            stack.enter_context(fan_out.run(finder.model, is_running, lambda: batch.is_changed))
+            stack.enter_context(fan_out.attach(finder.model, is_running, lambda: batch.is_changed))
         yield
 
 
 def hook_other_wrappers(model: nn.Module, batches: Mapping[int, Batch]) -> None:
-    """Let the wrappers that PEFT has added itself, for trained tokens and other methods, follow mixed batches."""
+    """Let the wrappers that PEFT has added itself, for trained tokens and other methods, follow
+    mixed batches.
+    """
     for module in model.modules():
-        is_other = isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(module, HoulsbyHead)
+        is_other = isinstance(module, AuxiliaryTrainingWrapper) and not isinstance(
+            module, HoulsbyHead
+        )
         if is_other and "follows_mixed_batches" not in vars(module):
             vars(module)["follows_mixed_batches"] = True
             # A copy of the model gets a copy of this, with its own batches.
@@ -351,7 +420,11 @@ def hook_other_wrappers(model: nn.Module, batches: Mapping[int, Batch]) -> None:
 
 
 def _run_rows(
-    batches: Mapping[int, Batch], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    batches: Mapping[int, Batch],
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    output: Any,
 ) -> Any:
     batch = batch_of(batches)
-    return output if batch is None or module.disable_adapters else batch.run(module, args, kwargs)
+    return output if batch is None or module.disable_adapters else batch.apply(module, args, kwargs)

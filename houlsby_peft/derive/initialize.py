@@ -16,10 +16,14 @@ from ..registration import PREFIX
 from .combine import compare_options, tensors_of
 
 
-def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default") -> None:
-    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps its own weights.
+def init_from(
+    model: PeftModel, name_or_path: str | os.PathLike[str], adapter_name: str = "default"
+) -> None:
+    """Initialize the bottlenecks and norms of an adapter from a saved adapter. The task head keeps
+    its own weights.
 
-    An adapter may have been pretrained on the task's text, for example (Han et al. 2021, section 3).
+    An adapter may have been pretrained on the task's text, for example (Han et al. 2021, section
+    3).
 
     Args:
         model: Model with the adapter to initialize.
@@ -28,15 +32,16 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
 
     Raises:
         ValueError: The adapter is offloaded, or the saved weights do not fit.
-        AdapterError: The saved adapter uses another method, has other options, was trained on another base model, or
-            cannot be read.
+        AdapterError: The saved adapter uses another method, has other options, was trained on
+            another base model, or cannot be read.
         KeyError: The model has no adapter of this name.
     """
     config: Any = model.peft_config[adapter_name]
     saved = SavedAdapter.open(name_or_path)
     own, there = config.record, saved.config.record or AdapterRecord()
-    # What is excluded may differ where only one of the models has it, such as a language model's head; otherwise the
-    # weights do not fit. The file of shared bottlenecks does not tell at which places they are applied.
+    # What is excluded may differ where only one of the models has it, such as a language model's
+    # head; otherwise the weights do not fit. The file of shared bottlenecks does not tell at which
+    # places they are applied.
     options = [name for name in SHAPE_OPTIONS if name != "exclude_modules"]
     differences = compare_options(saved.config, config, options)
     if config.share_layers and not differences:
@@ -44,13 +49,19 @@ def init_from(model: PeftModel, name_or_path: str | os.PathLike[str], adapter_na
             {place.key for place in unfold_places(record.places or ()) if place.is_bottleneck}
             for record in (there, own)
         ]
-        differences = [f"only one has a bottleneck at {key}" for key in sorted(bottlenecks[0] ^ bottlenecks[1])]
+        differences = [
+            f"only one has a bottleneck at {key}" for key in sorted(bottlenecks[0] ^ bottlenecks[1])
+        ]
     if differences := differences + compare_fingerprints(there.base, own.base):
         raise AdapterError(
             "An adapter can only be initialized from one with the same options on the same base model; "
             f"{saved.name}, trained on {saved.config.base_model_name_or_path or 'an unnamed model'}, and "
             f"{adapter_name!r} differ: {differences[0]}. Train both with the same HoulsbyConfig on the same model."
         )
-    weights = {key: weight for key, weight in tensors_of(model, adapter_name).items() if f".{PREFIX}" not in key}
+    weights = {
+        key: weight
+        for key, weight in tensors_of(model, adapter_name).items()
+        if f".{PREFIX}" not in key
+    }
     weights |= {key: weight for key, weight in saved.weights.items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

@@ -19,23 +19,26 @@ from .combine import add_derived, places_of, weights_of
 
 @contextmanager
 def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> Iterator[None]:
-    """Bypass the trained bottlenecks of some layers inside a `with` block (Houlsby et al. 2019, section 3.6).
+    """Bypass the trained bottlenecks of some layers inside a `with` block (Houlsby et al. 2019,
+    section 3.6).
 
         with houlsby_peft.ablate(model, layers=range(0, 5)):
             scores = evaluate(model)
 
-    Nothing is trained again and no weight changes. The layers are bypassed for all adapters of the model; task heads
-    are kept. A bottleneck that is shared with other layers is bypassed in the given layers only. The model is restored
-    when the block ends, also after an error. Do not enable or disable adapters inside the block.
+    Nothing is trained again and no weight changes. The layers are bypassed for all adapters of the
+    model; task heads are kept. A bottleneck that is shared with other layers is bypassed in the
+    given layers only. The model is restored when the block ends, also after an error. Do not enable
+    or disable adapters inside the block.
 
     Args:
         model: Model with Houlsby adapters, no matter how they were added.
         layers: Indices of the layers, starting at 0. In an encoder-decoder model they refer to both stacks.
-        keep_norms: Whether to keep the trained norms of these layers. If False, the base model's norms are used and
-            the layers compute what they compute in the base model.
+        keep_norms: Whether to keep the trained norms of these layers. If False, the base model's
+            norms are used and the layers compute what they compute in the base model.
 
     Raises:
-        ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in one of the layers.
+        ValueError: The model has no Houlsby adapter, or none of its adapters has a bottleneck in
+            one of the layers.
     """
     model, places = _find_all_places(model)
     modules = [
@@ -59,19 +62,26 @@ def ablate(model: nn.Module, layers: Iterable[int], keep_norms: bool = True) -> 
 def find_adapted_layers(model: nn.Module) -> list[int]:
     """Return the indices of the layers with a bottleneck, in ascending order."""
     places = _find_all_places(model)[1].values()
-    return sorted({place.layer for place in places if place.layer is not None and place.is_bottleneck})
+    return sorted(
+        {place.layer for place in places if place.layer is not None and place.is_bottleneck}
+    )
 
 
 def prune(
-    model: PeftModel, layers: Iterable[int], adapter_name: str, source: str = "default", keep_norms: bool = True
+    model: PeftModel,
+    layers: Iterable[int],
+    adapter_name: str,
+    source: str = "default",
+    keep_norms: bool = True,
 ) -> None:
     """Add a copy of an adapter without the bottlenecks of some layers.
 
         houlsby_peft.prune(model, layers=range(0, 5), adapter_name="small")
-        model.save_pretrained("out", selected_adapters=["small"])  # PeftModel.from_pretrained loads out/small
+        model.save_pretrained("out", selected_adapters=["small"])  # PeftModel.from_pretrained loads
+        out/small
 
-    The new adapter computes what the source computes inside `ablate` with the same arguments, with fewer weights and
-    in less time. It is not activated.
+    The new adapter computes what the source computes inside `ablate` with the same arguments, with
+    fewer weights and in less time. It is not activated.
 
     Args:
         model: Model with the adapter.
@@ -81,16 +91,22 @@ def prune(
         keep_norms: Whether to keep the trained norms of these layers.
 
     Raises:
-        ValueError: `adapter_name` is taken, the source has no bottleneck in one of the layers, or no bottleneck would
-            remain.
+        ValueError: `adapter_name` is taken, the source has no bottleneck in one of the layers, or
+            no bottleneck would remain.
         KeyError: The model has no adapter `source`.
     """
     tuner: Any = model.base_model
     config = tuner.peft_config[source]
     layers, places = set(layers), places_of(tuner.model, config)
     removed = _select_layers(places, layers)
-    kept = {key: place for key, place in places.items() if key not in removed or (place.is_norm and keep_norms)}
-    remaining = {place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None}
+    kept = {
+        key: place
+        for key, place in places.items()
+        if key not in removed or (place.is_norm and keep_norms)
+    }
+    remaining = {
+        place.layer for place in kept.values() if place.is_bottleneck and place.layer is not None
+    }
     pruned = config.derived(
         config.record,
         fold_places(kept.values(), View(tuner.model).encoder),
@@ -112,7 +128,9 @@ def _find_all_places(model: nn.Module) -> tuple[nn.Module, dict[str, Place]]:
 
 def _select_layers(places: Mapping[str, Place], layers: set[int]) -> dict[str, Place]:
     """Return the places in the given layers, each of which must have a bottleneck."""
-    adapted = {place.layer for place in places.values() if place.layer is not None and place.is_bottleneck}
+    adapted = {
+        place.layer for place in places.values() if place.layer is not None and place.is_bottleneck
+    }
     if not layers <= adapted:
         raise ValueError(
             "Bottlenecks can only be removed from layers that have a Houlsby adapter, here "

@@ -1,7 +1,7 @@
 """Model cards: describe a trained adapter, its base model and its results on one page.
 
-What is generated stands between two comments and is replaced when the card is generated again. All text outside of it
-belongs to the people who have written it.
+What is generated stands between two comments and is replaced when the card is generated again. All
+text outside of it belongs to the people who have written it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..checkpoints.downloads import SHORT_NAMES, find_repo
 from ..checkpoints.saved import SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..heads.tasks import Task
+from ..heads.tasks import TaskKind
 from .markdown import Markdown, block, cell, code, escape, link
 from .metadata import as_list, make_metadata, make_widget
 from .results import (
@@ -61,24 +61,35 @@ _BLOCK = re.compile(rf"{re.escape(_BEGIN)}.*{re.escape(_END)}\n*", re.DOTALL)
 _PLACEHOLDER = "[More Information Needed]"
 # Options that the card describes by the classes and by the parameters of the head.
 _DESCRIBED = {"id2label", "problem_type", "modules_to_save"}
-# Metadata that follow from an adapter's weights. If they are not generated again, they were those of other weights.
+# Metadata that follow from an adapter's weights. If they are not generated again, they were those
+# of other weights.
 _OF_WEIGHTS = ("model-index", "metrics")
 
 
 _TEMPLATES = jinja2.Environment(
     # Beside this code: an installed package holds the folder, a checkout has it at its top.
-    loader=jinja2.FileSystemLoader([Path(__file__).parents[level] / "hub_cards" for level in (1, 2)]),
+    loader=jinja2.FileSystemLoader(
+        [Path(__file__).parents[level] / "hub_cards" for level in (1, 2)]
+    ),
     undefined=jinja2.ChainableUndefined,  # every key of a run may be missing
     finalize=escape,  # every value that the template writes, unless it is Markdown
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_TEMPLATES.filters |= {"markdown": Markdown, "cell": cell, "code": code, "link": link, "block": block}
+_TEMPLATES.filters |= {
+    "markdown": Markdown,
+    "cell": cell,
+    "code": code,
+    "link": link,
+    "block": block,
+}
 
 
 def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path:
-    """Write the card of the adapter in a folder, and keep what people have written into the one that is there."""
+    """Write the card of the adapter in a folder, and keep what people have written into the one
+    that is there.
+    """
     saved = SavedAdapter.open(folder)
     path, card = saved.folder / CARD_FILE, make_card(saved, repo_id, **options)
     keep_written(card, [path.read_text(encoding="utf-8")] if path.is_file() else []).save(path)
@@ -86,7 +97,9 @@ def write_card(folder: Path, repo_id: str | None = None, **options: Any) -> Path
 
 
 def write_card_of_saved(folder: Path, **options: Any) -> None:
-    """Write the card of an adapter that has just been saved. If that fails, warn, because the adapter is saved."""
+    """Write the card of an adapter that has just been saved. If that fails, warn, because the
+    adapter is saved.
+    """
     try:
         write_card(folder, **options)
     except Exception as error:
@@ -110,18 +123,25 @@ def make_card(
 ) -> ModelCard:
     """Generate the card of a saved adapter, with its prediction for each input of the example.
 
-    Without a name, it is called after the folder or the run. `figures` are paths of images from the card's folder, by
-    default the PNG files of the adapter and its run. `push_to_hub` describes the others.
+    Without a name, it is called after the folder or the run. `figures` are paths of images from the
+    card's folder, by default the PNG files of the adapter and its run. `push_to_hub` describes the
+    others.
     """
     config, folder = saved.config, saved.folder
     base, revision = find_base(config, base_model)
     task, labels = find_task(saved), list((config.labels or {}).values())
     found = find_results(folder) if results is None else None
     runs, own = read_runs(results or found), zlib.crc32(saved.weights_file.read_bytes())
-    runs.sort(key=lambda run: run.get("adapter_crc32") != own)  # the run of these weights is described
+    runs.sort(
+        key=lambda run: run.get("adapter_crc32") != own
+    )  # the run of these weights is described
     run: TrainingRun = runs[0] if runs else {}
     data = run.get("dataset", {})
-    name = repo_id.rpartition("/")[2] if repo_id else (found or folder / CARD_FILE).resolve().parent.name
+    name = (
+        repo_id.rpartition("/")[2]
+        if repo_id
+        else (found or folder / CARD_FILE).resolve().parent.name
+    )
     # Not of several labels for a text, nor of the tags of its words.
     is_choice = config.kind_of_problem != "multi_label_classification" and (
         task is None or task.pipeline != "token-classification"
@@ -129,7 +149,9 @@ def make_card(
     classes = labels if is_choice else []
     changed, unchanged = hyperparameter_tables(run)
     # The encoder of images is a task model too, but reads no text.
-    model_class = getattr(transformers, str((config.auto_mapping or {}).get("base_model_class")), None)
+    model_class = getattr(
+        transformers, str((config.auto_mapping or {}).get("base_model_class")), None
+    )
     input_name = getattr(model_class, "main_input_name", "input_ids")
     if figures is None:
         figures = [os.path.relpath(path, folder) for path in find_figures(folder)]
@@ -149,7 +171,9 @@ def make_card(
         auto_class=task.auto_class if task else None,
         reads_text=bool(task and task.reads_text) and input_name == "input_ids",
         num_labels=len(labels),
-        example=None if example is None else Markdown(pformat(example, width=100).replace("\n", f"\n{' ' * 8}")),
+        example=None
+        if example is None
+        else Markdown(pformat(example, width=100).replace("\n", f"\n{' ' * 8}")),
         answer=answer,
         adapter=adapter_rows(saved, total),
         base=base_rows(config, revision),
@@ -174,8 +198,8 @@ def make_card(
 def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
     """Put what people have written into older cards, the most important one first, into a new one.
 
-    The text outside of the generated part comes from the first card that has any, metadata that were not generated
-    from all of them.
+    The text outside of the generated part comes from the first card that has any, metadata that
+    were not generated from all of them.
     """
     text, data = "", card.data.to_dict()
     for content in older:
@@ -197,13 +221,18 @@ def keep_written(card: ModelCard, older: Sequence[str]) -> ModelCard:
     return ModelCard(f"---\n{ModelCardData(**data).to_yaml()}\n---\n\n{text.strip()}\n")
 
 
-def find_base(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str | None, str | None]:
+def find_base(
+    config: HoulsbyConfig, base_model: str | None = None
+) -> tuple[str | None, str | None]:
     """Return the base model's name on the Hub, and its commit; None if unknown.
 
-    The commit is the recorded one, or the one in the cache if there is only one: transformers keeps no record of it.
+    The commit is the recorded one, or the one in the cache if there is only one: transformers keeps
+        no record of it.
     """
     if base_model is not None and not is_repo_id(base_model):
-        raise AdapterError(f"base_model must be a name on the Hub, such as user/name; got {base_model!r}.")
+        raise AdapterError(
+            f"base_model must be a name on the Hub, such as user/name; got {base_model!r}."
+        )
     base_model = SHORT_NAMES.get(base_model or "", base_model)
     recorded = str(config.base_model_name_or_path or "")
     name, commit = find_repo(recorded) or (recorded, None)
@@ -212,11 +241,15 @@ def find_base(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str
     if base_model is None and name == recorded and (not is_repo_id(name) or Path(name).is_dir()):
         return None, None
     path = try_to_load_from_cache(name, "config.json")
-    cached = [folder.name for folder in Path(path).parents[1].iterdir()] if isinstance(path, str) else []
+    cached = (
+        [folder.name for folder in Path(path).parents[1].iterdir()] if isinstance(path, str) else []
+    )
     return name, commit or config.revision or (cached[0] if len(cached) == 1 else None)
 
 
-def find_base_on_hub(config: HoulsbyConfig, base_model: str | None = None) -> tuple[str, str | None]:
+def find_base_on_hub(
+    config: HoulsbyConfig, base_model: str | None = None
+) -> tuple[str, str | None]:
     """Return what `find_base` returns, of a base model that others can find."""
     name, commit = find_base(config, base_model)
     if name is None:
@@ -236,7 +269,7 @@ def is_repo_id(name: str) -> bool:
     return name == name.strip()  # validate_repo_id accepts a newline at the end
 
 
-def find_task(saved: SavedAdapter) -> Task | None:
+def find_task(saved: SavedAdapter) -> TaskKind | None:
     """Return an adapter's task; None for a model that is no task model of transformers."""
     try:
         return saved.task
@@ -259,24 +292,36 @@ def count_parameters(saved: SavedAdapter) -> dict[str, int]:
     }
     counts = {"bottlenecks": 0, "invertible module": 0, "layer norms": 0, "tokens": 0, "head": 0}
     for key, size in saved.sizes.items():
-        kind = next((kind for kind, names in parts.items() if any(name in key for name in names)), "head")
+        kind = next(
+            (kind for kind, names in parts.items() if any(name in key for name in names)), "head"
+        )
         counts[kind] += size
     return {kind: size for kind, size in counts.items() if size}
 
 
 def changed_options(config: HoulsbyConfig) -> dict[str, Any]:
-    """Return `r` and an adapter's other options that differ from their defaults; PEFT's own fields are no options."""
+    """Return `r` and an adapter's other options that differ from their defaults; PEFT's own fields
+    are no options.
+    """
     default, others = HoulsbyConfig(), {field.name for field in fields(PeftConfig)} | _DESCRIBED
-    names = [field.name for field in fields(HoulsbyConfig) if field.init and field.name not in others]
+    names = [
+        field.name for field in fields(HoulsbyConfig) if field.init and field.name not in others
+    ]
     values = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in values.items() if name == "r" or value != getattr(default, name)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "r" or value != getattr(default, name)
+    }
 
 
 def adapter_rows(saved: SavedAdapter, total: int | None = None) -> Rows:
     """Describe an adapter, of a model with `total` parameters, as pairs of a name and a text."""
     counts, size = count_parameters(saved), saved.weights_file.stat().st_size
     trained = sum(counts.values())
-    options = ", ".join(f"{name}={value!r}" for name, value in changed_options(saved.config).items())
+    options = ", ".join(
+        f"{name}={value!r}" for name, value in changed_options(saved.config).items()
+    )
     bottlenecks = sum(key.endswith(".houlsby_adapter.down_proj.weight") for key in saved.shapes)
     rows = {
         "options": f"HoulsbyConfig({options})",
@@ -291,5 +336,9 @@ def adapter_rows(saved: SavedAdapter, total: int | None = None) -> Rows:
 
 def base_rows(config: HoulsbyConfig, revision: str | None) -> Rows:
     """Describe the base model, beside its name, as pairs of a name and a text."""
-    facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items())
-    return [(name, text) for name, text in (("revision", revision), ("configuration", facts)) if text]
+    facts = ", ".join(
+        f"{key.replace('_', ' ')} {value}" for key, value in base_facts(config).items()
+    )
+    return [
+        (name, text) for name, text in (("revision", revision), ("configuration", facts)) if text
+    ]

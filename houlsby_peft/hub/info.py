@@ -10,7 +10,9 @@ from .markdown import one_line
 
 
 def describe(saved: SavedAdapter) -> dict[str, Any]:
-    """Return the facts about an adapter as values for JSON. `settings` are those that differ from their defaults."""
+    """Return the facts about an adapter as values for JSON. `settings` are those that differ from
+    their defaults.
+    """
     config, record, task = saved.config, saved.config.record, find_task(saved)
     counts = count_parameters(saved)
     return {
@@ -35,6 +37,9 @@ def describe(saved: SavedAdapter) -> dict[str, Any]:
 def describe_as_text(saved: SavedAdapter) -> list[tuple[str, str]]:
     """Return the facts about an adapter as pairs of a name and a text, each on one line."""
     config, task = saved.config, find_task(saved)
-    base = [("base model", config.base_model_name_or_path or ""), *base_rows(config, config.revision)]
+    base = [
+        ("base model", config.base_model_name_or_path or ""),
+        *base_rows(config, config.revision),
+    ]
     rows = [*([("task", task.pipeline)] if task else []), *adapter_rows(saved), *base]
     return [(name, one_line(text)) for name, text in rows]

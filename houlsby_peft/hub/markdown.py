@@ -13,7 +13,8 @@ from ..errors import shortened
 
 # Underscores inside of a word are not markup. Many renderers turn bare addresses into links.
 _SPECIAL = re.compile(r"[\\`*\[\]<~$&@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.", re.IGNORECASE)
-# Control characters, those that reverse the direction of the text after them, and halves of surrogate pairs.
+# Control characters, those that reverse the direction of the text after them, and halves of
+# surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -22,13 +23,19 @@ class Markdown(str):
 
 
 def one_line(value: object) -> str:
-    """Return a value as plain text on one line, which is not too long and changes nothing in a terminal."""
+    """Return a value as plain text on one line, which is not too long and changes nothing in a
+    terminal.
+    """
     return _UNPRINTABLE.sub("\ufffd", shortened(str(value)))
 
 
 def escape(value: object) -> Markdown:
     """Write a value as plain text on one line; `Markdown` stays as it is."""
-    return value if isinstance(value, Markdown) else Markdown(_SPECIAL.sub(r"\\\g<0>", one_line(value)))
+    return (
+        value
+        if isinstance(value, Markdown)
+        else Markdown(_SPECIAL.sub(r"\\\g<0>", one_line(value)))
+    )
 
 
 def cell(value: object) -> Markdown:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from ..heads.tasks import Task
+from ..heads.tasks import TaskKind
 from .results import TrainingRun, collect_scores, get_scores, readable_name
 
 
@@ -18,13 +18,28 @@ if TYPE_CHECKING:
 
 
 # The Hub's names for what evaluate computes; other scores keep their own names.
-_METRICS = ("accuracy", "exact_match", "f1", "matthews_correlation", "pearson", "precision", "recall", "spearmanr")
+_METRICS = (
+    "accuracy",
+    "exact_match",
+    "f1",
+    "matthews_correlation",
+    "pearson",
+    "precision",
+    "recall",
+    "spearmanr",
+)
 
 
 def make_metadata(
-    name: str, base_model: str | None, task: Task | None, runs: Sequence[TrainingRun], metadata: Mapping[str, Any]
+    name: str,
+    base_model: str | None,
+    task: TaskKind | None,
+    runs: Sequence[TrainingRun],
+    metadata: Mapping[str, Any],
 ) -> ModelCardData:
-    """Return the metadata that follow from an adapter and its runs; those of the user take precedence."""
+    """Return the metadata that follow from an adapter and its runs; those of the user take
+    precedence.
+    """
     dataset: Mapping[str, Any] = runs[0].get("dataset", {}) if runs else {}
     data_name = dataset.get("name") or dataset.get("id")
     scores = get_scores(runs[0]) if data_name and task else {}
@@ -39,7 +54,9 @@ def make_metadata(
             dataset_revision=text.get("revision"),
             metric_type=next(filter(score.endswith, _METRICS), score),
             metric_name=readable_name(score),
-            metric_value=round(statistics.fmean(collect_scores(runs, score)), 4),  # the mean of the seeds
+            metric_value=round(
+                statistics.fmean(collect_scores(runs, score)), 4
+            ),  # the mean of the seeds
         )
         for score in scores
     ]
@@ -60,19 +77,28 @@ def make_metadata(
 
 
 def make_widget(
-    task: Task | None, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
+    task: TaskKind | None, example: Input | Sequence[Input] | None, answer: Sequence[object] | None
 ) -> list[dict[str, Any]] | None:
-    """Return the examples of the widget on the Hub's page, with the adapter's predictions where it can show them.
+    """Return the examples of the widget on the Hub's page, with the adapter's predictions where it
+    can show them.
 
     The widget has no field for the second text of a pair, except for question answering.
     """
     is_question = task is not None and task.pipeline == "question-answering"
-    items = [] if task is None or example is None else [example] if isinstance(example, (str, tuple)) else example
+    items = (
+        []
+        if task is None or example is None
+        else [example]
+        if isinstance(example, (str, tuple))
+        else example
+    )
     widget: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         if isinstance(item, str) is is_question:
             continue
-        shown: dict[str, Any] = {"text": item} if isinstance(item, str) else {"text": item[0], "context": item[1]}
+        shown: dict[str, Any] = (
+            {"text": item} if isinstance(item, str) else {"text": item[0], "context": item[1]}
+        )
         found = answer[number] if answer else None
         if isinstance(found, Mapping) and "score" in found:
             score = round(float(found["score"]), 4)
@@ -86,4 +112,6 @@ def make_widget(
 
 
 def as_list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple, set)) else [] if value is None else [value]
+    return (
+        list(value) if isinstance(value, (list, tuple, set)) else [] if value is None else [value]
+    )

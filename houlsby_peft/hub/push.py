@@ -1,4 +1,6 @@
-"""`push_to_hub` and what surrounds it: the checks before a push, and the plan that a recipe makes before training."""
+"""`push_to_hub` and what surrounds it: the checks before a push, and the plan that a recipe makes
+before training.
+"""
 
 from __future__ import annotations
 
@@ -47,21 +49,22 @@ def push_to_hub(
 ) -> str:
     """Push a trained adapter to the Hub with a generated card, in one commit.
 
-    An existing repository is updated, and what people have written into its card is kept. Only the adapter's weights
-    (safetensors), the JSON files of adapter and tokenizer, the card and PNG figures are uploaded. The tokenizer of an
-    earlier push is deleted if this push has none.
+    An existing repository is updated, and what people have written into its card is kept. Only the
+    adapter's weights (safetensors), the JSON files of adapter and tokenizer, the card and PNG
+    figures are uploaded. The tokenizer of an earlier push is deleted if this push has none.
 
     Args:
-        adapter: A model, whose active adapter is pushed, or the folder of a saved adapter, which stays as it is.
+        adapter: A model, whose active adapter is pushed, or the folder of a saved adapter, which
+            stays as it is.
         repo_id: "user/name", or "name" for the user of the token.
         tokenizer: Tokenizer to upload with the adapter of a model. Default: none; `load` uses the base model's.
         base_model: The base model's name on the Hub; needed if it was loaded from a folder.
         results: For the card: `results.json` of a run, or of one run per seed, as files or mappings.
-        example: For the card: an input or a list of inputs. The card shows the predictions of the saved adapter for
-            them, for which the base model is loaded once more.
+        example: For the card: an input or a list of inputs. The card shows the predictions of the
+            saved adapter for them, for which the base model is loaded once more.
         metadata: For the card: `license`, `language`, `tags` and so on.
-        private: Whether to create a private repository. An existing one stays as it is, but a private push to a
-            public repository is refused.
+        private: Whether to create a private repository. An existing one stays as it is, but a
+            private push to a public repository is refused.
         token: Token with write access. Default: the one set by `hf auth login` or HF_TOKEN.
         message: Commit message.
 
@@ -70,13 +73,16 @@ def push_to_hub(
 
     Raises:
         AdapterError: The adapter is not usable, or its base model is not on the Hub.
-        HubError: The Hub refuses the push or cannot be reached, or the adapter of a model is not pushed for another
-            reason; it is then saved in a folder that the message names. No file is uploaded then.
+        HubError: The Hub refuses the push or cannot be reached, or the adapter of a model is not
+            pushed for another reason; it is then saved in a folder that the message names. No file
+            is uploaded then.
         ValueError: The Hub refuses the metadata.
     """
     repo_id = check_access(repo_id, token)
     is_model = isinstance(adapter, PeftModel)
-    folder = _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
+    folder = (
+        _save(adapter, tokenizer) if isinstance(adapter, PeftModel) else Path(adapter).expanduser()
+    )
     try:
         saved = SavedAdapter.open(folder)
         saved.weights  # checked before anything is uploaded  # noqa: B018
@@ -96,33 +102,43 @@ def push_to_hub(
         fields = json.loads((saved.folder / CONFIG_NAME).read_text(encoding="utf-8"))
         fields |= {"base_model_name_or_path": base, "revision": revision}
         names = [SAFETENSORS_WEIGHTS_NAME, *(TOKENIZER_FILES if saved.own_tokenizer else ())]
-        files: dict[str, Path | bytes] = {CONFIG_NAME: json.dumps(fields, indent=2, sort_keys=True).encode()}
-        files |= {path.name: path for path in (*(saved.folder / name for name in names), *figures) if path.is_file()}
+        files: dict[str, Path | bytes] = {
+            CONFIG_NAME: json.dumps(fields, indent=2, sort_keys=True).encode()
+        }
+        files |= {
+            path.name: path
+            for path in (*(saved.folder / name for name in names), *figures)
+            if path.is_file()
+        }
         with explain_hub_errors(repo_id):
             api = HfApi(token=token, library_name="houlsby_peft")
             url = _upload(api, repo_id, files, card, saved, private, message)
     except (ValueError, OSError) as error:
         if not is_model:
             raise
-        raise HubError(f"{error} The adapter is saved in {folder}; push this folder to try again.") from error
+        raise HubError(
+            f"{error} The adapter is saved in {folder}; push this folder to try again."
+        ) from error
     if is_model:
         shutil.rmtree(folder)
     return url
 
 
 def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str] | None:
-    """Take `--push_to_hub`, `--hub_model_id`, `--hub_private_repo` and `--hub_token` over from the Trainer.
+    """Take `--push_to_hub`, `--hub_model_id`, `--hub_private_repo` and `--hub_token` over from the
+    Trainer.
 
-    The Trainer would push every checkpoint with a card of its own. Call this in every process before the training, so
-    that an invalid name or token is found before it.
+    The Trainer would push every checkpoint with a card of its own. Call this in every process
+    before the training, so that an invalid name or token is found before it.
 
     Args:
         training: The arguments; `push_to_hub` is set to False.
         base_model: The base model's name on the Hub, or a folder that `houlsby_peft.load` finds on other machines.
 
     Returns:
-        None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`, `private` and `token`
-        filled in. Call it in the main process with the folder of the saved adapter, and any `results` and `example`.
+        None if nothing is to be pushed. Otherwise `push_to_hub` with `repo_id`, `base_model`,
+        `private` and `token` filled in. Call it in the main process with the folder of the saved
+        adapter, and any `results` and `example`.
 
     Raises:
         AdapterError: The base model is a folder, which others do not have.
@@ -136,11 +152,15 @@ def plan_push(training: TrainingArguments, base_model: str) -> Callable[..., str
     if training.process_index == 0:
         name = check_access(name, training.hub_token)
     private = training.hub_private_repo or None
-    return partial(push_to_hub, repo_id=name, base_model=base, private=private, token=training.hub_token)
+    return partial(
+        push_to_hub, repo_id=name, base_model=base, private=private, token=training.hub_token
+    )
 
 
 def check_access(repo_id: str, token: str | None = None) -> str:
-    """Return the name of a repository with its user, "user/name", if its name and the token are valid."""
+    """Return the name of a repository with its user, "user/name", if its name and the token are
+    valid.
+    """
     with explain_hub_errors(repo_id):
         validate_repo_id(repo_id)
         user = HfApi(token=token).whoami()
@@ -152,7 +172,10 @@ def check_access(repo_id: str, token: str | None = None) -> str:
 
 
 def predict_example(
-    saved: SavedAdapter, example: Input | Sequence[Input], base_model: str | None = None, token: str | None = None
+    saved: SavedAdapter,
+    example: Input | Sequence[Input],
+    base_model: str | None = None,
+    token: str | None = None,
 ) -> list[Any]:
     """Return a saved adapter's predictions for the example of its card.
 
@@ -189,7 +212,9 @@ def _upload(
     private: bool | None,
     message: str,
 ) -> str:
-    """Upload files in one commit, with a card that keeps what people have written; create a new repository last."""
+    """Upload files in one commit, with a card that keeps what people have written; create a new
+    repository last.
+    """
     try:
         info = api.model_info(repo_id)
     except RepositoryNotFoundError:
@@ -201,7 +226,9 @@ def _upload(
             f"{constants.ENDPOINT}/{repo_id}/settings, or choose another name."
         )
     if "config.json" in known:
-        raise HubError(f"{repo_id} contains a whole model (config.json). Push to a repository of its own.")
+        raise HubError(
+            f"{repo_id} contains a whole model (config.json). Push to a repository of its own."
+        )
     older = [saved.folder / CARD_FILE] if (saved.folder / CARD_FILE).is_file() else []
     if info and CARD_FILE in known:
         older.append(Path(api.hf_hub_download(repo_id, CARD_FILE, revision=info.sha)))

@@ -1,4 +1,6 @@
-"""Find the modules of a model that get a bottleneck, a trained norm or an invertible module, in one look at it."""
+"""Find the modules of a model that get a bottleneck, a trained norm or an invertible module, in one
+look at it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _QUERY_KEY_NORM = re.compile(r"(^|\.)(q|k|query|key)_?(layer)?_?norm$")
 class View:
     """What placement, heads and the fingerprint read from a base model.
 
-    A view does not follow later changes of the model. A tuner layer counts as the module that it wraps.
+    A view does not follow later changes of the model. A tuner layer counts as the module that it
+    wraps.
 
     Attributes:
         modules: Its modules by name, in the model's order.
@@ -52,7 +55,9 @@ class View:
 
     @cached_property
     def encoder(self) -> str:
-        """The name of the encoder in a task model, such as "bert"; "" if the model has none or is one itself."""
+        """The name of the encoder in a task model, such as "bert"; "" if the model has none or is
+        one itself.
+        """
         prefix = getattr(self.model, "base_model_prefix", "")
         return prefix if prefix in self.modules else ""
 
@@ -64,35 +69,47 @@ class View:
     @cached_property
     def output_embedding(self) -> str | None:
         """The name of the output embedding of a language model; None if there is none."""
-        module = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
-        found = (key for key in self.modules if module is not None and self.modules[key] is base_module(module))
+        module = (
+            self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
+        )
+        found = (
+            key
+            for key in self.modules
+            if module is not None and self.modules[key] is base_module(module)
+        )
         return next(found, None)
 
     def type_around(self, key: str) -> str:
-        """Return the `model_type` of the innermost known model around a module; "" if there is none."""
+        """Return the `model_type` of the innermost known model around a module; "" if there is
+        none.
+        """
         known = {outer: kind for outer, kind in self.types.items() if kind in ARCHITECTURES}
         around = [outer for outer in known if not outer or is_inside(key, outer)]
         return known[max(around, key=len)] if around else ""
 
 
 def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Place]:
-    """Return the places of bottlenecks, trained norms and invertible modules, by module name, in the model's order.
+    """Return the places of bottlenecks, trained norms and invertible modules, by module name, in
+    the model's order.
 
-    The places of a saved adapter are those that its file records. Others come from `target_modules`, from the table of
-    architectures, or by inference.
+    The places of a saved adapter are those that its file records. Others come from
+    `target_modules`, from the table of architectures, or by inference.
 
     Args:
-        model: The base model, or a view of it. A module that already is a tuner layer counts as what it wraps.
+        model: The base model, or a view of it. A module that already is a tuner layer counts as
+            what it wraps.
         config: What to adapt.
 
     Raises:
-        ValueError: The model has no place of this kind, or it cannot be told which modules the places are; the message
-            gives the reason and the remedy.
+        ValueError: The model has no place of this kind, or it cannot be told which modules the
+            places are; the message gives the reason and the remedy.
     """
     view = model if isinstance(model, View) else View(model)
     if (rows := recorded_places(config)) is not None:
         places = {place.key: place for place in unfold_places(rows, view.encoder)}
-        if missing := [name for place in places.values() for name in place.modules if name not in view.modules]:
+        if missing := [
+            name for place in places.values() for name in place.modules if name not in view.modules
+        ]:
             raise ValueError(
                 f"The recorded places of an adapter must be modules of the base model; {type(view.model).__name__} "
                 f"has no {missing[0]!r}. Load the adapter on the base model that it was trained on."
@@ -105,7 +122,11 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
                 "frozen model do not train. Call model.enable_input_require_grads() first, and name the ends of the "
                 "sub-layers in target_modules, as docs/architectures.md shows."
             )
-        candidates = _find_candidates(view, config) if config.target_modules is None else _find_named(view, config)
+        candidates = (
+            _find_candidates(view, config)
+            if config.target_modules is None
+            else _find_named(view, config)
+        )
         places = {place.key: place for place in candidates if _is_selected(place, config)}
         for key in places:
             r = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), key), config.r)
@@ -116,17 +137,29 @@ def find_places(model: nn.Module | View, config: HoulsbyConfig) -> dict[str, Pla
             end = _find_embeddings(view, config)
             places[end.key] = end
     if not any(place.is_bottleneck for place in places.values()):
-        fields = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
-        given = [f"{name}={value!r}" for name in ("positions", *fields) if (value := getattr(config, name))]
+        fields = (
+            "target_modules",
+            "exclude_modules",
+            "modules_to_save",
+            "layers_to_transform",
+            "layers_pattern",
+        )
+        given = [
+            f"{name}={value!r}"
+            for name in ("positions", *fields)
+            if (value := getattr(config, name))
+        ]
         raise NoMatchingPeftModuleError(
             "An adapter needs a sub-layer in a list of layers with attention, or a module that target_modules names; "
             f"{type(view.model).__name__}, of model_type {view.types.get('')!r}, has none with {', '.join(given)}. "
             "Change one of them; docs/architectures.md lists the architectures that are known."
         )
-    ends = [place for place in places.values() if place.is_end]
+    ends = [place for place in places.values() if place.is_coupling]
     if ends and (output := view.output_embedding):
         if rows is None and config.modules_to_save and not is_included(output, config):
-            raise ValueError(f"invertible needs the output embedding, {output!r}: leave it out of modules_to_save.")
+            raise ValueError(
+                f"invertible needs the output embedding, {output!r}: leave it out of modules_to_save."
+            )
         places[output] = Place(output, "output_embedding", "", None, ends[0].projection)
     return {key: places[key] for key in view.modules if key in places}
 
@@ -147,9 +180,13 @@ def look_up_layers(view: View) -> Layers:
         layers: Layers = {}
         for index in range(len(module)):
             names = f"{stack}.{index}."
-            each = (kind.find(lambda name, names=names: names + name in view.modules) for kind in kinds)  # type: ignore[misc]
+            each = (
+                kind.find(lambda name, names=names: names + name in view.modules) for kind in kinds
+            )  # type: ignore[misc]
             ends = next((ends for ends in each if ends is not None), None)
-            if ends is None:  # a layer of another version of transformers, as are the others of its list
+            if (
+                ends is None
+            ):  # a layer of another version of transformers, as are the others of its list
                 break
             layers[stack, index] = ends
         else:
@@ -158,7 +195,8 @@ def look_up_layers(view: View) -> Layers:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a layer norm or an RMS norm with weights, of PyTorch or of a model's own class.
+    """Return whether a module is a layer norm or an RMS norm with weights, of PyTorch or of a
+    model's own class.
 
     MobileBERT's `NoNorm`, the scale and shift that are left of a layer norm, counts as well.
     """
@@ -169,14 +207,18 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def output_width(key: str, module: nn.Module) -> int:
-    """Return the size of the last dimension of a module's output; of the channels, for a convolution."""
+    """Return the size of the last dimension of a module's output; of the channels, for a
+    convolution.
+    """
     for attribute in ("out_features", "nf", "embedding_dim", "out_channels", "embed_dim"):
         width = getattr(module, attribute, None)
         if isinstance(width, int):
             return width
     if is_norm(module):
         weight = module.get_parameter("weight")
-        return int(getattr(weight, "ds_shape", weight.shape)[-1])  # under DeepSpeed's ZeRO-3, a weight itself is empty
+        return int(
+            getattr(weight, "ds_shape", weight.shape)[-1]
+        )  # under DeepSpeed's ZeRO-3, a weight itself is empty
     raise ValueError(
         f"A bottleneck needs the width of the output that it is applied to; {key!r} is a {type(module).__name__}, "
         "which does not tell it. Name a module with weights in target_modules, such as the projection before it."
@@ -186,13 +228,20 @@ def output_width(key: str, module: nn.Module) -> int:
 def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     """Yield the known or inferred places of all layers.
 
-    A composite model (two towers, an encoder and a decoder) is described by the rows of its parts. What no row
-    describes, possibly because another version of transformers names its modules differently, is inferred.
+    A composite model (two towers, an encoder and a decoder) is described by the rows of its parts.
+    What no row describes, possibly because another version of transformers names its modules
+    differently, is inferred.
     """
     known = look_up_layers(view)
-    layers = {layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()}
+    layers = {
+        layer: [end for end in ends if end[0] in config.positions] for layer, ends in known.items()
+    }
     stacks = {stack for stack, _ in layers}
-    rest = {key: module for key, module in view.modules.items() if not any(is_inside(key, stack) for stack in stacks)}
+    rest = {
+        key: module
+        for key, module in view.modules.items()
+        if not any(is_inside(key, stack) for stack in stacks)
+    }
     inferred, unknown = infer_layers(rest, config.positions, lambda name: is_included(name, config))
     layers |= {layer: list(ends.items()) for layer, ends in inferred.items()}
     if unknown:
@@ -204,7 +253,9 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
             key, width = (full_name(stack, index, name) for name in (end.output, end.tells_width))
             place = Place(key, position, stack, index, width)
             if config.kind != "houlsby" and _is_selected(place, config):
-                entry, norm = (name and full_name(stack, index, name) for name in (end.entry, end.norm))
+                entry, norm = (
+                    name and full_name(stack, index, name) for name in (end.entry, end.norm)
+                )
                 place = replace(place, entry=entry, norm=norm)
                 if entry is None or not all(name in view.modules for name in place.modules):
                     raise ValueError(
@@ -218,7 +269,9 @@ def _find_candidates(view: View, config: HoulsbyConfig) -> Iterator[Place]:
 
 def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     """Yield the modules that `target_modules` names."""
-    names = SimpleNamespace(target_modules=config.target_modules, exclude_modules=None, modules_to_save=None)
+    names = SimpleNamespace(
+        target_modules=config.target_modules, exclude_modules=None, modules_to_save=None
+    )
     known = look_up_layers(view)
     ends = {
         full_name(*layer, end.output): full_name(*layer, end.tells_width)
@@ -229,7 +282,9 @@ def _find_named(view: View, config: HoulsbyConfig) -> Iterator[Place]:
     for key in view.modules:
         if check_target_module_exists(names, key):
             yield Place(key, "custom", *_layer_of(key, config), ends.get(key, key))
-            if key not in {*ends, *ends.values()} and any(is_inside(key, layer) for layer in layers):
+            if key not in {*ends, *ends.values()} and any(
+                is_inside(key, layer) for layer in layers
+            ):
                 inner.append(key)
     if inner:
         logger.warning(
@@ -255,13 +310,16 @@ def _find_embeddings(view: View, config: HoulsbyConfig) -> Place:
     return found[0]
 
 
-def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]) -> Iterator[Place]:
+def _find_norms(
+    view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Place]
+) -> Iterator[Place]:
     """Yield the norms that an adapter with the given bottlenecks trains."""
     if not config.train_layer_norm:
         return
     whole = [*bottlenecks, *([] if config.modules_to_save == [] else view.head)]
     shared = tuple(f".{SHARED_NORMS[kind]}" for kind in view.types.values() if kind in SHARED_NORMS)
-    # The narrowest output of a sub-layer in each adapted layer, and by layer the widths of the norms in it.
+    # The narrowest output of a sub-layer in each adapted layer, and by layer the widths of the
+    # norms in it.
     adapted: dict[tuple[str, int], int] = {}
     for place in bottlenecks.values():
         if place.layer is not None:
@@ -270,14 +328,20 @@ def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Pla
             adapted[layer] = min(width, adapted.get(layer, width))
     norms: dict[tuple[str, int] | None, dict[str, int]] = {}
     for key, module in view.modules.items():
-        if is_norm(module) and not f".{key}".endswith(shared) and not any(is_inside(key, other) for other in whole):
-            around = next((layer for layer in adapted if is_inside(key, full_name(*layer, ""))), None)
+        if (
+            is_norm(module)
+            and not f".{key}".endswith(shared)
+            and not any(is_inside(key, other) for other in whole)
+        ):
+            around = next(
+                (layer for layer in adapted if is_inside(key, full_name(*layer, ""))), None
+            )
             if is_included(key, config):
                 norms.setdefault(around, {})[key] = output_width(key, module)
     for around, widths in norms.items():
         for key, width in widths.items():
-            # Norms of queries and keys are inside the attention, not around a sub-layer; most are narrower than both
-            # the layer's other norms and the sub-layers' outputs.
+            # Norms of queries and keys are inside the attention, not around a sub-layer; most are
+            # narrower than both the layer's other norms and the sub-layers' outputs.
             is_narrow = around is not None and width < min(adapted[around], max(widths.values()))
             is_around = around is not None and not is_narrow and not _QUERY_KEY_NORM.search(key)
             if is_around or config.train_layer_norm == "all":
@@ -285,17 +349,20 @@ def _find_norms(view: View, config: HoulsbyConfig, bottlenecks: Mapping[str, Pla
 
 
 def is_included(key: str, config: HoulsbyConfig) -> bool:
-    """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a whole.
+    """Return False for what `exclude_modules` names, and inside `modules_to_save`, which train as a
+    whole.
 
-    A list of names excludes what is inside the named modules as well; a regular expression is compared with the name
-    of each module, as in PEFT.
+    A list of names excludes what is inside the named modules as well; a regular expression is
+    compared with the name of each module, as in PEFT.
     """
     if not config.exclude_modules and not config.modules_to_save:
         return True
     by_name = not isinstance(config.exclude_modules, str)
     keys = [key, *(key[: dot.start()] for dot in re.finditer(r"\.", key))] if by_name else [key]
     names = SimpleNamespace(
-        target_modules=keys, exclude_modules=config.exclude_modules, modules_to_save=config.modules_to_save
+        target_modules=keys,
+        exclude_modules=config.exclude_modules,
+        modules_to_save=config.modules_to_save,
     )
     return all(check_target_module_exists(names, name) for name in keys)
 
@@ -312,7 +379,9 @@ def _is_selected(place: Place, config: HoulsbyConfig) -> bool:
 
 
 def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
-    """Return the list of layers that contains a module and the index in it; a list inside a layer does not count."""
+    """Return the list of layers that contains a module and the index in it; a list inside a layer
+    does not count.
+    """
     patterns = config.layers_pattern or [r".*?"]
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         found = re.match(rf"^(?P<stack>(?:.*?\.)??{pattern})\.(?P<layer>\d+)\.", key)
@@ -324,9 +393,12 @@ def _layer_of(key: str, config: HoulsbyConfig) -> tuple[str, int | None]:
 
 def _explain_unknown(unknown: Mapping[str, str], known: Layers) -> str:
     """Return rule, value and remedy for lists of layers that can neither be looked up nor inferred."""
-    reasons = "; ".join(f"in {stack or 'the model itself'}, {why}" for stack, why in unknown.items())
+    reasons = "; ".join(
+        f"in {stack or 'the model itself'}, {why}" for stack, why in unknown.items()
+    )
     excluded: list[str] | str = list(unknown)
-    # A name in a list is a suffix; where it would also exclude a list that is known, only a pattern is exact.
+    # A name in a list is a suffix; where it would also exclude a list that is known, only a pattern
+    # is exact.
     if any(f".{stack}." in f"{key}." for stack in unknown for key, _ in known):
         excluded = "|".join(rf"{re.escape(stack)}\..*" for stack in unknown)
     leave_out = f"Leave them out with exclude_modules={excluded!r}, or name" if known else "Name"

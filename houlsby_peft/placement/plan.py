@@ -49,9 +49,9 @@ class Plan:
         bottlenecks: Those that get a bottleneck.
         ends: Those of the invertible module and its inverse: the end of the embeddings, then the output embedding.
         widths: The width of the output at each bottleneck and end.
-        owners: The name of the place that owns the bottleneck of each place. Shared or not, a bottleneck is
-            registered only at its owner, the first place that uses it. The end of the embeddings owns the invertible
-            module.
+        owners: The name of the place that owns the bottleneck of each place. Shared or not, a
+            bottleneck is registered only at its owner, the first place that uses it. The end of the
+            embeddings owns the invertible module.
     """
 
     def __init__(self, model: nn.Module, config: HoulsbyConfig) -> None:
@@ -61,13 +61,17 @@ class Plan:
         self.places = find_places(self.view, config)
         self.bottlenecks = {key: place for key, place in self.places.items() if place.is_bottleneck}
         # The owner comes first: in XLM-R, the output embedding precedes the encoder.
-        ends = sorted((place for place in self.places.values() if place.is_end), key=lambda place: place.position)
-        self.ends = {place.key: place for place in ends}
+        ends = sorted(
+            (place for place in self.places.values() if place.is_coupling),
+            key=lambda place: place.position,
+        )
+        self.couplings = {place.key: place for place in ends}
         self.widths = {
-            key: output_width(key, self.reference(place)) for key, place in {**self.bottlenecks, **self.ends}.items()
+            key: output_width(key, self.reference(place))
+            for key, place in {**self.bottlenecks, **self.couplings}.items()
         }
         self.owners = _find_owners(self.bottlenecks, self.widths, config.share_layers)
-        self.owners |= dict.fromkeys(self.ends, next(iter(self.ends), ""))
+        self.owners |= dict.fromkeys(self.couplings, next(iter(self.couplings), ""))
         if problem := next(_find_problems(model, self.places), None):
             raise ValueError(f"An adapter cannot wrap {problem}")
 
@@ -75,8 +79,8 @@ class Plan:
     def base(self) -> dict[str, Any]:
         """The fingerprint of the base model.
 
-        For a new adapter, it lacks the task head, and what the checkpoint lacks, such as an unused pooler: these are
-        other ones each time that the model is loaded.
+        For a new adapter, it lacks the task head, and what the checkpoint lacks, such as an unused
+        pooler: these are other ones each time that the model is loaded.
         """
         model, modules = self.view.model, self.view.modules
         without: list[str] = []
@@ -88,21 +92,29 @@ class Plan:
 
     @cached_property
     def new(self) -> tuple[list[str], list[str]]:
-        """The modules that the base checkpoint lacks, in the encoder and outside of it; see `find_new`."""
+        """The modules that the base checkpoint lacks, in the encoder and outside of it; see
+        `find_new`.
+        """
         return find_new(self.view.model, self.view.modules, self.bottlenecks)
 
     @cached_property
     def heads(self) -> dict[str, nn.Module | None]:
-        """The modules that train as a whole, each with the adapter's own module or None for a copy of the base's."""
-        names = find_trained_modules(self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks)
+        """The modules that train as a whole, each with the adapter's own module or None for a copy
+        of the base's.
+        """
+        names = find_trained_modules(
+            self.view.model, self.view.head, self.new[0], self.config, self.bottlenecks
+        )
         self._check_apart(names)
         if not self.config.is_loaded and self.config.modules_to_save != []:
-            # Output embeddings are also new where the vocabulary has been resized, and PEFT saves those.
+            # Output embeddings are also new where the vocabulary has been resized, and PEFT saves
+            # those.
             known = [*names, *filter(None, [self.view.output_embedding])]
             left = [
                 name
                 for name in self.new[1]
-                if not any(is_inside(name, other) for other in known) and is_included(name, self.config)
+                if not any(is_inside(name, other) for other in known)
+                and is_included(name, self.config)
             ]
             if outermost := [name for name in left if name.rpartition(".")[0] not in left]:
                 log_once(
@@ -117,31 +129,40 @@ class Plan:
         return self.view.modules[place.projection]
 
     def match(self, key: str) -> bool | _ExcludedModule:
-        """Return whether PEFT is to adapt a module, by its full name, and whether it is excluded, as PEFT tells it."""
+        """Return whether PEFT is to adapt a module, by its full name, and whether it is excluded,
+        as PEFT tells it.
+        """
         if key in self.places:
-            return key not in self.ends
+            return key not in self.couplings
         # No pattern of a saved adapter is matched. PEFT only asks whether any module is excluded.
-        is_excluded = self.config.exclude_modules and (self.is_recorded or not is_included(key, self.config))
+        is_excluded = self.config.exclude_modules and (
+            self.is_recorded or not is_included(key, self.config)
+        )
         return _ExcludedModule() if is_excluded else False
 
-    def new_layer(self, target: nn.Module, place: Place, batches: dict[int, Any]) -> HoulsbyTunerLayer:
+    def new_layer(
+        self, target: nn.Module, place: Place, batches: dict[int, Any]
+    ) -> HoulsbyTunerLayer:
         """Return a tuner layer that wraps a module, without any adapter yet."""
         if place.is_norm:
             return HoulsbyLayerNorm(target, batches)
         base = base_module(target)
         # Convolutions have their channels before their spatial dimensions.
-        spatial = len(base.kernel_size) if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else 0
+        spatial = (
+            len(base.kernel_size) if isinstance(base, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) else 0
+        )
         return _class_of(place)(target, self.reference(place), batches, channel_dim=-1 - spatial)  # type: ignore[call-arg]
 
     def new_bottleneck(self, place: Place) -> Bottleneck | InvertibleCoupling:
-        """Return a new bottleneck for its owner, on the base model's device and, unless quantized, in its dtype.
+        """Return a new bottleneck for its owner, on the base model's device and, unless quantized,
+        in its dtype.
 
-        For the end of the embeddings, it is an invertible module. It is on the meta device if that is the default
-        device, as it is while PEFT adds an adapter to be loaded.
+        For the end of the embeddings, it is an invertible module. It is on the meta device if that
+        is the default device, as it is while PEFT adds an adapter to be loaded.
         """
         config, width, reference = self.config, self.widths[place.key], self.reference(place)
         bottleneck: Bottleneck | InvertibleCoupling
-        if place.is_end:
+        if place.is_coupling:
             bottleneck = InvertibleCoupling.from_config(config, width)
         else:
             bottleneck = Bottleneck.from_config(config, width, place.r or config.r)
@@ -151,20 +172,33 @@ class Plan:
         return bottleneck.to(device=device_of(reference), dtype=dtype_of(reference))
 
     def check(self, adapter_name: str) -> None:
-        """Refuse what the model cannot take, before it is changed: a name, or weights without a head."""
+        """Refuse what the model cannot take, before it is changed: a name, or weights without a
+        head.
+        """
         with torch.device("meta"):
-            first = [next(iter(places.values())) for places in (self.bottlenecks, self.ends) if places]
+            first = [
+                next(iter(places.values()))
+                for places in (self.bottlenecks, self.couplings)
+                if places
+            ]
             owned = [self.new_bottleneck(place) for place in first]
         names = [name for module in owned for name in module.state_dict()]
-        names += [name for base in self.view.modules.values() for name, _ in base.named_parameters(recurse=False)]
+        names += [
+            name
+            for base in self.view.modules.values()
+            for name, _ in base.named_parameters(recurse=False)
+        ]
         names += [*self.view.modules, FILE_PREFIX]
         names.append("base_layer.original_module.modules_to_save.houlsby_adapter.houlsby_norm")
         problem = None
         if adapter_name in {part for name in names for part in name.split(".")}:
-            # PEFT leaves out the weights whose names have such a part when it saves another adapter.
+            # PEFT leaves out the weights whose names have such a part when it saves another
+            # adapter.
             problem = "part of the names of the model's modules"
         for module in self.view.model.modules():
-            is_other = isinstance(module, BaseTunerLayer) and not isinstance(module, HoulsbyTunerLayer)
+            is_other = isinstance(module, BaseTunerLayer) and not isinstance(
+                module, HoulsbyTunerLayer
+            )
             if is_other and adapter_name in module._get_available_adapters():  # type: ignore[operator]
                 problem = f"that of an adapter of another method, {type(module).__module__}"
         if problem:
@@ -191,28 +225,35 @@ class Plan:
         return head.original_module if isinstance(head, AuxiliaryTrainingWrapper) else head
 
     def new_record(self, adapter_name: str = "default") -> AdapterRecord:
-        """Return the record of the adapter that this plan adds; a saved one keeps what its file says of it.
+        """Return the record of the adapter that this plan adds; a saved one keeps what its file
+        says of it.
 
         A saved adapter of another base model is reported.
         """
         facts: dict[str, Any] = {
             "places": fold_places(self.places.values(), self.view.encoder),
             "heads": list(self.heads),
-            "two_layer_head": bool(self.heads) and needs_two_layer_head(self.view.model, self.config),
+            "two_layer_head": bool(self.heads)
+            and needs_two_layer_head(self.view.model, self.config),
             "task_type": find_task_type(self.view.model, self.heads, self.view.modules),
         }
         record = self.config.record if self.is_recorded else None
         if record is None:
-            return AdapterRecord(base=self.base, **facts, **label_facts(self.config, self.view.model))
+            return AdapterRecord(
+                base=self.base, **facts, **label_facts(self.config, self.view.model)
+            )
         if differences := compare_fingerprints(record.base, self.base):
-            report_other_base(self.config.base_model_name_or_path, self.view.model, differences, adapter_name)
+            report_other_base(
+                self.config.base_model_name_or_path, self.view.model, differences, adapter_name
+            )
         facts["two_layer_head"] = self.config.two_layer_head or record.two_layer_head
         return replace(record, **facts)
 
     def _check_apart(self, heads: Collection[str]) -> None:
         """Refuse to train as a whole what holds a place of another adapter, or the other way round.
 
-        A copy of the module would hold the other adapter's weights, and neither adapter could be saved.
+        A copy of the module would hold the other adapter's weights, and neither adapter could be
+        saved.
         """
         for key, wrapper in wrapped_modules(self.view.model):
             if isinstance(wrapper, ModulesToSaveWrapper):
@@ -227,19 +268,24 @@ class Plan:
                 )
 
 
-def _find_owners(places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int) -> dict[str, str]:
+def _find_owners(
+    places: Mapping[str, Place], widths: Mapping[str, int], share_layers: int
+) -> dict[str, str]:
     """Return the owner of the bottleneck of each place; an owner maps to itself.
 
-    Houlsby et al. 2019 give each position a separate bottleneck. Mohebbi and Rajaei 2020 share one within a layer, or
-    across three consecutive layers of a stack ("3-shared"), counted from the stack's layer 0 whichever layers are
-    adapted. Stacks (the encoder, the decoder) never share with each other, nor do positions of different width.
-    Modules outside any list of layers count as one layer.
+    Houlsby et al. 2019 give each position a separate bottleneck. Mohebbi and Rajaei 2020 share one
+    within a layer, or across three consecutive layers of a stack ("3-shared"), counted from the
+    stack's layer 0 whichever layers are adapted. Stacks (the encoder, the decoder) never share with
+    each other, nor do positions of different width. Modules outside any list of layers count as one
+    layer.
     """
     if share_layers == 0:
         return {key: key for key in places}
     first_of_group: dict[tuple[str, int, int], str] = {}
     return {
-        key: first_of_group.setdefault((place.stack, (place.layer or 0) // share_layers, widths[key]), key)
+        key: first_of_group.setdefault(
+            (place.stack, (place.layer or 0) // share_layers, widths[key]), key
+        )
         for key, place in places.items()
     }
 
@@ -253,7 +299,8 @@ def _class_of(place: Place) -> type[HoulsbyTunerLayer]:
 def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[str]:
     """Yield which modules cannot be wrapped, with the reason and what to do instead.
 
-    They would not be called, or only by one of their parents, or be saved under names that no other model has.
+    They would not be called, or only by one of their parents, or be saved under names that no other
+    model has.
     """
     holders: dict[nn.Module | None, list[str]] = {}
     for outer, parent in model.named_modules():
@@ -267,12 +314,17 @@ def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[st
                     f"{key!r}: nn.MultiheadAttention never calls its parts. Name the attention itself in "
                     f"target_modules: {outer!r}."
                 )
-            if isinstance(module, nn.TransformerEncoderLayer) and torch.backends.mha.get_fastpath_enabled():
+            if (
+                isinstance(module, nn.TransformerEncoderLayer)
+                and torch.backends.mha.get_fastpath_enabled()
+            ):
                 yield (
                     f"{key!r}: in evaluation, the fast path of nn.TransformerEncoderLayer does not call it. Switch it "
                     "off in every process that uses the adapter: torch.backends.mha.set_fastpath_enabled(False)."
                 )
-            is_wrapped = isinstance(module, BaseTunerLayer) or (outer in places and places[outer].is_bottleneck)
+            is_wrapped = isinstance(module, BaseTunerLayer) or (
+                outer in places and places[outer].is_bottleneck
+            )
             if place.is_bottleneck and is_wrapped:
                 yield (
                     f"{key!r}: it is inside {outer!r}, which has a bottleneck. Leave one of the two out of "
@@ -284,7 +336,9 @@ def _find_problems(model: nn.Module, places: Mapping[str, Place]) -> Iterator[st
                 f"{key!r}: it already is a {type(module).__name__} for another adapter, and a module holds either a "
                 "bottleneck or a trained norm. Give both adapters the same target_modules there."
             )
-        if (around := [*layers_around(module)]) and not any(isinstance(layer, HoulsbyTunerLayer) for layer in around):
+        if (around := [*layers_around(module)]) and not any(
+            isinstance(layer, HoulsbyTunerLayer) for layer in around
+        ):
             yield (
                 f"{key!r}: it is a layer of another method, {type(module).__module__}, whose weights would be saved "
                 "under names that no other model has. Add this adapter before that of the other method."

@@ -1,22 +1,24 @@
 """The table of architectures: where the output of each sub-layer meets the skip connection.
 
-Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its dropout, before
-the skip connection and the norm. `SubLayer.output` names the last module before the skip connection: a dropout if the
-model has a module for it, else the projection. The rows follow three decisions:
+Houlsby et al. 2019 (figure 2, left) insert the adapter after the projection of a sub-layer and its
+dropout, before the skip connection and the norm. `SubLayer.output` names the last module before the
+skip connection: a dropout if the model has a module for it, else the projection. The rows follow
+three decisions:
 
-- A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the projection is. In
-  training the dropout then comes after the adapter; in evaluation there is no difference.
-- A norm between the projection and the skip connection (Gemma 2 to 4, OLMo 2) stays after the adapter, as the
-  paper's norm does, because it is trained like every norm of the layer. So does a factor without a module (BEiT's
-  layer scale, the half of a Conformer's feed-forwards).
-- Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip connection: each
-  output gets an adapter, and the sum of both meets the skip connection.
+- A dropout module that serves both sub-layers, or a functional dropout, cannot be wrapped, so the
+  projection is. In training the dropout then comes after the adapter; in evaluation there is no
+  difference.
+- A norm between the projection and the skip connection (Gemma 2 to 4, OLMo 2) stays after the
+  adapter, as the paper's norm does, because it is trained like every norm of the layer. So does a
+  factor without a module (BEiT's layer scale, the half of a Conformer's feed-forwards).
+- Where attention and feed-forward run in parallel (Falcon, GPT-J, GPT-NeoX, Phi), they share a skip
+  connection: each output gets an adapter, and the sum of both meets the skip connection.
 
-A hybrid has layers of several kinds. Each sub-layer that is an attention or a feed-forward gets an adapter; a
-state-space model or a convolution in its place gets none.
+A hybrid has layers of several kinds. Each sub-layer that is an attention or a feed-forward gets an
+adapter; a state-space model or a convolution in its place gets none.
 
-To add an architecture, read its layer's `forward`, and add its `model_type` to the row of this layer, or write a new
-row here and in `tests/support/architecture_rows.py`.
+To add an architecture, read its layer's `forward`, and add its `model_type` to the row of this
+layer, or write a new row here and in `tests/support/architecture_rows.py`.
 """
 
 from __future__ import annotations
@@ -32,13 +34,14 @@ class SubLayer:
     """The end of one sub-layer. Names are relative to the layer.
 
     Args:
-        output: The module whose output meets the skip connection; the adapter is applied to this output. An asterisk
-            stands for every index of a list: `ffn.*.output.dense`.
-        projection: A module of the layer whose weights determine width, device and dtype if `output` has no such
-            weights (a dropout, a mixture of experts). None: `output` itself.
-        entry: The module whose input is the residual input x of the sub-layer, which adapters of other kinds than
-            Houlsby's read. None: not known, as where a norm is between the output and the sum, where sub-layers are
-            parallel, or where the model flattens or transposes the hidden states.
+        output: The module whose output meets the skip connection; the adapter is applied to this
+            output. An asterisk stands for every index of a list: `ffn.*.output.dense`.
+        projection: A module of the layer whose weights determine width, device and dtype if
+            `output` has no such weights (a dropout, a mixture of experts). None: `output` itself.
+        entry: The module whose input is the residual input x of the sub-layer, which adapters of
+            other kinds than Houlsby's read. None: not known, as where a norm is between the output
+            and the sum, where sub-layers are parallel, or where the model flattens or transposes
+            the hidden states.
         norm: The norm of the sum of the sub-layer's output and x; None in a pre-LN layer.
     """
 
@@ -59,7 +62,8 @@ CROSS = "cross_attention"
 
 @dataclass(frozen=True)
 class Stack:
-    """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind that fits it.
+    """A list of equal layers, or the layers of one kind in a list: a layer is of the first kind
+        that fits it.
 
     A sub-layer may be the name of its output alone.
 
@@ -80,7 +84,11 @@ class Stack:
     @property
     def positions(self) -> list[tuple[str, SubLayer]]:
         """All sub-layers with their positions; most architectures have one of each in a layer."""
-        each = ("attention", self.attention), ("feed_forward", self.feed_forward), (CROSS, self.cross_attention)
+        each = (
+            ("attention", self.attention),
+            ("feed_forward", self.feed_forward),
+            (CROSS, self.cross_attention),
+        )
         return [
             (position, end if isinstance(end, SubLayer) else SubLayer(end))
             for position, ends in each
@@ -89,7 +97,9 @@ class Stack:
         ]
 
     def find(self, exists: Callable[[str], bool]) -> list[tuple[str, SubLayer]] | None:
-        """Return the sub-layers of a layer, whose modules exist, with their positions; None for another kind."""
+        """Return the sub-layers of a layer, whose modules exist, with their positions; None for
+        another kind.
+        """
         found = []
         for position, end in self.positions:
             if "*" in end.output:
@@ -116,22 +126,30 @@ def _bert(entry: str = "query", attention: SubLayer | None = None) -> tuple[Stac
     """Return BERT's layer; in `attention.self`, the module `entry` reads the hidden states alone."""
     return _layers(
         "encoder.layer",
-        attention or _dense("attention.output", f"attention.self.{entry}", "attention.output.LayerNorm"),
+        attention
+        or _dense("attention.output", f"attention.self.{entry}", "attention.output.LayerNorm"),
         _dense("output", "intermediate.dense", "output.LayerNorm"),
-        _dense("crossattention.output", "crossattention.self.query", "crossattention.output.LayerNorm"),
+        _dense(
+            "crossattention.output", "crossattention.self.query", "crossattention.output.LayerNorm"
+        ),
     )
 
 
 def _pre_ln_bert(attention: str | None, feed_forward: SubLayer | str) -> tuple[Stack, ...]:
     """Return BERT's layer with norms before the sub-layers."""
     return _layers(
-        "encoder.layer", _dense("attention.output", attention), feed_forward, _dense("crossattention.output")
+        "encoder.layer",
+        _dense("attention.output", attention),
+        feed_forward,
+        _dense("crossattention.output"),
     )
 
 
 _ALBERT = _layers(
     "albert_layers",
-    SubLayer("attention.output_dropout", "attention.dense", "attention.query", "attention.LayerNorm"),
+    SubLayer(
+        "attention.output_dropout", "attention.dense", "attention.query", "attention.LayerNorm"
+    ),
     SubLayer("ffn_output", None, "ffn", "full_layer_layer_norm"),
 )
 _DISTILBERT = _layers(
@@ -139,7 +157,8 @@ _DISTILBERT = _layers(
     SubLayer("attention.out_lin", None, "attention.q_lin", "sa_layer_norm"),
     SubLayer("ffn.dropout", "ffn.lin2", "ffn.lin1", "output_layer_norm"),
 )
-# LiLT's layout has sub-layers beside the text's, of which the last layer's do not contribute to the output.
+# LiLT's layout has sub-layers beside the text's, of which the last layer's do not contribute to the
+# output.
 _LILT = _layers("encoder.layer", _dense("attention.output"), _dense("output"))
 _LXMERT = (
     *_LILT,
@@ -154,9 +173,13 @@ _LXMERT = (
 )
 # The attention's dropout follows its projection, the feed-forward's comes before its projection.
 _MODERNBERT = _layers(
-    "layers", SubLayer("attn.out_drop", "attn.Wo", "attn_norm"), SubLayer("mlp.Wo", None, "mlp_norm")
+    "layers",
+    SubLayer("attn.out_drop", "attn.Wo", "attn_norm"),
+    SubLayer("mlp.Wo", None, "mlp_norm"),
 )
-_MPNET = SubLayer("attention.dropout", "attention.attn.o", "attention.attn.q", "attention.LayerNorm")
+_MPNET = SubLayer(
+    "attention.dropout", "attention.attn.o", "attention.attn.q", "attention.LayerNorm"
+)
 
 
 def _t5(position: int, projection: str) -> SubLayer:
@@ -165,7 +188,10 @@ def _t5(position: int, projection: str) -> SubLayer:
 
 
 _T5_DECODER = Stack(
-    "decoder.block", _t5(0, "SelfAttention.o"), _t5(2, "DenseReluDense.wo"), _t5(1, "EncDecAttention.o")
+    "decoder.block",
+    _t5(0, "SelfAttention.o"),
+    _t5(2, "DenseReluDense.wo"),
+    _t5(1, "EncDecAttention.o"),
 )
 _T5 = (Stack("encoder.block", _t5(0, "SelfAttention.o"), _t5(1, "DenseReluDense.wo")), _T5_DECODER)
 # The encoder's attention comes in two kinds, whose projections have different names.
@@ -211,7 +237,9 @@ _GPT_NEOX = _layers(
     SubLayer("post_attention_dropout", "attention.dense"),
     SubLayer("post_mlp_dropout", "mlp.dense_4h_to_h"),
 )
-_GPTJ = _layers("h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out"))
+_GPTJ = _layers(
+    "h", SubLayer("attn.resid_dropout", "attn.out_proj"), SubLayer("mlp.dropout", "mlp.fc_out")
+)
 
 
 def _llama(feed_forward: str, projection: str | None = None) -> tuple[Stack, ...]:
@@ -230,7 +258,10 @@ _PHI3 = _layers(
 # A norm is between the output and the sum.
 _GEMMA2 = _layers("layers", "self_attn.o_proj", "mlp.down_proj")
 # A layer's experts run beside its feed-forward, and the sum of both meets the skip connection.
-_GEMMA4 = (Stack("layers", "self_attn.o_proj", ("mlp.down_proj", SubLayer("experts", "mlp.down_proj"))), *_GEMMA2)
+_GEMMA4 = (
+    Stack("layers", "self_attn.o_proj", ("mlp.down_proj", SubLayer("experts", "mlp.down_proj"))),
+    *_GEMMA2,
+)
 # The linear layers are inside modules that clip their outputs.
 _GEMMA4_VISION = _layers(
     "encoder.layers",
@@ -252,7 +283,9 @@ _JAMBA = (
     Stack("layers", "self_attn.o_proj", _JAMBA_FEED_FORWARD),
     Stack("layers", None, _JAMBA_FEED_FORWARD, has="mamba"),
 )
-_FALCON_H1 = _layers("layers", "self_attn.o_proj", SubLayer("feed_forward", "feed_forward.down_proj"))
+_FALCON_H1 = _layers(
+    "layers", "self_attn.o_proj", SubLayer("feed_forward", "feed_forward.down_proj")
+)
 # Attention or convolution.
 _LFM2 = (
     Stack("layers", "self_attn.out_proj", "feed_forward.w2"),
@@ -265,10 +298,11 @@ _NEMOTRON_H = (
     Stack("layers", None, SubLayer("mixer", "mixer.shared_experts.down_proj")),
     Stack("layers", has="mixer.conv1d"),
 )
-# The shared attention and feed-forward have no skip connection of their own: the linear layer after them meets the
-# Mamba's.
+# The shared attention and feed-forward have no skip connection of their own: the linear layer after
+# them meets the Mamba's.
 _ZAMBA2 = (Stack("layers", None, "linear"), Stack("layers", has="mamba"))
-# The layers of Granite 4 have an attention or a Mamba, and a feed-forward or, beside it, a mixture of experts.
+# The layers of Granite 4 have an attention or a Mamba, and a feed-forward or, beside it, a mixture
+# of experts.
 _GRANITE_FEED_FORWARD = "shared_mlp.output_linear"
 _GRANITE_HYBRID = tuple(
     Stack("layers", attention, feed_forward, has=None if attention else "mamba")
@@ -279,24 +313,39 @@ _GRANITE_HYBRID = tuple(
     )
 )
 # A short convolution follows each sub-layer.
-_INKLING = _layers("layers", SubLayer("attn_sconv", "self_attn.o_proj"), SubLayer("mlp_sconv", "self_attn.o_proj"))
+_INKLING = _layers(
+    "layers", SubLayer("attn_sconv", "self_attn.o_proj"), SubLayer("mlp_sconv", "self_attn.o_proj")
+)
 
 # Conformers have a feed-forward on either side of the attention and the convolution.
 _CONFORMER_ATTENTION = SubLayer("self_attn_dropout", "self_attn.linear_out")
 _CONFORMER = _layers(
     "layers",
     _CONFORMER_ATTENTION,
-    (SubLayer("ffn1.output_dropout", "ffn1.output_dense"), SubLayer("ffn2.output_dropout", "ffn2.output_dense")),
+    (
+        SubLayer("ffn1.output_dropout", "ffn1.output_dense"),
+        SubLayer("ffn2.output_dropout", "ffn2.output_dense"),
+    ),
 )
 # Layers behind the encoder that shorten the sequence.
-_SHORTENING = _layers("adapter.layers", _CONFORMER_ATTENTION, SubLayer("ffn.output_dropout", "ffn.output_dense"))
-_PARAKEET = _layers("layers", "self_attn.o_proj", ("feed_forward1.linear2", "feed_forward2.linear2"))
+_SHORTENING = _layers(
+    "adapter.layers", _CONFORMER_ATTENTION, SubLayer("ffn.output_dropout", "ffn.output_dense")
+)
+_PARAKEET = _layers(
+    "layers", "self_attn.o_proj", ("feed_forward1.linear2", "feed_forward2.linear2")
+)
 _SEAMLESS_FEED_FORWARD = SubLayer("ffn_dropout", "ffn.fc2")
 _SEAMLESS = (
     *_CONFORMER,
     *_SHORTENING,
     # The decoder's dropout serves both attentions.
-    Stack("layers", "self_attn.out_proj", _SEAMLESS_FEED_FORWARD, "cross_attention.out_proj", has="cross_attention"),
+    Stack(
+        "layers",
+        "self_attn.out_proj",
+        _SEAMLESS_FEED_FORWARD,
+        "cross_attention.out_proj",
+        has="cross_attention",
+    ),
     Stack("layers", SubLayer("attn_dropout", "self_attn.out_proj"), _SEAMLESS_FEED_FORWARD),
     # The second version's decoder of units has a convolution for a feed-forward.
     Stack("layers", "self_attn.out_proj", SubLayer("conv_dropout", "conv2")),
@@ -305,10 +354,14 @@ _SEAMLESS = (
 # Queries and texts have a feed-forward each.
 _QFORMER = tuple(
     Stack("encoder.layer", _dense("attention.output"), ends, _dense("crossattention.output"))
-    for ends in ((_dense("output_query"), _dense("output")), _dense("output_query"), _dense("output"))
+    for ends in (
+        (_dense("output_query"), _dense("output")),
+        _dense("output_query"),
+        _dense("output"),
+    )
 )
-# Several feed-forwards follow the attention, all at the width of the layer's own bottleneck. Only without that
-# bottleneck there are dropouts.
+# Several feed-forwards follow the attention, all at the width of the layer's own bottleneck. Only
+# without that bottleneck there are dropouts.
 _MOBILEBERT = tuple(
     Stack("encoder.layer", attention, ("ffn.*.output.dense", feed_forward))
     for attention, feed_forward in (
@@ -318,12 +371,17 @@ _MOBILEBERT = tuple(
 )
 
 _CLIP = _layers(
-    "encoder.layers", SubLayer("self_attn.out_proj", None, "layer_norm1"), SubLayer("mlp.fc2", None, "layer_norm2")
+    "encoder.layers",
+    SubLayer("self_attn.out_proj", None, "layer_norm1"),
+    SubLayer("mlp.fc2", None, "layer_norm2"),
 )
 _VIT = _layers(
-    "layers", SubLayer("attention.o_proj", None, "layernorm_before"), SubLayer("mlp.fc2", None, "layernorm_after")
+    "layers",
+    SubLayer("attention.o_proj", None, "layernorm_before"),
+    SubLayer("mlp.fc2", None, "layernorm_after"),
 )
-# The attention over time meets its skip connection after a further linear layer; some models attend to places only.
+# The attention over time meets its skip connection after a further linear layer; some models attend
+# to places only.
 _TIMESFORMER = tuple(
     Stack("encoder.layer", attention, _dense("output"))
     for attention in (("temporal_dense", _dense("attention.output")), _dense("attention.output"))
@@ -332,7 +390,10 @@ _TIMESFORMER = tuple(
 _FLORENCE_VISION = tuple(
     Stack(
         f"blocks.{stage}",
-        (SubLayer("spatial_block.window_attn", "spatial_block.window_attn.proj"), "channel_block.channel_attn.proj"),
+        (
+            SubLayer("spatial_block.window_attn", "spatial_block.window_attn.proj"),
+            "channel_block.channel_attn.proj",
+        ),
         ("spatial_block.ffn.fc2", "channel_block.ffn.fc2"),
     )
     for stage in range(4)
@@ -348,7 +409,10 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
     model_type: stacks
     for model_types, stacks in (
         ("albert", _ALBERT),
-        ("bert bert-generation big_bird camembert electra ernie rembert roberta xlm-roberta", _bert()),
+        (
+            "bert bert-generation big_bird camembert electra ernie rembert roberta xlm-roberta",
+            _bert(),
+        ),
         ("deberta", _bert("in_proj")),
         ("deberta-v2", _bert("value_proj")),
         ("distilbert", _DISTILBERT),
@@ -361,10 +425,15 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
         ("mobilebert", _MOBILEBERT),
         ("modernbert", _MODERNBERT),
         ("mpnet", _bert(attention=_MPNET)),
-        ("roberta-prelayernorm", _pre_ln_bert("attention.LayerNorm", _dense("output", "intermediate.LayerNorm"))),
+        (
+            "roberta-prelayernorm",
+            _pre_ln_bert("attention.LayerNorm", _dense("output", "intermediate.LayerNorm")),
+        ),
         (
             "xlm-roberta-xl",
-            _pre_ln_bert("attention.self_attn_layer_norm", SubLayer("output.dense", None, "LayerNorm")),
+            _pre_ln_bert(
+                "attention.self_attn_layer_norm", SubLayer("output.dense", None, "LayerNorm")
+            ),
         ),
         # The dropout of the feed-forward serves the language's own adapter as well.
         ("xmod", _pre_ln_bert(None, "output.dense")),
@@ -382,7 +451,8 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
         ("gemma4_text", _GEMMA4),
         # The output of a mixture of experts is the sum over the selected and the shared experts.
         ("mixtral qwen2_moe qwen3_moe", _llama("mlp", "self_attn.o_proj")),
-        # It flattens the hidden states, and its layers come with norms before or after the sub-layers.
+        # It flattens the hidden states, and its layers come with norms before or after the
+        # sub-layers.
         ("opt", _layers("decoder.layers", "self_attn.out_proj", "fc2")),
         ("phi", _layers("layers", "self_attn.dense", "mlp.fc2")),
         ("phi3", _PHI3),
@@ -395,9 +465,19 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
         ("nemotron_h", _NEMOTRON_H),
         ("zamba2", _ZAMBA2),
         ("beit", _layers("layers", "attention.o_proj", "mlp.fc2")),
-        ("clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model", _CLIP),
+        (
+            "clip clip_text_model clip_vision_model siglip siglip_text_model siglip_vision_model",
+            _CLIP,
+        ),
         ("deit vit", _VIT),
-        ("dinov2", _layers("encoder.layer", SubLayer("layer_scale1", "norm1"), SubLayer("layer_scale2", "norm2"))),
+        (
+            "dinov2",
+            _layers(
+                "encoder.layer",
+                SubLayer("layer_scale1", "norm1"),
+                SubLayer("layer_scale2", "norm2"),
+            ),
+        ),
         ("florence_vision", _FLORENCE_VISION),
         ("gemma4_vision", _GEMMA4_VISION),
         (
@@ -414,8 +494,9 @@ ARCHITECTURES: dict[str, tuple[Stack, ...]] = {
     )
     for model_type in model_types.split()
 }
-# The end of the embeddings, whose output enters the first layer; its names end the modules' full names. It is left out
-# where it is not one module, as it is a function or serves the end of the encoder as well.
+# The end of the embeddings, whose output enters the first layer; its names end the modules' full
+# names. It is left out where it is not one module, as it is a function or serves the end of the
+# encoder as well.
 EMBEDDINGS: dict[str, SubLayer] = {
     model_type: end
     for model_types, end in (
@@ -431,6 +512,6 @@ EMBEDDINGS: dict[str, SubLayer] = {
     )
     for model_type in model_types.split()
 }
-# DeBERTa's encoder applies this norm to its table of relative positions, which all rows of a batch share. It never
-# trains, because the rows of a mixed batch cannot have different ones.
+# DeBERTa's encoder applies this norm to its table of relative positions, which all rows of a batch
+# share. It never trains, because the rows of a mixed batch cannot have different ones.
 SHARED_NORMS: dict[str, str] = dict.fromkeys(("deberta", "deberta-v2"), "encoder.LayerNorm")

@@ -15,10 +15,11 @@ from .held_adapters import TaskSource
 
 
 def find_adapters(path: Path) -> dict[str, Path]:
-    """Return the folders of adapters, by task: of a folder of adapters or runs, or of one adapter or run.
+    """Return the folders of adapters, by task: of a folder of adapters or runs, or of one adapter
+        or run.
 
-    A task is called after the adapter's folder, or after that of the run. Names that begin with a dot are left out, so
-    that an adapter can be copied under such a name and then renamed.
+    A task is called after the adapter's folder, or after that of the run. Names that begin with a
+    dot are left out, so that an adapter can be copied under such a name and then renamed.
     """
     path = adapter_of_run(path)
     if (path / CONFIG_NAME).is_file():
@@ -31,8 +32,9 @@ def find_adapters(path: Path) -> dict[str, Path]:
 def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
     """Return the adapters of a folder or of a list, by task: what `TaskBank.serve` takes.
 
-    In a folder, they are those of `find_adapters`. A list is a mapping from tasks to folders or names on the Hub, or
-    to mappings with `source`, `revision` and `threshold`. Folders are relative to the list.
+    In a folder, they are those of `find_adapters`. A list is a mapping from tasks to folders or
+    names on the Hub, or to mappings with `source`, `revision` and `threshold`. Folders are relative
+    to the list.
 
     Raises:
         AdapterError: The file is not valid, or there is no adapter.
@@ -48,12 +50,16 @@ def read_adapters(path: str | os.PathLike[str]) -> dict[str, TaskSource]:
             for task, entry in content.items():
                 listed = TaskSource(**({"source": entry} if isinstance(entry, str) else entry))
                 folder = path.parent / Path(listed.source).expanduser()  # type: ignore[arg-type]
-                found[str(task)] = replace(listed, source=str(folder)) if folder.is_dir() else listed
+                found[str(task)] = (
+                    replace(listed, source=str(folder)) if folder.is_dir() else listed
+                )
         except (ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError) as error:
             raise AdapterError(
                 f"{path} must map each task to a folder, to a name on the Hub, or to a mapping with source and "
                 f"optionally revision and threshold. {shortened(str(error))}"
             ) from error
     if not found:
-        raise AdapterError(f"A service needs at least one adapter; {path} has none. Check the path.")
+        raise AdapterError(
+            f"A service needs at least one adapter; {path} has none. Check the path."
+        )
     return found

@@ -1,6 +1,8 @@
-"""Extractive question answering, as BERT does it for SQuAD (Devlin et al. 2018, section 4.2): windows and answers.
+"""Extractive question answering, as BERT does it for SQuAD (Devlin et al. 2018, section 4.2):
+windows and answers.
 
-A long context is read in overlapping windows. recipes/squad.py trains and scores with the same ones.
+A long context is read in overlapping windows. recipes/squad.py trains and scores with the same
+ones.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Windows:
         max_length: The tokens of a window, with its question.
         stride: The tokens that consecutive windows share; fewer if there is little room beside a question.
         max_answer_length: The most tokens of an answer.
-        null_threshold: No answer is given if that scores higher than the best one by more than this. None: there is
-            always an answer.
+        null_threshold: No answer is given if that scores higher than the best one by more than
+            this. None: there is always an answer.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -71,7 +73,11 @@ class Windows:
         )
         windows = []
         for number, offsets in enumerate(encoded["offset_mapping"]):
-            inputs = {name: encoded[name][number] for name in self.tokenizer.model_input_names if name in encoded}
+            inputs = {
+                name: encoded[name][number]
+                for name in self.tokenizer.model_input_names
+                if name in encoded
+            }
             parts = encoded.sequence_ids(number)
             spans = [span if part == 1 else None for span, part in zip(offsets, parts, strict=True)]
             ids, cls = inputs["input_ids"], self.tokenizer.cls_token_id
@@ -83,12 +89,15 @@ class Windows:
     ) -> AnswerPrediction:
         """Return the answer, from the start and the end logits of the tokens of each window.
 
-        It is the span with the highest sum of both in any window. Its score is the product of both probabilities among
-        all tokens of the context in all windows.
+        It is the span with the highest sum of both in any window. Its score is the product of both
+        probabilities among all tokens of the context in all windows.
         """
         outside = torch.tensor([span is None for window in windows for span in window.spans])
         starts, ends = (
-            torch.cat(values).masked_fill(outside, -torch.inf).log_softmax(0).split([len(w.spans) for w in windows])
+            torch.cat(values)
+            .masked_fill(outside, -torch.inf)
+            .log_softmax(0)
+            .split([len(w.spans) for w in windows])
             for values in zip(*logits, strict=True)
         )
         found = []

@@ -22,22 +22,25 @@ from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, shortened
-from ..heads.tasks import Task
+from ..heads.tasks import TaskKind
 
 
-# The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and memory for each number
-# below its largest one.
+# The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and
+# memory for each number below its largest one.
 _MOST_TOKENS = 10_000_000
 
 
-# transformers would ask a server to convert pickled weights to safetensors, which would get the user's token.
+# transformers would ask a server to convert pickled weights to safetensors, which would get the
+# user's token.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 _QUIET = threading.RLock()
 
 
 @contextmanager
 def set_verbosity(level: int) -> Iterator[None]:
-    """Let transformers log from this level on, within the context, which one thread at a time enters."""
+    """Let transformers log from this level on, within the context, which one thread at a time
+    enters.
+    """
     with _QUIET:
         before = transformers.logging.get_verbosity()
         transformers.logging.set_verbosity(level)
@@ -49,15 +52,21 @@ def set_verbosity(level: int) -> Iterator[None]:
 
 def load_base(
     saved: SavedAdapter,
-    task: Task,
+    task: TaskKind,
     name: str | None = None,
     token: str | None = None,
     dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
-    """Load the base model, with an untrained head for the adapter's classes and the adapter's number of tokens."""
+    """Load the base model, with an untrained head for the adapter's classes and the adapter's
+    number of tokens.
+    """
     found, revision = name or _recorded_base(saved), None if name else saved.config.revision
     # Answers have a start and an end, whatever the base model's configuration says.
-    labels = {"num_labels": 2} if task.pipeline == "question-answering" else label_arguments(saved.config)
+    labels = (
+        {"num_labels": 2}
+        if task.pipeline == "question-answering"
+        else label_arguments(saved.config)
+    )
     # Quietly, because transformers advises to train a head that the adapter brings along.
     with explain_hub_errors(f"The base model {found}"), set_verbosity(logging.ERROR):
         base: PreTrainedModel = getattr(transformers, task.auto_class).from_pretrained(
@@ -82,16 +91,21 @@ def load_tokenizer(
     token: str | None = None,
     known: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
 ) -> PreTrainedTokenizerBase:
-    """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded revision.
+    """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded
+    revision.
 
-    If one of equal files is among those that are known, it is returned instead; otherwise the new one is added.
+    If one of equal files is among those that are known, it is returned instead; otherwise the new
+    one is added.
     """
     source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
     revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
     known = {} if known is None else known
     # Tokenizers of equal files are the same, wherever the files are.
     files = [path for path in (Path(source, name) for name in TOKENIZER_FILES) if path.is_file()]
-    key = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files) or (source, revision)
+    key = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files) or (
+        source,
+        revision,
+    )
     if key in known:
         return known[key]
     try:
@@ -99,22 +113,37 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(
                 find_packaged(source), revision=revision, token=token, trust_remote_code=False
             )
-        backend = getattr(tokenizer, "backend_tokenizer", None)  # the one that pads its vocabulary when it is saved
-        if backend is not None and (largest := max(backend.get_vocab().values(), default=0)) >= _MOST_TOKENS:
-            raise AdapterError(f"The numbers of tokens must be below {_MOST_TOKENS:,}; {source} has {largest:,}.")
-        with suppress(ValueError, TypeError):  # of tokenizers that need more than texts, such as boxes on a page
+        backend = getattr(
+            tokenizer, "backend_tokenizer", None
+        )  # the one that pads its vocabulary when it is saved
+        if (
+            backend is not None
+            and (largest := max(backend.get_vocab().values(), default=0)) >= _MOST_TOKENS
+        ):
+            raise AdapterError(
+                f"The numbers of tokens must be below {_MOST_TOKENS:,}; {source} has {largest:,}."
+            )
+        with suppress(
+            ValueError, TypeError
+        ):  # of tokenizers that need more than texts, such as boxes on a page
             tokenizer("a", "b")  # some malformed files are noticed only now
-    except BaseException as error:  # transformers and tokenizers raise whatever a malformed file leads them to
+    except (
+        BaseException
+    ) as error:  # transformers and tokenizers raise whatever a malformed file leads them to
         # A panic of tokenizers is not an `Exception`.
         is_of_file = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         if isinstance(error, HubError) or not is_of_file:
             raise
-        raise AdapterError(f"The tokenizer of {source} cannot be loaded: {shortened(str(error))}") from error
+        raise AdapterError(
+            f"The tokenizer of {source} cannot be loaded: {shortened(str(error))}"
+        ) from error
     return known.setdefault(key, tokenizer)
 
 
 def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
-    """Return the number of tokens of the embeddings that PEFT has saved, as of a resized vocabulary; None without."""
+    """Return the number of tokens of the embeddings that PEFT has saved, as of a resized
+    vocabulary; None without.
+    """
     embeddings = _embeddings(base)
     name = next((name for name, module in base.named_modules() if module is embeddings), "")
     shape = saved.shapes.get(f"{FILE_PREFIX}{name}.weight")
@@ -122,7 +151,9 @@ def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
 
 
 def count_positions(model: nn.Module) -> int | None:
-    """Return the number of tokens that a model, with adapters or without, reads at once; None if there is no limit."""
+    """Return the number of tokens that a model, with adapters or without, reads at once; None if
+    there is no limit.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     longest = getattr(base.config, "max_position_embeddings", None)
     positions = getattr(getattr(base.base_model, "embeddings", None), "position_embeddings", None)
@@ -132,7 +163,9 @@ def count_positions(model: nn.Module) -> int | None:
 
 
 def count_tokens(base: PreTrainedModel) -> int | None:
-    """Return the number of tokens that a base model knows; None if it has no table of them, as Canine."""
+    """Return the number of tokens that a base model knows; None if it has no table of them, as
+    Canine.
+    """
     embeddings = _embeddings(base)
     return len(embeddings.weight) if isinstance(embeddings, nn.Embedding) else None
 

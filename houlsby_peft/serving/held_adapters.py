@@ -1,4 +1,6 @@
-"""`HeldAdapters`: adapters in memory, loaded on shared base models when needed and dropped for lack of room."""
+"""`HeldAdapters`: adapters in memory, loaded on shared base models when needed and dropped for lack
+of room.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
-from ..heads.tasks import task_of_class
+from ..heads.tasks import task_kind_of_class
 from ..layer import HoulsbyTunerLayer, base_modules
 from .load import load_saved
 from .predictor import Predictor
@@ -37,10 +39,11 @@ class TaskSource:
 
     Args:
         source: Its folder, its name on the Hub, or the opened adapter.
-        revision: A branch, tag or commit of its repository. Default: the latest version. A task keeps the commit that
-            it was loaded from until `TaskBank.reload`.
-        threshold: The least score of a class, from 0 to 1, for a task of text classification. With several labels, the
-            result is the list of all labels that reach it. With one, `label` is None if the best class does not.
+        revision: A branch, tag or commit of its repository. Default: the latest version. A task
+            keeps the commit that it was loaded from until `TaskBank.reload`.
+        threshold: The least score of a class, from 0 to 1, for a task of text classification. With
+            several labels, the result is the list of all labels that reach it. With one, `label` is
+            None if the best class does not.
     """
 
     source: str | os.PathLike[str] | SavedAdapter
@@ -50,7 +53,9 @@ class TaskSource:
     def __post_init__(self) -> None:
         """Refuse a threshold that no score, or every score, would reach."""
         if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"A threshold must be between 0 and 1; got {self.threshold} for {self.source!r}.")
+            raise ValueError(
+                f"A threshold must be between 0 and 1; got {self.threshold} for {self.source!r}."
+            )
 
 
 # What stands for the adapter of a task.
@@ -58,7 +63,8 @@ Source = str | os.PathLike[str] | SavedAdapter | TaskSource
 
 
 class Entry:
-    """A task with its adapter. A changed task gets a new entry, so that running requests keep theirs.
+    """A task with its adapter. A changed task gets a new entry, so that running requests keep
+    theirs.
 
     Attributes:
         commit: The commit that was downloaded first, which is used for as long as the entry exists.
@@ -83,7 +89,9 @@ class Entry:
 
 @dataclass
 class HeldAdapter:
-    """An adapter in memory, with what it has in its model, from which it may be taken out and put in again."""
+    """An adapter in memory, with what it has in its model, from which it may be taken out and put
+    in again.
+    """
 
     reader: Reader
     parts: list[tuple[Any, Any]]
@@ -112,8 +120,8 @@ class HeldAdapter:
 class HeldAdapters:
     """Adapters in memory, the least recently used one first. One thread at a time may use it.
 
-    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped; `is_full` says whether the
-    last call of `get` dropped some for lack of room.
+    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped; `is_full`
+    says whether the last call of `get` dropped some for lack of room.
     """
 
     def __init__(
@@ -134,7 +142,8 @@ class HeldAdapters:
         self._loaded = 0
         # Bytes that were loaded and dropped since freed memory was last returned to the system.
         self._turnover = 0
-        # The first adapter of each kind of head, by the class of transformers that loads the base model.
+        # The first adapter of each kind of head, by the class of transformers that loads the base
+        # model.
         self._first: dict[str, Predictor] = {}
         self._tokenizers: MutableMapping[object, PreTrainedTokenizerBase] = WeakValueDictionary()
 
@@ -145,9 +154,11 @@ class HeldAdapters:
     def get(
         self, entries: Iterable[Entry], catch: tuple[type[Exception], ...] = ()
     ) -> dict[Entry, Reader | Exception]:
-        """Return what reads the inputs of these entries, whose adapters are all in their models, or the error of one.
+        """Return what reads the inputs of these entries, whose adapters are all in their models, or
+        the error of one.
 
-        Adapters that are requested together are never dropped for each other, even if that takes more memory.
+        Adapters that are requested together are never dropped for each other, even if that takes
+        more memory.
         """
         self._drop_gone()
         wanted = {entry: ref(entry) for entry in entries}
@@ -184,16 +195,20 @@ class HeldAdapters:
         self._count(-adapter.nbytes)
 
     def _count(self, change: int) -> None:
-        """Count loaded or dropped bytes; after a hundredth of all held ones, return freed memory to the system.
+        """Count loaded or dropped bytes; after a hundredth of all held ones, return freed memory to
+        the system.
 
-        Loading frees as much memory as an adapter takes, in pieces between the weights that stay. glibc keeps these
-        pieces and seldom uses them again: with 300 adapters of BERT-base, they took half as much as the weights.
+        Loading frees as much memory as an adapter takes, in pieces between the weights that stay.
+        glibc keeps these pieces and seldom uses them again: with 300 adapters of BERT-base, they
+        took half as much as the weights.
         """
         self.nbytes += change
         self._turnover += abs(change)
         if self._turnover > self.nbytes / 100:
             self._turnover = 0
-            with suppress(AttributeError, OSError, TypeError):  # other C libraries have no such function
+            with suppress(
+                AttributeError, OSError, TypeError
+            ):  # other C libraries have no such function
                 ctypes.CDLL(None).malloc_trim(0)
 
     def _load(self, entry: Entry) -> HeldAdapter:
@@ -201,16 +216,21 @@ class HeldAdapters:
         entry.files = list_files(saved.folder)
         task = saved.task
         first = self._first.get(task.auto_class)
-        # While an adapter is loaded, no other is in the model: PEFT visits all modules several times for each, so that
-        # the time would grow with the number of adapters held.
+        # While an adapter is loaded, no other is in the model: PEFT visits all modules several
+        # times for each, so that the time would grow with the number of adapters held.
         for other in self._held.values():
             if first is not None and other.reader.model is first.model:
                 other.take_out()
         given = self._base_model
-        if isinstance(given, PreTrainedModel) and (own := task_of_class(type(given).__name__)) is not None:
+        if (
+            isinstance(given, PreTrainedModel)
+            and (own := task_kind_of_class(type(given).__name__)) is not None
+        ):
             given = given if own.auto_class == task.auto_class else None
         self._loaded += 1
-        predictor = load_saved(saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options)
+        predictor = load_saved(
+            saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options
+        )
         name = predictor.name
         try:
             reader = predictor.reader(entry.task or saved.name)
@@ -227,7 +247,9 @@ class HeldAdapters:
                 if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
                     names = (*module.adapter_layer_names, *module.other_param_names)
                     mappings += [attrgetter(name)(module) for name in names]
-            return HeldAdapter(reader, [(mapping, mapping[name]) for mapping in mappings if name in mapping])
+            return HeldAdapter(
+                reader, [(mapping, mapping[name]) for mapping in mappings if name in mapping]
+            )
         for other_kind in self._first.values():
             _share_weights(predictor.base_model, other_kind.base_model)
         self._first[task.auto_class] = predictor
@@ -239,17 +261,29 @@ def list_files(folder: Path) -> Files:
     """Return the files of an adapter."""
     paths = [adapter_of_run(folder) / name for name in SAVED_FILES]
     stats = {str(path): path.stat() for path in paths if path.is_file()}
-    return tuple((path, stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items())
+    return tuple(
+        (path, stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()
+    )
 
 
 def _share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Let a model use the weights of another one where they are equal, so that they are in memory once."""
+    """Let a model use the weights of another one where they are equal, so that they are in memory
+    once.
+    """
     known = dict(base_modules(other.base_model))
     for name, module in base_modules(model.base_model):
         for key, weight in module._parameters.items():
             shared = known[name]._parameters.get(key) if name in known else None
-            if type(weight) is not nn.Parameter or type(shared) is not nn.Parameter or weight.is_meta:
+            if (
+                type(weight) is not nn.Parameter
+                or type(shared) is not nn.Parameter
+                or weight.is_meta
+            ):
                 continue
-            alike = (weight.shape, weight.dtype, weight.device) == (shared.shape, shared.dtype, shared.device)
+            alike = (weight.shape, weight.dtype, weight.device) == (
+                shared.shape,
+                shared.dtype,
+                shared.device,
+            )
             if alike and torch.equal(weight, shared):
                 module._parameters[key] = shared

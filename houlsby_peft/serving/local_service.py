@@ -17,8 +17,8 @@ from ..errors import shortened
 from .adapter_list import read_adapters
 
 
-# Ray reads these when it is imported. With a token, its processes refuse whoever does not know it: they listen on all
-# addresses of the machine, and would run any code for anyone.
+# Ray reads these when it is imported. With a token, its processes refuse whoever does not know it:
+# they listen on all addresses of the machine, and would run any code for anyone.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray announces a change of its own
@@ -32,10 +32,17 @@ _LAST_REQUESTS = 30
 
 
 def start(args: dict[str, Any], host: str, port: int) -> None:
-    """Start the service on this machine, with the options of `service.ServiceOptions`; return when it is ready."""
-    if (gpus := args.get("gpus", 0)) > (found := torch.cuda.device_count()):  # Ray would wait for them forever
-        raise ValueError(f"gpus must be at most {found}, the GPUs that PyTorch finds here; got {gpus:g}.")
-    # Ray's proxy would share the port with another service, whose answers would then mix with its own.
+    """Start the service on this machine, with the options of `service.ServiceOptions`; return when
+    it is ready.
+    """
+    if (gpus := args.get("gpus", 0)) > (
+        found := torch.cuda.device_count()
+    ):  # Ray would wait for them forever
+        raise ValueError(
+            f"gpus must be at most {found}, the GPUs that PyTorch finds here; got {gpus:g}."
+        )
+    # Ray's proxy would share the port with another service, whose answers would then mix with its
+    # own.
     socket.create_server((host, port)).close()
     if "ray" not in sys.modules and not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN"} & set(os.environ):
         os.environ.update(_ENVIRONMENT)
@@ -44,7 +51,8 @@ def start(args: dict[str, Any], host: str, port: int) -> None:
 
     from .service import LOGGING, NAME, build, http_options
 
-    # A page in a browser on this machine may find a name of its own for this address, but not send another one.
+    # A page in a browser on this machine may find a name of its own for this address, but not send
+    # another one.
     hosts = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost") else ["*"]
     application = build({"hosts": hosts, **args})
     try:
@@ -83,6 +91,8 @@ def stop() -> None:
         serve.get_app_handle(NAME).end.remote().result(timeout_s=_LAST_REQUESTS)
     except TimeoutError:
         logging.getLogger(__name__).warning("Requests were cut off.")
-    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)  # its threads see the end of Ray as an error
+    logging.getLogger("ray.serve").setLevel(
+        logging.CRITICAL
+    )  # its threads see the end of Ray as an error
     # Ray Serve's own shutdown takes up to 25 seconds. Nothing of it is left after Ray's.
     ray.shutdown()

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError
-from ..heads.tasks import Task
+from ..heads.tasks import TaskKind
 from .base_model import label_arguments, set_verbosity
 from .readers import READERS, Input, Reader, predict_requests
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Predictor:
     """An adapter on its base model, ready to predict: what `houlsby_peft.load` returns.
 
-    Each call names its adapter, so that predictors on one base model may run in several threads. The model's active
-    adapter and what trains in it stay as they are.
+    Each call names its adapter, so that predictors on one base model may run in several threads.
+    The model's active adapter and what trains in it stay as they are.
 
     Args:
         model: The base model with this adapter and possibly others, in evaluation mode.
@@ -36,7 +36,9 @@ class Predictor:
         tokenizer: The tokenizer for its texts.
     """
 
-    def __init__(self, model: PeftModel, name: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, model: PeftModel, name: str, task: TaskKind, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
         self.model = model
         self.name = name
         self.task = task
@@ -60,7 +62,8 @@ class Predictor:
     def reader(self, called: str | None = None, **options: Any) -> Reader:
         """Return what encodes this adapter's inputs and decodes its outputs.
 
-        `called` is the adapter's name in errors, by default its own; `options` are those of `predict`.
+        `called` is the adapter's name in errors, by default its own; `options` are those of
+        `predict`.
         """
         reader = READERS.get(self.task.pipeline)
         if reader is None or (reader.needs_spans and not self.tokenizer.is_fast):
@@ -72,34 +75,44 @@ class Predictor:
         return reader(self.model, self.name, self.tokenizer, self.task, called, **options)
 
     def predict(
-        self, inputs: Input | Sequence[Input], batch_size: int = 32, top_k: int | None = None, **options: Any
+        self,
+        inputs: Input | Sequence[Input],
+        batch_size: int = 32,
+        top_k: int | None = None,
+        **options: Any,
     ) -> list[Any]:
         """Predict for one input or several.
 
-        Texts are cut to the length that the adapter was trained with, and to what the model can read. For token
-        classification they are read in parts of that length, so that every word gets a tag.
+        Texts are cut to the length that the adapter was trained with, and to what the model can
+        read. For token classification they are read in parts of that length, so that every word
+        gets a tag.
 
         Args:
             inputs: Texts, pairs of texts or, for question answering, pairs (question, context).
             batch_size: Number of inputs that are predicted at once.
-            top_k: For text classification, the number of classes to return for each input. A number that is at least
-                that of the classes gives them all. Default: the best class by itself, not in a list.
-            options: For question answering, the tokens of a window (`max_length`), those that two windows share
-                (`stride`, 128) and those of an answer at most (`max_answer_length`, 30), and by how much no answer
-                must score higher than the best one to be chosen (`null_threshold`). Default: as in training.
+            top_k: For text classification, the number of classes to return for each input. A number
+                that is at least that of the classes gives them all. Default: the best class by
+                itself, not in a list.
+            options: For question answering, the tokens of a window (`max_length`), those that two
+                windows share (`stride`, 128) and those of an answer at most (`max_answer_length`,
+                30), and by how much no answer must score higher than the best one to be chosen
+                (`null_threshold`). Default: as in training.
 
         Returns:
-            One result per input, of plain texts and numbers. For text classification, a `ClassPrediction`, or with
-            `top_k` a list of these, the highest score first. With several labels per text, it is the list of those
-            that reach their thresholds, which training has recorded, or 0.5. For token classification, a list of
-            `EntityPrediction`. For question answering, an `AnswerPrediction`; if none is given, its score is the
-            probability of that. For an adapter without a head, a vector: the mean of the tokens' last hidden states.
+            One result per input, of plain texts and numbers. For text classification, a
+            `ClassPrediction`, or with `top_k` a list of these, the highest score first. With
+            several labels per text, it is the list of those that reach their thresholds, which
+            training has recorded, or 0.5. For token classification, a list of `EntityPrediction`.
+            For question answering, an `AnswerPrediction`; if none is given, its score is the
+            probability of that. For an adapter without a head, a vector: the mean of the tokens'
+            last hidden states.
 
         Raises:
-            AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the tokenizer does not
-                fit the base model.
-            ValueError: An input is not of the task's kind or has no token, `top_k` is not a number of classes or the
-                adapter chooses among no classes, or the model is in training mode.
+            AdapterError: Nothing can be predicted for the task, the outputs are not finite, or the
+                tokenizer does not fit the base model.
+            ValueError: An input is not of the task's kind or has no token, `top_k` is not a number
+                of classes or the adapter chooses among no classes, or the model is in training
+                mode.
         """
         reader = self.reader(**options)
         several = [inputs] if isinstance(inputs, (str, tuple)) else inputs
@@ -110,7 +123,8 @@ class Predictor:
         return results
 
     def pipeline(self, **options: Any) -> Pipeline:
-        """Return the pipeline of transformers for this adapter, which stays valid when others are loaded beside it.
+        """Return the pipeline of transformers for this adapter, which stays valid when others are
+        loaded beside it.
 
         It cuts no texts by itself. Transformers 5 has none for question answering.
 
@@ -131,7 +145,8 @@ class Predictor:
         view.forward = partial(_forward, self.model, self.name)  # type: ignore[method-assign]
         # Where accelerate has placed the modules, they stay.
         device = {} if getattr(self.model, "hf_device_map", None) else {"device": self.model.device}
-        # Quietly, because transformers logs a page about classes of models that it does not know, such as PeftModel.
+        # Quietly, because transformers logs a page about classes of models that it does not know,
+        # such as PeftModel.
         with set_verbosity(logging.CRITICAL):
             return transformers.pipeline(  # type: ignore[call-overload,no-any-return]
                 self.task.pipeline, model=view, tokenizer=self.tokenizer, **device, **options

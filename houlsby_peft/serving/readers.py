@@ -1,4 +1,5 @@
-"""From texts to results: each kind of task encodes its inputs as rows of tokens, and decodes the model's outputs.
+"""From texts to results: each kind of task encodes its inputs as rows of tokens, and decodes the
+    model's outputs.
 
 `predict_requests` pads the rows and runs the forward passes, which may hold rows of many adapters.
 """
@@ -19,7 +20,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
-from ..heads.tasks import Task
+from ..heads.tasks import TaskKind
 from ..tables import check_number_of_texts
 from .answers import Windows
 from .base_model import count_positions, count_tokens
@@ -29,7 +30,8 @@ from .tagging import Piece, read_tags
 
 # A text, a pair of texts or, for question answering, a question and the text that answers it.
 Input = str | tuple[str, str]
-# A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share it.
+# A fast tokenizer keeps how it cuts texts until a call asks for another way, and threads may share
+# it.
 _TOKENIZING = threading.Lock()
 
 
@@ -52,7 +54,9 @@ class Request:
     threshold: float | None
 
     def decode(self, values: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """Return the result, from the model's outputs for each row, which must be finite (see `Reader.decode`)."""
+        """Return the result, from the model's outputs for each row, which must be finite (see
+        `Reader.decode`).
+        """
         if not all(value.isfinite().all() for row in values for value in row):
             raise AdapterError(
                 f"The outputs of an adapter must be finite; those of {self.reader.called!r} are NaN or infinite on a "
@@ -71,8 +75,8 @@ class Reader(ABC):
         needs_spans: Whether the tokenizer must tell where each token is in the text.
         kinds: The kinds of inputs that the task reads, and what they are.
         example: An input of one of these kinds.
-        can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a text by its last token
-            other than the pad token in their configuration.
+        can_pad: Whether texts may be padded. Decoders, whose head is called `score`, classify a
+            text by its last token other than the pad token in their configuration.
     """
 
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
@@ -86,7 +90,7 @@ class Reader(ABC):
         model: PeftModel,
         name: str,
         tokenizer: PreTrainedTokenizerBase,
-        task: Task,
+        task: TaskKind,
         called: str | None = None,
     ) -> None:
         self.model = model
@@ -100,18 +104,31 @@ class Reader(ABC):
         if self._trained_on and len(self._trained_on) == 2:
             self.example = "An example.", "Another one."
         self.cut = cut_arguments(tokenizer, model, self.config)
-        pad, known = tokenizer.pad_token_id, getattr(model.config.get_text_config(), "pad_token_id", None)
+        pad, known = (
+            tokenizer.pad_token_id,
+            getattr(model.config.get_text_config(), "pad_token_id", None),
+        )
         self.can_pad = pad is not None and (pad == known or not hasattr(model, "score"))
         self._tokens = count_tokens(model.get_base_model())  # type: ignore[arg-type]
 
-    def request(self, text: Input, top_k: int | None = None, threshold: float | None = None) -> Request:
+    def request(
+        self, text: Input, top_k: int | None = None, threshold: float | None = None
+    ) -> Request:
         """Check an input and what is asked for, and encode the input."""
-        is_pair = isinstance(text, (tuple, list)) and len(text) == 2 and all(isinstance(part, str) for part in text)
-        if not (is_pair and tuple in self.kinds) and not (isinstance(text, str) and str in self.kinds):
+        is_pair = (
+            isinstance(text, (tuple, list))
+            and len(text) == 2
+            and all(isinstance(part, str) for part in text)
+        )
+        if not (is_pair and tuple in self.kinds) and not (
+            isinstance(text, str) and str in self.kinds
+        ):
             rule = " or ".join(self.kinds.values())
             raise ValueError(f"Each input must be {rule}; got {shortened(repr(text))}.")
         given = ["a text", "a second text"][: 1 + is_pair]
-        check_number_of_texts(given, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}")
+        check_number_of_texts(
+            given, self._trained_on, "--pairs or text_pair", f"The adapter {self.called!r}"
+        )
         kind = self.config.kind_of_problem or self.task.pipeline
         has_classes = self.task.pipeline == "text-classification" and kind != "regression"
         for name, value in (("top_k", top_k), ("A threshold", threshold)):
@@ -139,16 +156,19 @@ class Reader(ABC):
 
     def encode(self, text: Input) -> list[Row]:
         """Return an input as rows of the model. One thread at a time may use a tokenizer."""
-        # As a batch of one, because tokenizers take a single pair whose second text is empty for one text.
-        encoded = self.tokenizer(*([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut)
+        # As a batch of one, because tokenizers take a single pair whose second text is empty for
+        # one text.
+        encoded = self.tokenizer(
+            *([part] for part in ((text,) if isinstance(text, str) else text)), **self.cut
+        )
         return [Row({name: values[0] for name, values in encoded.items()})]
 
     @abstractmethod
     def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> Any:
         """Return the result for an input, as `Predictor.predict` describes it.
 
-        For each row, there are the model's outputs that `outputs` names, finite and in float32 on the CPU. If they are
-        per token, padding has been removed.
+        For each row, there are the model's outputs that `outputs` names, finite and in float32 on
+        the CPU. If they are per token, padding has been removed.
         """
 
 
@@ -158,7 +178,9 @@ class ClassReader(Reader):
     def decode(
         self, request: Request, values: Sequence[Sequence[torch.Tensor]]
     ) -> ClassPrediction | list[ClassPrediction]:
-        """Return the best class or, for `top_k` or several labels per text, a list of classes, the best first."""
+        """Return the best class or, for `top_k` or several labels per text, a list of classes, the
+        best first.
+        """
         logits = values[0][0]
         is_multi_label = self.config.kind_of_problem == "multi_label_classification"
         if self.config.kind_of_problem == "regression":
@@ -178,11 +200,17 @@ class ClassReader(Reader):
             return {"label": self.labels[best] if score >= least[best] else None, "score": score}
         best_first = scores.argsort(descending=True, stable=True)[:top_k].tolist()
         found = [(number, scores[number].item()) for number in best_first]
-        return [{"label": self.labels[number], "score": score} for number, score in found if score >= least[number]]
+        return [
+            {"label": self.labels[number], "score": score}
+            for number, score in found
+            if score >= least[number]
+        ]
 
 
 class TokenReader(Reader):
-    """Token classification: texts are read in parts of the length of training, so that every word gets a tag."""
+    """Token classification: texts are read in parts of the length of training, so that every word
+    gets a tag.
+    """
 
     is_per_token = True
     needs_spans = True
@@ -200,7 +228,9 @@ class TokenReader(Reader):
         names = [name for name in self.tokenizer.model_input_names if name in encoded]
         rows = []
         columns = ("input_ids", "special_tokens_mask", "offset_mapping")
-        for number, (ids, special, spans) in enumerate(zip(*(encoded[name] for name in columns), strict=True)):
+        for number, (ids, special, spans) in enumerate(
+            zip(*(encoded[name] for name in columns), strict=True)
+        ):
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
             pieces = [
                 None if is_special else Piece(token, span)
@@ -209,13 +239,21 @@ class TokenReader(Reader):
             rows.append(Row({name: encoded[name][number] for name in names}, pieces))
         return rows
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> list[EntityPrediction]:
+    def decode(
+        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+    ) -> list[EntityPrediction]:
         """Return the entities, or the words with their tags."""
         parts = []
         for row, (logits,) in zip(request.rows, values, strict=True):
             scores, classes = logits.softmax(-1).max(-1)
             found = zip(row.more, classes.tolist(), scores.tolist(), strict=True)
-            parts.append([(piece, self.labels[number], score) for piece, number, score in found if piece is not None])
+            parts.append(
+                [
+                    (piece, self.labels[number], score)
+                    for piece, number, score in found
+                    if piece is not None
+                ]
+            )
         return read_tags(str(request.text), parts, self.tokenizer, self.labels.values())
 
 
@@ -232,12 +270,18 @@ class AnswerReader(Reader):
     example = ("What is it?", "It is an example.")
 
     def __init__(
-        self, *args: Any, max_length: int | None = None, null_threshold: float | None = None, **options: Any
+        self,
+        *args: Any,
+        max_length: int | None = None,
+        null_threshold: float | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*args)
         record = self.config.record
         longest = max_length or (record and record.max_length) or 384
-        longest = int(min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length))
+        longest = int(
+            min(longest, count_positions(self.model) or 384, self.tokenizer.model_max_length)
+        )
         if null_threshold is None and record:
             null_threshold = record.null_threshold
         self._windows = Windows(self.tokenizer, longest, null_threshold=null_threshold, **options)
@@ -246,16 +290,21 @@ class AnswerReader(Reader):
         """Return a question and its context as one row for each window of the context."""
         return [Row(window.inputs, window) for window in self._windows.split(*text)]
 
-    def decode(self, request: Request, values: Sequence[Sequence[torch.Tensor]]) -> AnswerPrediction:
+    def decode(
+        self, request: Request, values: Sequence[Sequence[torch.Tensor]]
+    ) -> AnswerPrediction:
         """Return the best answer in any window."""
-        return self._windows.find_answer(request.text[1], [row.more for row in request.rows], values)
+        return self._windows.find_answer(
+            request.text[1], [row.more for row in request.rows], values
+        )
 
 
 class VectorReader(Reader):
-    """Embeddings: the mean of a text's last hidden states, as sentence-transformers computes it by default.
+    """Embeddings: the mean of a text's last hidden states, as sentence-transformers computes it by
+        default.
 
-    Reimers & Gurevych 2019 (arXiv 1908.10084), section 3, found the mean better than the vector of [CLS] and than the
-    maximum. The vectors are not normalized: compare them by their cosine.
+    Reimers & Gurevych 2019 (arXiv 1908.10084), section 3, found the mean better than the vector of
+    [CLS] and than the maximum. The vectors are not normalized: compare them by their cosine.
     """
 
     outputs = ("last_hidden_state",)
@@ -278,19 +327,25 @@ READERS: dict[str, type[Reader]] = {
 def predict_requests(
     requests: Sequence[Request], batch_size: int, catch: tuple[type[Exception], ...] = ()
 ) -> list[Any]:
-    """Return the result of each request, of which `batch_size` rows at most go through a model at once.
+    """Return the result of each request, of which `batch_size` rows at most go through a model at
+    once.
 
-    Rows of different adapters of one model go through it together. Errors of a request that are to be caught are
-    returned in place of its result.
+    Rows of different adapters of one model go through it together. Errors of a request that are to
+    be caught are returned in place of its result.
     """
     rows = [(request.reader, row) for request in requests for row in request.rows]
-    texts = [(id(reader.model), *((name, *values) for name, values in row.inputs.items())) for reader, row in rows]
+    texts = [
+        (id(reader.model), *((name, *values) for name, values in row.inputs.items()))
+        for reader, row in rows
+    ]
     first = {text: number for number, text in reversed(list(enumerate(texts)))}
     same = [first[text] for text in texts]
-    # Rows of a text stand together, which runs once below the adapters; and else those of an adapter, which then need
-    # not be gathered.
+    # Rows of a text stand together, which runs once below the adapters; and else those of an
+    # adapter, which then need not be gathered.
     groups: dict[object, list[int]] = {}
-    for number in sorted(range(len(rows)), key=lambda number: (rows[same[number]][0].name, same[number])):
+    for number in sorted(
+        range(len(rows)), key=lambda number: (rows[same[number]][0].name, same[number])
+    ):
         reader, row = rows[number]
         alone = None if reader.can_pad else same[number]
         # Without a mask, the model would read the padding as text.
@@ -303,7 +358,10 @@ def predict_requests(
             chunk = group[start : start + batch_size]
             values.update(zip(chunk, _forward([rows[number] for number in chunk]), strict=True))
     in_order = iter([values[number] for number in range(len(rows))])
-    return [attempt(catch, request.decode, [next(in_order) for _ in request.rows]) for request in requests]
+    return [
+        attempt(catch, request.decode, [next(in_order) for _ in request.rows])
+        for request in requests
+    ]
 
 
 def attempt(catch: tuple[type[Exception], ...], function: Callable[..., Any], *args: Any) -> Any:
@@ -328,19 +386,33 @@ def _forward(rows: Sequence[tuple[Reader, Row]]) -> list[list[torch.Tensor]]:
     names = [[reader.name for reader, _ in pairs] for pairs in texts]
     is_plain = len(texts) == len(rows)
     outputs = first.model(**batch, adapter_names=[name for [name] in names] if is_plain else names)
-    found = [[outputs[name][number].float().cpu() for name in first.outputs] for number in range(len(rows))]
+    found = [
+        [outputs[name][number].float().cpu() for name in first.outputs]
+        for number in range(len(rows))
+    ]
     if first.is_per_token and "attention_mask" in batch:
-        masks = [mask for mask, pairs in zip(batch["attention_mask"].bool().cpu(), texts, strict=True) for _ in pairs]
+        masks = [
+            mask
+            for mask, pairs in zip(batch["attention_mask"].bool().cpu(), texts, strict=True)
+            for _ in pairs
+        ]
         found = [[value[mask] for value in own] for own, mask in zip(found, masks, strict=True)]
-    if first.outputs == ("logits",):  # those of heads narrower than the widest in the batch are filled up with -inf
-        found = [[own[0][..., : len(reader.labels)]] for own, (reader, _) in zip(found, rows, strict=True)]
+    if first.outputs == (
+        "logits",
+    ):  # those of heads narrower than the widest in the batch are filled up with -inf
+        found = [
+            [own[0][..., : len(reader.labels)]]
+            for own, (reader, _) in zip(found, rows, strict=True)
+        ]
     return found
 
 
 def cut_arguments(
     tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | PeftModel, config: HoulsbyConfig
 ) -> dict[str, Any]:
-    """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length is known."""
+    """Return the tokenizer's arguments that cut texts to the adapter's length; empty if no length
+    is known.
+    """
     recorded = config.record.max_length if config.record else None
     lengths = (recorded, tokenizer.model_max_length, count_positions(model))
     known = [int(length) for length in lengths if length and length < LARGE_INTEGER]

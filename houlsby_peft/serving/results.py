@@ -1,4 +1,6 @@
-"""What predictions consist of, for annotations: `found: list[ClassPrediction] = adapter.predict(texts)`."""
+"""What predictions consist of, for annotations: `found: list[ClassPrediction] =
+adapter.predict(texts)`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ class ClassPrediction(TypedDict):
 
 
 class EntityPrediction(TypedDict):
-    """An entity of a text or, if the tags mark none, a word: its kind, and where it stands in the text."""
+    """An entity of a text or, if the tags mark none, a word: its kind, and where it stands in the
+    text.
+    """
 
     entity_group: str
     score: float

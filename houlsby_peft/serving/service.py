@@ -1,6 +1,7 @@
 """The service on Ray Serve: replicas of a `TaskBank` behind an HTTP interface of FastAPI.
 
-`build` makes the application, on one machine (`houlsby-peft serve`) and on a cluster (`serve deploy`).
+`build` makes the application, on one machine (`houlsby-peft serve`) and on a cluster (`serve
+deploy`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ import yaml
 from fastapi import FastAPI, HTTPException, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    generate_latest,
+)
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve
 from ray.exceptions import RayActorError
@@ -52,9 +59,10 @@ class ServiceOptions:
     Args:
         adapters: See `read_adapters`. On a cluster, a path that all nodes can read.
         base_model: The base model, or its folder, in place of the one that the adapters name.
-        batch_size: Rows that a replica predicts at once, and the most rows of a request of several, counted once per
-            task.
-        batch_wait: Seconds to wait for further requests before a batch that is not full is predicted.
+        batch_size: Rows that a replica predicts at once, and the most rows of a request of several,
+            counted once per task.
+        batch_wait: Seconds to wait for further requests before a batch that is not full is
+            predicted.
         max_bytes: Memory for adapters in each replica, in bytes (see `TaskBank`).
         watch: Seconds between two looks at the folder or list of adapters. 0: it is read once.
         min_replicas, max_replicas: Limits of the number of replicas, which depends on the load.
@@ -79,7 +87,9 @@ class ServiceOptions:
 
 
 class Row(BaseModel):
-    """A row: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and `context`."""
+    """A row: `task` or `tasks`, and either `text`, `text` and `text_pair`, or `question` and
+    `context`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -93,13 +103,19 @@ class Row(BaseModel):
 
     @model_validator(mode="after")
     def _check_texts(self) -> Row:
-        given = {name for name in ("text", "text_pair", "question", "context") if getattr(self, name) is not None}
+        given = {
+            name
+            for name in ("text", "text_pair", "question", "context")
+            if getattr(self, name) is not None
+        }
         forms = {"text"}, {"text", "text_pair"}, {"question", "context"}
         if given not in forms or (self.task is None) is (self.tasks is None):
             raise ValueError(
                 "a row must have task or tasks, and either text, text and text_pair, or question and context"
             )
-        "".join(getattr(self, name) for name in given).encode()  # no half of a surrogate pair, which is a ValueError
+        "".join(
+            getattr(self, name) for name in given
+        ).encode()  # no half of a surrogate pair, which is a ValueError
         return self
 
     @property
@@ -146,7 +162,10 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
     rows = [row for request in requests for row in request]
     try:
         found = bank.predict(
-            [(row.names, row.input) for row in rows], batch_size, [row.top_k for row in rows], return_errors=True
+            [(row.names, row.input) for row in rows],
+            batch_size,
+            [row.top_k for row in rows],
+            return_errors=True,
         )
     except Exception as error:
         if len(requests) > 1:  # the model itself fails for one of them
@@ -162,7 +181,10 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
             for task, result in of_row.items()
             if isinstance(result, Exception)
         ]
-        plain = [of_row[row.task] if row.tasks is None else of_row for row, of_row in zip(request, own, strict=True)]
+        plain = [
+            of_row[row.task] if row.tasks is None else of_row
+            for row, of_row in zip(request, own, strict=True)
+        ]
         answers.append(refusals[0] if refusals else (200, {"predictions": plain}))
     return answers
 
@@ -170,7 +192,9 @@ def answer(bank: TaskBank, requests: Sequence[Sequence[Row]], batch_size: int) -
 def _explain_error(bank: TaskBank, task: str, error: Exception, number: int | None) -> Answer:
     if task not in bank.tasks:
         if task in bank.failed:
-            return refuse(500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number)
+            return refuse(
+                500, f"The adapter of task {task!r} cannot be loaded; GET /health says why.", number
+            )
         return refuse(404, f"task must be one of GET /tasks; got {shortened(repr(task))}.", number)
     if isinstance(error, (ValueError, HubError)):
         is_of_input = not isinstance(error, (AdapterError, HubError))
@@ -196,7 +220,9 @@ class BankReplica:
         torch.set_num_threads(options.cpus)
         self._options = options
         device = "cuda" if options.gpus else None
-        self._bank = TaskBank({}, base_model=options.base_model, max_bytes=options.max_bytes, device=device)
+        self._bank = TaskBank(
+            {}, base_model=options.base_model, max_bytes=options.max_bytes, device=device
+        )
         self._list = "ok"
         self.refresh()
         self.predict.set_max_batch_size(options.batch_size)
@@ -211,7 +237,8 @@ class BankReplica:
 
     # A request alone, whose row may have more tasks than a batch has rows, is a batch.
     @serve.batch(  # type: ignore[untyped-decorator]
-        max_batch_size=32, batch_size_fn=lambda requests: sum(map(count, requests)) if len(requests) > 1 else 1
+        max_batch_size=32,
+        batch_size_fn=lambda requests: sum(map(count, requests)) if len(requests) > 1 else 1,
     )
     async def predict(self, requests: list[list[Row]]) -> list[Answer]:
         """Predict the rows of several requests together."""
@@ -219,7 +246,9 @@ class BankReplica:
         return await asyncio.to_thread(answer, self._bank, requests, self._options.batch_size)
 
     async def status(self) -> Answer:
-        """Return the names of the tasks, those whose adapter cannot be loaded, and what is wrong with the list."""
+        """Return the names of the tasks, those whose adapter cannot be loaded, and what is wrong
+        with the list.
+        """
         bank = self._bank
         failed = {task: hide_folders(reason) for task, reason in bank.failed.items()}
         held = await asyncio.to_thread(lambda: bank.held)
@@ -227,7 +256,9 @@ class BankReplica:
         return 200, {"names": names, "in_memory": len(held), "failed": failed, "list": self._list}
 
     def refresh(self) -> None:
-        """Serve what the folder or list has now. While it cannot be read, the tasks stay as they are."""
+        """Serve what the folder or list has now. While it cannot be read, the tasks stay as they
+        are.
+        """
         try:
             before = self._bank.failed
             for task, reason in self._bank.serve(read_adapters(self._options.adapters)).items():
@@ -244,7 +275,9 @@ app = FastAPI(title="houlsby_peft", description="Predictions of many adapters on
 @app.exception_handler(RequestValidationError)
 async def _explain(_: Any, error: RequestValidationError) -> Response:
     # FastAPI would repeat the input, which may be no valid text.
-    return JSONResponse({"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422)
+    return JSONResponse(
+        {"detail": [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]}, 422
+    )
 
 
 class LimitBody:
@@ -262,7 +295,9 @@ class LimitBody:
             message = await receive()
             size += len(message.get("body", b""))
             if size > _MAX_BYTES:
-                raise HTTPException(413, f"A request must have at most {_MAX_BYTES:,} bytes. Send several.")
+                raise HTTPException(
+                    413, f"A request must have at most {_MAX_BYTES:,} bytes. Send several."
+                )
             return message
 
         await self.app(scope, counted, send)
@@ -281,11 +316,18 @@ class Ingress:
         self.is_ending = False
         registry = self.registry = CollectorRegistry()
         self.requests = Counter(
-            "houlsby_requests", "Requests for predictions, by the status of HTTP.", ["status"], registry=registry
+            "houlsby_requests",
+            "Requests for predictions, by the status of HTTP.",
+            ["status"],
+            registry=registry,
         )
-        self.rows = Counter("houlsby_predictions", "Rows that were predicted, by task.", ["task"], registry=registry)
+        self.rows = Counter(
+            "houlsby_predictions", "Rows that were predicted, by task.", ["task"], registry=registry
+        )
         self.seconds = Histogram(
-            "houlsby_request_seconds", "Time to answer a request for predictions.", registry=registry
+            "houlsby_request_seconds",
+            "Time to answer a request for predictions.",
+            registry=registry,
         )
 
     async def end(self) -> None:
@@ -384,8 +426,8 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     ingress = serve.deployment(
         serve.ingress(app)(Ingress),
         name="Ingress",
-        # The ingress itself refuses requests beyond those that replicas run and may queue, with the rule. Only beyond
-        # these further ones does Ray's proxy refuse them, as plain text.
+        # The ingress itself refuses requests beyond those that replicas run and may queue, with the
+        # rule. Only beyond these further ones does Ray's proxy refuse them, as plain text.
         max_ongoing_requests=ongoing * options.max_replicas + options.max_queued + _MOST_REFUSED,
         max_queued_requests=options.max_queued + _MOST_REFUSED,
         ray_actor_options={"num_cpus": 0},
@@ -406,7 +448,12 @@ def deployment_file(options: ServiceOptions, host: str, port: int) -> str:
         "http_options": http_options(host, port),
         "logging_config": LOGGING,
         "applications": [
-            {"name": NAME, "route_prefix": "/", "import_path": f"{__name__}:build", "args": asdict(options)},
+            {
+                "name": NAME,
+                "route_prefix": "/",
+                "import_path": f"{__name__}:build",
+                "args": asdict(options),
+            },
         ],
     }
     text: str = yaml.safe_dump(content, sort_keys=False)

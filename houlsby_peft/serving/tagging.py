@@ -1,4 +1,6 @@
-"""Tags of words, and the entities that they mark: those with which recipes/token_classification.py trains."""
+"""Tags of words, and the entities that they mark: those with which recipes/token_classification.py
+trains.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,10 @@ def read_tags(
 ) -> list[EntityPrediction]:
     """Return the entities of a text or, if the tags mark none (such as parts of speech), its words.
 
-    A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a tokenizer that does not
-    mark the pieces within a word, such as RoBERTa's, what blanks and line breaks separate. `parts` are the pieces of
-    each part in which the text was read, with the tag and the score of each; `tags` are all that there are.
+    A word has the tag of its first piece. It is what the tokenizer takes for a word or, with a
+    tokenizer that does not mark the pieces within a word, such as RoBERTa's, what blanks and line
+    breaks separate. `parts` are the pieces of each part in which the text was read, with the tag
+    and the score of each; `tags` are all that there are.
     """
     # A tokenizer may begin with the end of the text.
     in_order = sorted(parts, key=lambda part: part[0][0].span if part else (0, 0))
@@ -46,34 +49,52 @@ def read_tags(
         if not text[begin : piece.span[1]].strip():
             continue
         # Byte-level pieces begin behind the blank before them, others with it.
-        is_within = piece.token.startswith(mark) if mark else not any(map(str.isspace, text[end : begin + 1]))
+        is_within = (
+            piece.token.startswith(mark)
+            if mark
+            else not any(map(str.isspace, text[end : begin + 1]))
+        )
         if words and is_within:
             words[-1][0].append(piece)
         else:
             words.append(([piece], tag, score))
         end = piece.span[1]
     own = [tag for _, tag, _ in words]
-    found = find_entities(own) if mark_entities(tags) else [(tag, word, word) for word, tag in enumerate(own)]
+    found = (
+        find_entities(own)
+        if mark_entities(tags)
+        else [(tag, word, word) for word, tag in enumerate(own)]
+    )
     results: list[EntityPrediction] = []
     for kind, first, last in found:
         if kind == "O":
             continue
         start, stop = words[first][0][0].span[0], words[last][0][-1].span[1]
         score = fmean(score for _, _, score in words[first : last + 1])
-        results.append({"entity_group": kind, "score": score, "word": text[start:stop], "start": start, "end": stop})
+        results.append(
+            {
+                "entity_group": kind,
+                "score": score,
+                "word": text[start:stop],
+                "start": start,
+                "end": stop,
+            }
+        )
     return results
 
 
 def mark_entities(tags: Iterable[str]) -> bool:
-    """Return whether tags mark entities, such as B-PER, I-PER and O; otherwise each word's tag stands alone."""
+    """Return whether tags mark entities, such as B-PER, I-PER and O; otherwise each word's tag
+    stands alone.
+    """
     return all(tag == "O" or tag[:2] in ("B-", "I-", "E-", "S-") for tag in tags)
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence in their order, by the rules of CoNLL-2000's conlleval.
 
-    An entity begins at B or S, and at I or E after O, after an end, or after another kind. This reads IOB1, IOB2 and
-    IOBES.
+    An entity begins at B or S, and at I or E after O, after an end, or after another kind. This
+    reads IOB1, IOB2 and IOBES.
     """
     found = []
     kind, begin, open_ = "", 0, False

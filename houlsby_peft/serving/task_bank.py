@@ -24,19 +24,23 @@ _WARM_UP_TASKS = 32
 class TaskBank:
     """One base model and any number of adapters, each with its own head.
 
-    Tasks may be text classification with one or several labels, regression, token classification, question answering
-    and embeddings. Each input of a batch may belong to a different task: those with the same kind of head go through
-    the base model together. An adapter is loaded when its task is first requested. All methods may be called from
-    several threads, which take turns batch by batch.
+    Tasks may be text classification with one or several labels, regression, token classification,
+    question answering and embeddings. Each input of a batch may belong to a different task: those
+    with the same kind of head go through the base model together. An adapter is loaded when its
+    task is first requested. All methods may be called from several threads, which take turns batch
+    by batch.
 
     Args:
-        adapters: The tasks, each with its adapter: a folder, a name on the Hub, a `SavedAdapter` or a `TaskSource`.
-        base_model: The base model, or its name or folder, in place of the one that the first adapter names. A model
-            serves the tasks with its kind of head; those of other kinds load the one that they name.
-        max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least recently used ones are
-            dropped. The adapters of one batch are always held together. The first adapter that is loaded for each kind
-            of head always stays, and is not counted.
-        token: Access token for private repositories. Default: the one that `hf auth login` or HF_TOKEN has set.
+        adapters: The tasks, each with its adapter: a folder, a name on the Hub, a `SavedAdapter` or
+            a `TaskSource`.
+        base_model: The base model, or its name or folder, in place of the one that the first
+            adapter names. A model serves the tasks with its kind of head; those of other kinds load
+            the one that they name.
+        max_bytes: Memory that the adapters' weights may take, in bytes. Beyond it, the least
+            recently used ones are dropped. The adapters of one batch are always held together. The
+            first adapter that is loaded for each kind of head always stays, and is not counted.
+        token: Access token for private repositories. Default: the one that `hf auth login` or
+            HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
         other_base: As for `load`.
@@ -58,7 +62,8 @@ class TaskBank:
         self._held = HeldAdapters(
             max_bytes, base_model, token=token, device=device, dtype=dtype, other_base=other_base
         )
-        # What `serve` could not load, with its files and the reason; it is not tried again before these change.
+        # What `serve` could not load, with its files and the reason; it is not tried again before
+        # these change.
         self._refused: dict[str, tuple[TaskSource, Files, str]] = {}
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
@@ -90,26 +95,29 @@ class TaskBank:
     ) -> list[Any]:
         """Predict each input for its task, or for several.
 
-        Where adapters change only upper layers, the layers below run once for all tasks of a text in a batch.
+        Where adapters change only upper layers, the layers below run once for all tasks of a text
+        in a batch.
 
         Args:
-            requests: Pairs of a task and an input: a text, a pair of texts or, for question answering, a pair
-                (question, context). Texts are cut as `Predictor.predict` does. A list of tasks stands for all of them.
+            requests: Pairs of a task and an input: a text, a pair of texts or, for question
+                answering, a pair (question, context). Texts are cut as `Predictor.predict` does. A
+                list of tasks stands for all of them.
             batch_size: Number of pairs of a task and an input that are predicted at once.
             top_k: As for `Predictor.predict`; or one for each request. Classes below a task's threshold are left out.
-            return_errors: Whether a request that cannot be answered gets its error as the result, and the others
-                their answers, instead of the error being raised.
+            return_errors: Whether a request that cannot be answered gets its error as the result,
+                and the others their answers, instead of the error being raised.
 
         Returns:
-            One result per request, in their order, as `Predictor.predict` gives it and as the task's threshold, if it
-            has one, changes it; for a list of tasks, a dict with the result of each.
+            One result per request, in their order, as `Predictor.predict` gives it and as the
+            task's threshold, if it has one, changes it; for a list of tasks, a dict with the result
+            of each.
 
         Raises:
-            AdapterError: A task is unknown, its adapter's files are damaged or for another base model, its kind of
-                task is none of those above, or its outputs are not finite.
+            AdapterError: A task is unknown, its adapter's files are damaged or for another base
+                model, its kind of task is none of those above, or its outputs are not finite.
             HubError: A repository does not exist, is private or cannot be reached.
-            ValueError: An input is not of its task's kind or has no token, or `top_k` is not a number of classes or is
-                for a task without classes.
+            ValueError: An input is not of its task's kind or has no token, or `top_k` is not a
+                number of classes or is for a task without classes.
         """
         several = list(requests)
         limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
@@ -124,9 +132,14 @@ class TaskBank:
         for start in range(0, len(batch), batch_size):
             results += self._predict_batch(batch[start : start + batch_size], batch_size, catch)
         each = iter(results)
-        return [next(each) if isinstance(tasks, str) else {task: next(each) for task in tasks} for tasks, _ in several]
+        return [
+            next(each) if isinstance(tasks, str) else {task: next(each) for task in tasks}
+            for tasks, _ in several
+        ]
 
-    def ask(self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64) -> dict[str, Any]:
+    def ask(
+        self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64
+    ) -> dict[str, Any]:
         """Ask one text many questions.
 
         Args:
@@ -144,7 +157,9 @@ class TaskBank:
         return found  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
-        """Return what reads the inputs of a task, whose adapter is loaded if it is not. Raises as `predict` does."""
+        """Return what reads the inputs of a task, whose adapter is loaded if it is not. Raises as
+        `predict` does.
+        """
         entry = self._find(task)
         entry.open(self._held.token)
         with self._lock:
@@ -153,9 +168,10 @@ class TaskBank:
     def serve(self, adapters: Mapping[str, Source]) -> dict[str, str]:
         """Serve these tasks and no others.
 
-        A task whose adapter is new, or has new files in its folder, gets it once it is loaded; requests that are
-        running keep the old one. A task whose new adapter cannot be loaded keeps the old one, and is tried again when
-        its files have changed. When `max_bytes` is reached, the adapters of further tasks are loaded on request.
+        A task whose adapter is new, or has new files in its folder, gets it once it is loaded;
+        requests that are running keep the old one. A task whose new adapter cannot be loaded keeps
+        the old one, and is tried again when its files have changed. When `max_bytes` is reached,
+        the adapters of further tasks are loaded on request.
 
         Args:
             adapters: As for `TaskBank`.
@@ -171,7 +187,9 @@ class TaskBank:
                 source, old, before = entry.source, self._entries.get(task), self._refused.get(task)
                 given = source.source
                 # None for an adapter on the Hub.
-                files = list_files(given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser())
+                files = list_files(
+                    given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser()
+                )
                 if old and old.source == source and (not files or old.files in (None, files)):
                     continue
                 if before and files and before[:2] == (source, files):
@@ -182,14 +200,17 @@ class TaskBank:
                         self._load(entry)
                         is_full = self._held.is_full
                     self._entries = {**self._entries, task: entry}
-                except Exception as error:  # whatever is wrong with one adapter, the others are served
+                except (
+                    Exception
+                ) as error:  # whatever is wrong with one adapter, the others are served
                     refused[task] = (source, files, shortened(str(error) or type(error).__name__))
             self._entries = {task: self._entries[task] for task in wanted if task in self._entries}
             self._refused = refused
         return self.failed
 
     def add(self, task: str, source: Source, replace: bool = False) -> None:
-        """Add a task. Its adapter is loaded at once, so that one that cannot be used is refused here.
+        """Add a task. Its adapter is loaded at once, so that one that cannot be used is refused
+        here.
 
         Args:
             task: The task.
@@ -197,7 +218,8 @@ class TaskBank:
             replace: Whether a task of this name gets the new adapter. Requests that are running keep the old one.
 
         Raises:
-            AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not set.
+            AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not
+                set.
             HubError: The repository does not exist, is private or cannot be reached.
             ValueError: The task has no classes for a threshold.
         """
@@ -217,12 +239,16 @@ class TaskBank:
         """
         with self._changing:
             self._find(task)
-            self._entries = {other: entry for other, entry in self._entries.items() if other != task}
+            self._entries = {
+                other: entry for other, entry in self._entries.items() if other != task
+            }
 
     def reload(self, task: str) -> bool:
-        """Load a task's adapter again if its files have changed: those in its folder, or those of its revision.
+        """Load a task's adapter again if its files have changed: those in its folder, or those of
+        its revision.
 
-        Requests that are running keep the old adapter. If the new one cannot be loaded, the old one stays.
+        Requests that are running keep the old adapter. If the new one cannot be loaded, the old one
+        stays.
 
         Returns:
             Whether there was anything new.
@@ -284,13 +310,18 @@ class TaskBank:
         opened = {entry: attempt(catch, entry.open, self._held.token) for entry in missing}
         failed = {entry: error for entry, error in opened.items() if isinstance(error, Exception)}
         with self._lock:
-            readers = {**failed, **self._held.get([entry for entry in entries if entry not in failed], catch)}
+            readers = {
+                **failed,
+                **self._held.get([entry for entry in entries if entry not in failed], catch),
+            }
             found: list[Any] = []
             for entry, text, top_k in batch:
                 reader = readers[entry] if isinstance(entry, Entry) else entry
                 if isinstance(entry, Entry) and isinstance(reader, Reader):
                     given = reader.example if text is None else text
-                    found.append(attempt(catch, reader.request, given, top_k, entry.source.threshold))
+                    found.append(
+                        attempt(catch, reader.request, given, top_k, entry.source.threshold)
+                    )
                 else:
                     found.append(reader)
             requests = [request for request in found if isinstance(request, Request)]

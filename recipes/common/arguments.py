@@ -1,4 +1,6 @@
-"""The command line that the recipes share: data, encoder, method, adapter, and transformers' TrainingArguments."""
+"""The command line that the recipes share: data, encoder, method, adapter, and transformers'
+TrainingArguments.
+"""
 
 import copy
 import itertools
@@ -24,7 +26,14 @@ BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
 AUTO, OFF = "auto", "off"
-_OF_TASK = ("output_dir", "model_name", "evaluate", "init_adapter", "hub_model_id", "data")  # may contain {task}
+_OF_TASK = (
+    "output_dir",
+    "model_name",
+    "evaluate",
+    "init_adapter",
+    "hub_model_id",
+    "data",
+)  # may contain {task}
 # What the packaged encoder needs to learn well, by method: its pooler was never pretrained.
 MINILM_SETTINGS: dict[str, dict[str, Any]] = {
     "houlsby": {"train_pooler": True, "learning_rate": 1e-3},
@@ -35,13 +44,27 @@ Defaults = Callable[[Namespace], Mapping[str, Any]]
 
 
 def check_path(flag: str, name: str | None) -> None:
-    """Raise RecipeError if a value can only be a path, and there is none: the Hub would be asked for it."""
-    is_file = name is not None and "/" not in name and Path(name).suffix in (".csv", ".tsv", ".jsonl", ".parquet")
-    if name and "{" not in name and (is_file or looks_like_a_path(name)) and not Path(name).expanduser().exists():
-        raise RecipeError(f"--{flag} must be a folder or file that exists, or a name on the Hub, got {name!r}.")
+    """Raise RecipeError if a value can only be a path, and there is none: the Hub would be asked
+    for it.
+    """
+    is_file = (
+        name is not None
+        and "/" not in name
+        and Path(name).suffix in (".csv", ".tsv", ".jsonl", ".parquet")
+    )
+    if (
+        name
+        and "{" not in name
+        and (is_file or looks_like_a_path(name))
+        and not Path(name).expanduser().exists()
+    ):
+        raise RecipeError(
+            f"--{flag} must be a folder or file that exists, or a name on the Hub, got {name!r}."
+        )
 
 
-# Fields with a list type and HfArg need the exception from RUF009, which takes the type for a mutable default.
+# Fields with a list type and HfArg need the exception from RUF009, which takes the type for a
+# mutable default.
 @dataclass
 class EncoderArguments:
     """The encoder that gets the adapter."""
@@ -52,9 +75,13 @@ class EncoderArguments:
         help=f"Folder, name on the Hub, or {MINILM!r}, an encoder in a package from PyPI.",
     )
     max_length: int = HfArg(
-        aliases=["--max_seq_length"], default=128, help="Tokens per example; longer ones are truncated."
+        aliases=["--max_seq_length"],
+        default=128,
+        help="Tokens per example; longer ones are truncated.",
     )
-    max_train_samples: int | None = HfArg(default=None, help="Train on a random sample of this many examples.")
+    max_train_samples: int | None = HfArg(
+        default=None, help="Train on a random sample of this many examples."
+    )
     evaluate: str | None = HfArg(
         default=None,
         help="Score this saved adapter or model (its folder, its run's, or a name on the Hub) instead of training.",
@@ -81,10 +108,13 @@ class DataArguments(EncoderArguments):
         default=None,
         help="Configuration of the data set on the Hub, if it has several.",
     )
-    validation_file: str | None = HfArg(default=None, help="File of the validation split, if not in --data.")
+    validation_file: str | None = HfArg(
+        default=None, help="File of the validation split, if not in --data."
+    )
     test_file: str | None = HfArg(default=None, help="File of the test split, if not in --data.")
     encoding: str | None = HfArg(
-        default=None, help="Encoding of .csv, .tsv and .jsonl files, such as shift_jis; default: detected."
+        default=None,
+        help="Encoding of .csv, .tsv and .jsonl files, such as shift_jis; default: detected.",
     )
 
     def __post_init__(self) -> None:
@@ -124,14 +154,16 @@ class AdapterArguments:
         help="0: a separate bottleneck at each position; 1: one per layer; k: one per k consecutive layers.",
     )
     train_layer_norm: Literal["true", "false", "all"] = HfArg(
-        default="true", help="Train the layer norms of the adapted layers, none, or all of the model's."
+        default="true",
+        help="Train the layer norms of the adapted layers, none, or all of the model's.",
     )
     activation: str = HfArg(default="gelu", help="Any activation that transformers knows by name.")
     layers: list[int] | None = HfArg(  # noqa: RUF009
         default=None, help="Layers to adapt, counted from 0; default: all."
     )
     kind: Literal["houlsby", "pfeiffer", "parallel"] = HfArg(
-        default="houlsby", help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input."
+        default="houlsby",
+        help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input.",
     )
     dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
@@ -174,9 +206,13 @@ class ClassifierArguments(AdapterArguments):
     )
 
     def config(self, **fields: Any) -> HoulsbyConfig:
-        """Return the PEFT configuration, with the pooler among the modules to train and save if asked for."""
+        """Return the PEFT configuration, with the pooler among the modules to train and save if
+        asked for.
+        """
         modules = [POOLER] if self.train_pooler else None
-        return super().config(modules_to_save=modules, two_layer_head=self.head == "two_layer", **fields)
+        return super().config(
+            modules_to_save=modules, two_layer_head=self.head == "two_layer", **fields
+        )
 
 
 @dataclass
@@ -213,16 +249,21 @@ class MethodArguments:
     lora_r: int = HfArg(default=8, help="Rank of LoRA's matrices.")
     lora_alpha: int = HfArg(default=16, help="LoRA's scale, which is divided by the rank.")
     lora_targets: list[str] | None = HfArg(  # noqa: RUF009
-        default=None, help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's choice."
+        default=None,
+        help="Linear layers that LoRA adapts, by the end of their name; default: PEFT's choice.",
     )
 
     @property
     def adds_weights(self) -> bool:
-        """Whether the method freezes the encoder and adds weights, rather than training the encoder's own."""
+        """Whether the method freezes the encoder and adds weights, rather than training the
+        encoder's own.
+        """
         return self.method in ("houlsby", "lora", "ia3")
 
     def check(self, adapter: AdapterArguments, training: "RecipeTrainingArguments") -> None:
-        """Raise RecipeError if an option would silently have no effect with this method, or its result is unusable."""
+        """Raise RecipeError if an option would silently have no effect with this method, or its
+        result is unusable.
+        """
         for_adapters = {
             "--push_to_hub": training.push_to_hub,
             "--init_adapter": adapter.init_adapter,
@@ -238,40 +279,66 @@ class MethodArguments:
                 "Leave it out; for speed, give --bf16."
             )
         if (self.method == "top_k") != (self.top_k is not None):
-            raise RecipeError(f"--method top_k and --top_k need each other, got {self.method} and {self.top_k}.")
+            raise RecipeError(
+                f"--method top_k and --top_k need each other, got {self.method} and {self.top_k}."
+            )
 
 
 @dataclass
 class RecipeTrainingArguments(TrainingArguments):
-    """transformers' TrainingArguments with the defaults of Houlsby et al. 2019: Adam (AdamW without decay), batches of
-    32, linear warm-up over a tenth of the steps and linear decay to zero, best epoch by the validation score."""
+    """transformers' TrainingArguments with the defaults of Houlsby et al. 2019: Adam (AdamW without
+    decay), batches of 32, linear warm-up over a tenth of the steps and linear decay to zero, best
+    epoch by the validation score.
+    """
 
     _argument_group_name = "training (arguments of transformers' TrainingArguments)"
 
-    output_dir: str = HfArg(default="runs/{task}", help="Folder of checkpoints, adapter and results.json.")
+    output_dir: str = HfArg(
+        default="runs/{task}", help="Folder of checkpoints, adapter and results.json."
+    )
     learning_rate: float = HfArg(
-        default=3e-4, help="Peak learning rate, reached after the warm-up; to classify with minilm and adapters: 1e-3."
+        default=3e-4,
+        help="Peak learning rate, reached after the warm-up; to classify with minilm and adapters: 1e-3.",
     )
     num_train_epochs: float = HfArg(default=10, help="Number of passes over the training data.")
-    per_device_train_batch_size: int = HfArg(default=32, help="Examples per training step on each device.")
-    per_device_eval_batch_size: int = HfArg(default=64, help="Examples per evaluation step on each device.")
-    warmup_steps: float = HfArg(default=0.1, help="Steps of linear warm-up; below 1: share of all steps.")
+    per_device_train_batch_size: int = HfArg(
+        default=32, help="Examples per training step on each device."
+    )
+    per_device_eval_batch_size: int = HfArg(
+        default=64, help="Examples per evaluation step on each device."
+    )
+    warmup_steps: float = HfArg(
+        default=0.1, help="Steps of linear warm-up; below 1: share of all steps."
+    )
     lr_scheduler_type: str = HfArg(
         default="linear", help="Learning rate after the warm-up: linear, cosine, constant ..."
     )
     train_sampling_strategy: str = HfArg(
-        default="group_by_length", help="'group_by_length', which needs the least padding, or 'random'."
+        default="group_by_length",
+        help="'group_by_length', which needs the least padding, or 'random'.",
     )
     eval_strategy: str = HfArg(default="epoch", help="When to evaluate: 'epoch', 'steps' or 'no'.")
-    save_strategy: str = HfArg(default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'.")
-    save_total_limit: int | None = HfArg(default=1, help="Number of checkpoints to keep besides the best.")
+    save_strategy: str = HfArg(
+        default="epoch", help="When to save a checkpoint: 'epoch', 'steps', 'best' or 'no'."
+    )
+    save_total_limit: int | None = HfArg(
+        default=1, help="Number of checkpoints to keep besides the best."
+    )
     # Without an accelerator, every run would warn about pinned memory.
-    dataloader_pin_memory: bool = HfArg(default=torch.accelerator.is_available(), help="Pin batches in memory.")
+    dataloader_pin_memory: bool = HfArg(
+        default=torch.accelerator.is_available(), help="Pin batches in memory."
+    )
     # Every step uses all trained weights, and the buffers of a frozen encoder never change.
-    ddp_find_unused_parameters: bool = HfArg(default=False, help="Let DDP search for unused parameters.")
-    ddp_broadcast_buffers: bool | None = HfArg(default=False, help="Let DDP send the buffers before every step.")
+    ddp_find_unused_parameters: bool = HfArg(
+        default=False, help="Let DDP search for unused parameters."
+    )
+    ddp_broadcast_buffers: bool | None = HfArg(
+        default=False, help="Let DDP send the buffers before every step."
+    )
     logging_steps: float = HfArg(default=50, help="Steps between two reports of the loss.")
-    load_best_model_at_end: bool = HfArg(default=True, help="End with the weights of the best epoch, not the last.")
+    load_best_model_at_end: bool = HfArg(
+        default=True, help="End with the weights of the best epoch, not the last."
+    )
     metric_for_best_model: str = HfArg(
         default=MAIN_METRIC, help="Score that chooses the best epoch; 'main' is the task's own."
     )
@@ -288,7 +355,8 @@ class RecipeTrainingArguments(TrainingArguments):
         default=True, help="Also restore the state of the callbacks when resuming."
     )
     overwrite_output_dir: bool = HfArg(
-        default=False, help="Start over in a folder that holds another run, and delete its checkpoints and results."
+        default=False,
+        help="Start over in a folder that holds another run, and delete its checkpoints and results.",
     )
     resume_from_checkpoint: Literal["last"] | None = HfArg(
         default=None,
@@ -298,7 +366,9 @@ class RecipeTrainingArguments(TrainingArguments):
     hub_private_repo: bool = HfArg(
         aliases=["--hub_private"], default=False, help="Make a new repository on the Hub private."
     )
-    do_train: bool = HfArg(default=False, help="Train. Without all three of these flags, a recipe does all of it.")
+    do_train: bool = HfArg(
+        default=False, help="Train. Without all three of these flags, a recipe does all of it."
+    )
 
     def __post_init__(self) -> None:
         if not (self.do_train or self.do_eval or self.do_predict):
@@ -309,11 +379,15 @@ class RecipeTrainingArguments(TrainingArguments):
             self.disable_tqdm = not sys.stderr.isatty()
         self.ddp_find_unused_parameters |= self.adapter_drop
         super().__post_init__()
-        if self.n_gpu > 1:  # the Trainer would copy the model to all of them in every step, on threads
+        if (
+            self.n_gpu > 1
+        ):  # the Trainer would copy the model to all of them in every step, on threads
             self._n_gpu = 1
 
     def choose_by(self, scores: Sequence[str]) -> None:
-        """Let the first of a task's scores choose the best epoch, unless the command line names another."""
+        """Let the first of a task's scores choose the best epoch, unless the command line names
+        another.
+        """
         named = self.metric_for_best_model.removeprefix("eval_")
         if named == "accuracy":  # MNLI has two, and STS-B none
             named = next((name for name in scores if name.endswith(named)), MAIN_METRIC)
@@ -326,7 +400,9 @@ class RecipeTrainingArguments(TrainingArguments):
 
 
 class Command(NamedTuple):
-    """The groups of a command line: the task with its data and encoder, the method, the adapter, the training."""
+    """The groups of a command line: the task with its data and encoder, the method, the adapter,
+    the training.
+    """
 
     arguments: Any
     method: MethodArguments
@@ -334,7 +410,9 @@ class Command(NamedTuple):
     training: RecipeTrainingArguments
 
     def be_of_several(self) -> None:
-        """Put {task} into the names of the folder and of the repository, as each of several tasks needs its own."""
+        """Put {task} into the names of the folder and of the repository, as each of several tasks
+        needs its own.
+        """
         training = self.training
         if "{task}" not in training.output_dir:
             training.output_dir += "/{task}"
@@ -351,10 +429,14 @@ class Command(NamedTuple):
 
 
 def resolve_defaults(given: Namespace) -> dict[str, Any]:
-    """Return the defaults that follow from other flags, for the flags that the command line leaves out."""
+    """Return the defaults that follow from other flags, for the flags that the command line leaves
+    out.
+    """
     values, defaults = vars(given), {}
     if values.get("save_strategy") == "steps" and values.get("load_best_model_at_end"):
-        defaults["save_steps"] = given.eval_steps or given.logging_steps  # a checkpoint of each evaluation
+        defaults["save_steps"] = (
+            given.eval_steps or given.logging_steps
+        )  # a checkpoint of each evaluation
     if values.get("do_predict") and "predict" in values:
         defaults["predict"] = True
     trains = values.get("do_train", True) or not (values.get("do_eval") or values.get("do_predict"))
@@ -372,26 +454,32 @@ def parse_command(
     args: Sequence[str] | None = None,
     more_defaults: Defaults | None = None,
 ) -> Command:
-    """Parse the command line, or `args`: `kind` is the recipe's own group. The first argument may be a JSON or YAML
-    file of arguments, which flags after it override.
+    """Parse the command line, or `args`: `kind` is the recipe's own group. The first argument may
+    be a JSON or YAML file of arguments, which flags after it override.
 
-    The defaults that depend on flags are resolved once, before the dataclasses are made. The recipe's own, such as a
-    preset's, are stronger than resolve_defaults'.
+    The defaults that depend on flags are resolved once, before the dataclasses are made. The
+    recipe's own, such as a preset's, are stronger than resolve_defaults'.
     """
     groups = (kind, MethodArguments, adapter, RecipeTrainingArguments)
-    parser = HfArgumentParser(groups, usage="accelerate launch recipes/%(prog)s [flags]", allow_abbrev=False)
+    parser = HfArgumentParser(
+        groups, usage="accelerate launch recipes/%(prog)s [flags]", allow_abbrev=False
+    )
     words = list(sys.argv[1:] if args is None else args)
     if words and Path(words[0]).suffix in (".json", ".yaml", ".yml"):
         words[:1] = read_arguments(Path(words[0]))
     own = more_defaults(parser.parse_known_args(words)[0]) if more_defaults else {}
     parser.set_defaults(**own)
     followed = resolve_defaults(parser.parse_known_args(words)[0])
-    parser.set_defaults(**{name: value for name, value in followed.items() if name not in own or value is None})
+    parser.set_defaults(
+        **{name: value for name, value in followed.items() if name not in own or value is None}
+    )
     return Command(*parser.parse_args_into_dataclasses(words))
 
 
 def read_arguments(path: Path) -> list[str]:
-    """Return the words of a command line that stand for a JSON or YAML file, an object with a value for each flag."""
+    """Return the words of a command line that stand for a JSON or YAML file, an object with a value
+    for each flag.
+    """
     text = path.read_text(encoding="utf-8")
     # The flags' types read the values, so that "no" is no boolean, and 1e-3 is a number.
     values = yaml.load(text, yaml.BaseLoader)
@@ -401,7 +489,9 @@ def read_arguments(path: Path) -> list[str]:
         if isinstance(value, list):
             words += [f"--{name}", *value]
         elif value not in ("", "null"):
-            words.append(f"--{name}={json.dumps(typed[name]) if isinstance(value, dict) else value}")
+            words.append(
+                f"--{name}={json.dumps(typed[name]) if isinstance(value, dict) else value}"
+            )
     return words
 
 
@@ -417,4 +507,8 @@ def merge(groups: Sequence[Any]) -> dict[str, Any]:
 def defaults_of(groups: Sequence[Any]) -> dict[str, Any]:
     """Return the defaults of the flags, as far as they are in JSON."""
     defaults = {field.name: field.default for group in groups for field in fields(group)}
-    return {name: value for name, value in defaults.items() if isinstance(value, (str, int, float, bool, type(None)))}
+    return {
+        name: value
+        for name, value in defaults.items()
+        if isinstance(value, (str, int, float, bool, type(None)))
+    }

@@ -64,7 +64,14 @@ _EXAMPLES, _SHOWN_TEXT = 3, 70  # rows of the log, and characters of a text
 SCORES_OF = {
     SINGLE: ("accuracy", "macro_f1", "loss"),
     MULTI: ("macro_f1", "micro_f1", "accuracy", "loss"),
-    REGRESSION: ("r2", "spearmanr", "pearson", "mean_absolute_error", "root_mean_squared_error", "loss"),
+    REGRESSION: (
+        "r2",
+        "spearmanr",
+        "pearson",
+        "mean_absolute_error",
+        "root_mean_squared_error",
+        "loss",
+    ),
 }
 
 
@@ -79,9 +86,9 @@ class ClassificationArguments(TextArguments):
         default=None,
         help="Column of the label, or one 0/1 column for each class; default: detected by name.",
     )
-    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = HfArg(
-        default=None, help="Kind of the labels; default: detected."
-    )
+    problem_type: (
+        Literal["single_label_classification", "multi_label_classification", "regression"] | None
+    ) = HfArg(default=None, help="Kind of the labels; default: detected.")
     label_separator: str | None = HfArg(
         default=None, help="What separates several labels of one text in the column, such as '|'."
     )
@@ -89,21 +96,27 @@ class ClassificationArguments(TextArguments):
         default=False, help="Keep validation examples whose text is a training example as well."
     )
     class_weights: Literal["balanced"] | None = HfArg(
-        default=None, help="'balanced': give each class the same weight in the loss, however rare it is."
+        default=None,
+        help="'balanced': give each class the same weight in the loss, however rare it is.",
     )
 
 
 def last_linear(model: nn.Module) -> nn.Linear:
     """Return the layer that gives a classifier's output: the last linear one that is trained."""
-    *_, last = (module for module in model.modules() if isinstance(module, nn.Linear) and module.weight.requires_grad)
+    *_, last = (
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.weight.requires_grad
+    )
     return last
 
 
 class ClassificationTrainer(RecipeTrainer):
-    """A trainer whose loss may count some classes more than others, or standardize the targets of a regression.
+    """A trainer whose loss may count some classes more than others, or standardize the targets of a
+    regression.
 
-    With `scale`, the targets' mean and standard deviation, the model learns standardized targets, whatever their unit;
-    its head gives values in the unit, also when it is saved.
+    With `scale`, the targets' mean and standard deviation, the model learns standardized targets,
+    whatever their unit; its head gives values in the unit, also when it is saved.
     """
 
     def __init__(
@@ -119,12 +132,18 @@ class ClassificationTrainer(RecipeTrainer):
         self.scale = scale
         if scale is not None:
             self._output, (mean, deviation) = last_linear(self.model), scale
-            self._hook = self._output.register_forward_hook(lambda _, args, out: out.float() * deviation + mean)
+            self._hook = self._output.register_forward_hook(
+                lambda _, args, out: out.float() * deviation + mean
+            )
 
-    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any) -> Any:
-        """Return the mean of the weighted losses of the rows, or the model's own loss if there are no weights.
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
+    ) -> Any:
+        """Return the mean of the weighted losses of the rows, or the model's own loss if there are
+        no weights.
 
-        The mean is over the rows, not over their weights, so that a batch of one row has its weight as well.
+        The mean is over the rows, not over their weights, so that a batch of one row has its weight
+        as well.
         """
         if self.weights is None:
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
@@ -133,16 +152,22 @@ class ClassificationTrainer(RecipeTrainer):
         labels = inputs["labels"]
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         logits = outputs.logits.float()
-        if labels.is_floating_point():  # several labels per row: the weight of a class is that of its presence
+        if (
+            labels.is_floating_point()
+        ):  # several labels per row: the weight of a class is that of its presence
             loss = binary_cross_entropy_with_logits(logits, labels, pos_weight=self.weights)
         else:
             smoothing = self.args.label_smoothing_factor
-            total = cross_entropy(logits, labels, self.weights, reduction="sum", label_smoothing=smoothing)
+            total = cross_entropy(
+                logits, labels, self.weights, reduction="sum", label_smoothing=smoothing
+            )
             loss = total / len(labels)
         return (loss, outputs) if return_outputs else loss
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on validation."""
+        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on
+        validation.
+        """
         if self.scale is not None:  # from now on, the weights themselves give values in the unit
             (mean, deviation), self.scale = self.scale, None
             self._hook.remove()
@@ -150,18 +175,29 @@ class ClassificationTrainer(RecipeTrainer):
                 self._output.weight.mul_(deviation)
                 self._output.bias.mul_(deviation).add_(mean)
         config = active_config(self.model)
-        if self._is_multi and config is not None and config.record is not None and self.eval_dataset is not None:
+        if (
+            self._is_multi
+            and config is not None
+            and config.record is not None
+            and self.eval_dataset is not None
+        ):
             output = self.predict(self.eval_dataset, metric_key_prefix="kept")
-            config.record.thresholds = choose_thresholds(expit(output.predictions), output.label_ids)
-            log(f"thresholds of the classes: {', '.join(map(str, config.record.thresholds[:SHOWN]))}")
+            config.record.thresholds = choose_thresholds(
+                expit(output.predictions), output.label_ids
+            )
+            log(
+                f"thresholds of the classes: {', '.join(map(str, config.record.thresholds[:SHOWN]))}"
+            )
         super().save_trained()
 
 
 @dataclass(kw_only=True)
 class ClassificationTask(Task):
-    """A classification task: its splits have the column `label` for the model, but for a test split without labels.
+    """A classification task: its splits have the column `label` for the model, but for a test split
+        without labels.
 
-    With `weights`, the loss counts each class that much; with `scale`, the model learns standardized scores.
+    With `weights`, the loss counts each class that much; with `scale`, the model learns
+    standardized scores.
     """
 
     kind: Labels
@@ -177,9 +213,13 @@ class ClassificationTask(Task):
         return SCORES_OF[self.kind.problem_type]
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        return classification_scores(evaluation.predictions, evaluation.label_ids, self.kind.problem_type)
+        return classification_scores(
+            evaluation.predictions, evaluation.label_ids, self.kind.problem_type
+        )
 
-    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+    def trainer_options(
+        self, model: PreTrainedModel, training: RecipeTrainingArguments
+    ) -> dict[str, Any]:
         scale = self.scale
         if scale and (is_deepspeed_zero3_enabled() or training.fsdp):
             scale = None  # a sharded head cannot be changed here
@@ -187,11 +227,16 @@ class ClassificationTask(Task):
             output = last_linear(model)
             # Without a bias, it cannot give values around another mean.
             scale = scale if output.out_features == 1 and output.bias is not None else None
-        return {"weights": self.weights, "scale": scale, "is_multi": self.kind.problem_type == MULTI}
+        return {
+            "weights": self.weights,
+            "scale": scale,
+            "is_multi": self.kind.problem_type == MULTI,
+        }
 
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame:
-        """Return the texts of the test split, their labels if they have some, and what is predicted, for one class per
-        text with its probability."""
+        """Return the texts of the test split, their labels if they have some, and what is
+        predicted, for one class per text with its probability.
+        """
         test, outputs = self.data["test"], prediction.predictions
         table = pd.DataFrame({name: test[name] for name in self.text_columns})
         if prediction.label_ids is not None:
@@ -204,16 +249,21 @@ class ClassificationTask(Task):
 
 
 def load_task(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, saved: Saved | None = None
+    arguments: ClassificationArguments,
+    training: RecipeTrainingArguments,
+    saved: Saved | None = None,
 ) -> ClassificationTask:
-    """Load a data set and detect its texts and labels, or take those of a saved adapter or model; leave out examples
-    without a label, and training examples without text."""
+    """Load a data set and detect its texts and labels, or take those of a saved adapter or model;
+    leave out examples without a label, and training examples without text.
+    """
     if saved:
         before = saved.results.get("arguments", {})
         separator = arguments.label_separator or before.get("label_separator")
         columns = arguments.label_columns or before.get("label_columns")
         arguments = replace(arguments, label_separator=separator, label_columns=columns)
-    splits, text_columns, columns = _read_splits(arguments, training, saved and saved.recorded("text_columns"))
+    splits, text_columns, columns = _read_splits(
+        arguments, training, saved and saved.recorded("text_columns")
+    )
     texts = label_texts(splits["train"], columns)
     if saved:
         problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
@@ -226,7 +276,9 @@ def load_task(
         report_repeated(splits["train"], text_columns, texts)
     splits, rarest = _encode(splits, labels, text_columns), rarest_labels(labels, texts)
     splits = divide(splits, arguments, training, saved and saved.results, rarest, text_columns)
-    task = ClassificationTask(name=arguments.name, text_columns=text_columns, splits=splits, kind=labels)
+    task = ClassificationTask(
+        name=arguments.name, text_columns=text_columns, splits=splits, kind=labels
+    )
     if not saved:
         classes = splits["train"]["label"]
         log(f"{task.name}: {len(classes):,} training examples; {describe_balance(labels, classes)}")
@@ -235,20 +287,29 @@ def load_task(
             task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
         if arguments.class_weights:
             task.weights = balanced_weights(labels, classes)
-            shown = [f"{name} {weight:.2f}" for name, weight in zip(labels.names, task.weights, strict=True)]
-            log(f"weights of the classes in the loss: {', '.join(shown[:SHOWN])}{', ...' * (len(shown) > SHOWN)}")
+            shown = [
+                f"{name} {weight:.2f}"
+                for name, weight in zip(labels.names, task.weights, strict=True)
+            ]
+            log(
+                f"weights of the classes in the loss: {', '.join(shown[:SHOWN])}{', ...' * (len(shown) > SHOWN)}"
+            )
     return task
 
 
 def _read_splits(
-    arguments: ClassificationArguments, training: RecipeTrainingArguments, recorded: Sequence[str] | None = None
+    arguments: ClassificationArguments,
+    training: RecipeTrainingArguments,
+    recorded: Sequence[str] | None = None,
 ) -> tuple[dict[str, Dataset], tuple[str, ...], tuple[str, ...]]:
     """Return the splits without what is left out, and the columns of the texts and of the labels."""
     splits = load_data(arguments, training)
     text_columns = find_text_columns(splits["train"], arguments.text_columns, recorded)
     columns = find_label_columns(splits["train"], arguments.label_columns, text_columns)
     if clash := [column for column in columns if column in text_columns]:
-        raise RecipeError(f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another.")
+        raise RecipeError(
+            f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another."
+        )
     if arguments.label_separator and len(columns) == 1:
         for name in [name for name, split in splits.items() if columns[0] in split.column_names]:
             splits[name] = split_labels(splits[name], columns[0], arguments.label_separator)
@@ -263,13 +324,18 @@ def _read_splits(
     for row, label in enumerate(label_texts(few, columns)):
         text = " | ".join(few[row][column][:_SHOWN_TEXT] for column in text_columns)
         shown = ", ".join(label) if isinstance(label, tuple) else label
-        log(f"  {locate(few, row)}: {textwrap.shorten(text, _SHOWN_TEXT, placeholder='...')!r} -> {shown}")
+        log(
+            f"  {locate(few, row)}: {textwrap.shorten(text, _SHOWN_TEXT, placeholder='...')!r} -> {shown}"
+        )
     return splits, text_columns, columns
 
 
-def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]) -> dict[str, Dataset]:
-    """Return the splits with their texts and, unless they have no labels, the column `label` and where each row is in
-    the user's file; other columns could have the names of the model's inputs."""
+def _encode(
+    splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]
+) -> dict[str, Dataset]:
+    """Return the splits with their texts and, unless they have no labels, the column `label` and
+    where each row is in the user's file; other columns could have the names of the model's inputs.
+    """
     return {
         name: labels.encode(split, name).select_columns([*text_columns, "label", WHERE])
         if has_labels(split, labels.columns)
@@ -281,21 +347,30 @@ def _encode(splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequenc
 def classification_scores(
     outputs: NDArray[np.float32], labels: NDArray[np.generic], problem_type: str
 ) -> dict[str, float]:
-    """Return accuracy and macro-F1; for several labels per row exact matches, micro- and macro-F1; for a regression
-    the correlations and errors. Macro-F1 is over the classes among the labels or the predictions."""
+    """Return accuracy and macro-F1; for several labels per row exact matches, micro- and macro-F1;
+    for a regression the correlations and errors. Macro-F1 is over the classes among the labels or
+    the predictions.
+    """
     check_finite(outputs)
     if problem_type == REGRESSION:
-        return {name: float(SCORES[name](labels, outputs[:, 0])) for name in SCORES_OF[REGRESSION][:-1]}
+        return {
+            name: float(SCORES[name](labels, outputs[:, 0])) for name in SCORES_OF[REGRESSION][:-1]
+        }
     several = problem_type == MULTI
     predicted = (outputs > 0).astype(int) if several else outputs.argmax(-1)
     averages = ("micro", "macro") if several else ("macro",)
-    # For several labels, scikit-learn averages over all columns unless the classes that occur are named.
+    # For several labels, scikit-learn averages over all columns unless the classes that occur are
+    # named.
     occur = np.flatnonzero((labels + predicted).any(0)) if several else ()
     named = occur if len(occur) else None
     f1 = {
-        f"{kind}_f1": f1_score(labels, predicted, labels=named, average=kind, zero_division=0.0) for kind in averages
+        f"{kind}_f1": f1_score(labels, predicted, labels=named, average=kind, zero_division=0.0)
+        for kind in averages
     }
-    return {name: float(value) for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()}
+    return {
+        name: float(value)
+        for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()
+    }
 
 
 def run(command: Command) -> dict[str, Any]:
@@ -304,13 +379,19 @@ def run(command: Command) -> dict[str, Any]:
     arguments, training = command.arguments, command.training
 
     return run_task(
-        ClassificationTask, lambda saved: load_task(arguments, training, saved), command, files_of(arguments)
+        ClassificationTask,
+        lambda saved: load_task(arguments, training, saved),
+        command,
+        files_of(arguments),
     )
 
 
-def choose_thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.float64]) -> list[float]:
-    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays are (examples,
-    classes)."""
+def choose_thresholds(
+    probabilities: NDArray[np.float64], labels: NDArray[np.float64]
+) -> list[float]:
+    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays
+    are (examples, classes).
+    """
     chosen = []
     for scores, expected in zip(probabilities.T, labels.T, strict=True):
         if not _FEWEST <= expected.sum() <= len(expected) - _FEWEST:

@@ -45,17 +45,27 @@ def _number_rows(data: Dataset) -> Dataset:
 
 
 def _read_parquet(path: Path, encoding: str | None) -> Dataset:
-    return _number_rows(Dataset(read_table(path)))  # with the names of the classes, if there are any
+    return _number_rows(
+        Dataset(read_table(path))
+    )  # with the names of the classes, if there are any
 
 
 def _read_rows(path: Path, encoding: str | None) -> Dataset:
-    """Read separated values or a JSON object per line. A column without a name, such as an index, is left out."""
+    """Read separated values or a JSON object per line. A column without a name, such as an index,
+    is left out.
+    """
     table = TableReader(path, encoding)
     lines, rows = zip(*table.rows(), strict=True)
-    columns: dict[str, list[Any]] = {name: [row.get(name) for row in rows] for name in table.columns if name}
+    columns: dict[str, list[Any]] = {
+        name: [row.get(name) for row in rows] for name in table.columns if name
+    }
     separator = "" if path.suffix.lower() == ".jsonl" else f", separator {table.separator!r}"
     found = table.encoding.removesuffix("-sig").replace("utf", "UTF")
-    doubt = "" if encoding or found.startswith("UTF") else " (if letters look wrong, name another with --encoding)"
+    doubt = (
+        ""
+        if encoding or found.startswith("UTF")
+        else " (if letters look wrong, name another with --encoding)"
+    )
     log(f"{path}: {len(rows):,} rows{separator}, encoding {found}{doubt}")
     return Dataset(pa.table({**columns, WHERE: [f"line {line}" for line in lines]}))
 
@@ -63,22 +73,30 @@ def _read_rows(path: Path, encoding: str | None) -> Dataset:
 def _read_lines(path: Path, encoding: str | None) -> Dataset:
     """Read one text per line, without empty lines, as the column `text`."""
     lines = enumerate(path.read_text(encoding or find_encoding(path)).split("\n"), start=1)
-    return Dataset.from_list([{"text": line, WHERE: f"line {number}"} for number, line in lines if line.strip()])
+    return Dataset.from_list(
+        [{"text": line, WHERE: f"line {number}"} for number, line in lines if line.strip()]
+    )
 
 
 def _read_conll(path: Path, encoding: str | None) -> Dataset:
-    """Read sentences from a CoNLL file: words from its first column, tags from its last, without document marks.
+    """Read sentences from a CoNLL file: words from its first column, tags from its last, without
+        document marks.
 
-    A line before a sentence that begins with "# " and has an equals sign is a comment, as in CoNLL-U.
+    A line before a sentence that begins with "# " and has an equals sign is a comment, as in
+    CoNLL-U.
     """
     sentences: list[dict[str, Any]] = [{"tokens": [], "tags": [], WHERE: "line 1"}]
-    for number, line in enumerate(path.read_text(encoding or find_encoding(path)).split("\n"), start=1):
+    for number, line in enumerate(
+        path.read_text(encoding or find_encoding(path)).split("\n"), start=1
+    ):
         columns = line.split()
         is_comment = line.startswith("# ") and "=" in line and not sentences[-1]["tokens"]
         if not columns or columns[0] == "-DOCSTART-" or is_comment:
             sentences.append({"tokens": [], "tags": [], WHERE: f"line {number + 1}"})
         elif len(columns) == 1:
-            raise RecipeError(f"{path}: line {number} must have a word and a tag, got {line[:50]!r}.")
+            raise RecipeError(
+                f"{path}: line {number} must have a word and a tag, got {line[:50]!r}."
+            )
         else:
             sentences[-1]["tokens"].append(columns[0])
             sentences[-1]["tags"].append(columns[-1])
@@ -99,7 +117,9 @@ def read_file(path: Path, encoding: str | None = None) -> Dataset:
     """Read a file by its extension, one of READERS; the column WHERE says where each row is in it."""
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise RecipeError(f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv.")
+        raise RecipeError(
+            f"{path} must end in one of {', '.join(READERS)}. Convert it, a spreadsheet to .csv."
+        )
     try:
         data = reader(path, encoding)
     except pa.ArrowException as error:
@@ -110,8 +130,12 @@ def read_file(path: Path, encoding: str | None = None) -> Dataset:
 
 
 def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file `split` in a folder, with the first extension of READERS that exists in any case, or None."""
-    files = {file.name.lower(): file for file in sorted(folder.iterdir())} if folder.is_dir() else {}
+    """Return the file `split` in a folder, with the first extension of READERS that exists in any
+    case, or None.
+    """
+    files = (
+        {file.name.lower(): file for file in sorted(folder.iterdir())} if folder.is_dir() else {}
+    )
     return next((files[name] for suffix in READERS if (name := f"{split}{suffix}") in files), None)
 
 
@@ -120,7 +144,9 @@ def read_split(folder: Path, split: str, encoding: str | None = None) -> Dataset
     path = find_split(folder, split)
     if path is None:
         found = ", ".join(sorted(file.name for file in folder.glob("*"))) or "nothing"
-        raise RecipeError(f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}.")
+        raise RecipeError(
+            f"{folder} has no split {split!r}: expected {split}{{{','.join(READERS)}}}, found {found}."
+        )
     return read_file(path, encoding)
 
 
@@ -128,7 +154,9 @@ def files_of(arguments: DataArguments) -> dict[str, Path]:
     """Return the files of a data set, by their splits; those on the Hub have none."""
     named = {"validation": arguments.validation_file, "test": arguments.test_file}
     path = Path(arguments.data).expanduser()
-    files = {"train": path} if path.is_file() else {split: find_split(path, split) for split in SPLITS}
+    files = (
+        {"train": path} if path.is_file() else {split: find_split(path, split) for split in SPLITS}
+    )
     files |= {split: Path(file).expanduser() for split, file in named.items() if file is not None}
     return {split: file for split, file in files.items() if file is not None}
 
@@ -136,26 +164,39 @@ def files_of(arguments: DataArguments) -> dict[str, Path]:
 def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str, Dataset]:
     """Load train and, if present, validation and test, from files or from the Hub."""
     with training.main_process_first():
-        splits = {split: read_file(path, arguments.encoding) for split, path in files_of(arguments).items()}
+        splits = {
+            split: read_file(path, arguments.encoding)
+            for split, path in files_of(arguments).items()
+        }
         if "train" in splits:
             return splits
         if looks_like_a_path(arguments.data):
             read_split(Path(arguments.data).expanduser(), "train")  # which says what is there
         on_hub = load_dataset(arguments.data, arguments.data_config)
-        return {split: _number_rows(on_hub[split]) for split in SPLITS if split in {*on_hub, "train"}} | splits
+        return {
+            split: _number_rows(on_hub[split]) for split in SPLITS if split in {*on_hub, "train"}
+        } | splits
 
 
 def find_text_columns(
     data: Dataset, named: Sequence[str] | None, recorded: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Return the columns of a text or a pair of texts: those named on the command line, else those recorded if the
-    data have all of them, else by their usual names, else the one with the longest texts."""
+    """Return the columns of a text or a pair of texts: those named on the command line, else those
+    recorded if the data have all of them, else by their usual names, else the one with the longest
+    texts.
+    """
     columns = columns_of(data)
     try:
-        found = tuple(find_usual_columns(columns, named, recorded=recorded))  # as `houlsby-peft predict` finds them
+        found = tuple(
+            find_usual_columns(columns, named, recorded=recorded)
+        )  # as `houlsby-peft predict` finds them
     except AdapterError:
         head = data[:100]
-        widths = {name: sum(map(len, map(str, head[name]))) / len(head[name]) for name in columns if head[name]}
+        widths = {
+            name: sum(map(len, map(str, head[name]))) / len(head[name])
+            for name in columns
+            if head[name]
+        }
         longest = max(widths, key=widths.__getitem__, default="")
         if named or recorded or widths.get(longest, 0) < _WIDTH_OF_TEXT:
             raise
@@ -168,23 +209,40 @@ def find_text_columns(
 def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: str) -> str:
     """Return the column that the flag names, else the first of the usual names that exists."""
     columns = columns_of(data)
-    found = next((column for name in ([named] if named else usual) if (column := match_column(columns, name))), None)
+    found = next(
+        (
+            column
+            for name in ([named] if named else usual)
+            if (column := match_column(columns, name))
+        ),
+        None,
+    )
     if found is None:
         wanted = repr(named) if named else f"named {' or '.join(usual)}"
-        raise RecipeError(f"There is no column {wanted}, only {', '.join(columns)}. Name it with {flag}.")
+        raise RecipeError(
+            f"There is no column {wanted}, only {', '.join(columns)}. Name it with {flag}."
+        )
     return found
 
 
-def check_columns(data: Dataset, name: str, text_columns: Sequence[str], label_columns: Sequence[str] = ()) -> None:
-    """Raise RecipeError unless the split `name` has these columns, and those of the texts hold nothing but strings."""
-    missing = [column for column in (*text_columns, *label_columns) if column not in data.column_names]
+def check_columns(
+    data: Dataset, name: str, text_columns: Sequence[str], label_columns: Sequence[str] = ()
+) -> None:
+    """Raise RecipeError unless the split `name` has these columns, and those of the texts hold
+    nothing but strings.
+    """
+    missing = [
+        column for column in (*text_columns, *label_columns) if column not in data.column_names
+    ]
     if missing:
         raise RecipeError(
             f"{name} lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}; it has "
             f"{', '.join(columns_of(data))}. Rename the columns of the file, or name others where a flag does."
         )
     for column in text_columns:
-        row = next((row for row, text in enumerate(data[column]) if not isinstance(text, str)), None)
+        row = next(
+            (row for row, text in enumerate(data[column]) if not isinstance(text, str)), None
+        )
         if row is not None:
             raise RecipeError(
                 f"{name}: column {column!r} must hold text, {locate(data, row)} has {data[row][column]!r}. "
@@ -193,16 +251,24 @@ def check_columns(data: Dataset, name: str, text_columns: Sequence[str], label_c
 
 
 def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dataset:
-    """Return the rows with text in any of the columns, and report how many have none; blanks are no text."""
+    """Return the rows with text in any of the columns, and report how many have none; blanks are no
+    text.
+    """
     columns = [data[column] for column in text_columns]
-    rows = [row for row, texts in enumerate(zip(*columns, strict=True)) if any(map(str.strip, texts))]
+    rows = [
+        row for row, texts in enumerate(zip(*columns, strict=True)) if any(map(str.strip, texts))
+    ]
     if not rows:
-        raise RecipeError(f"{name} must hold text; all its {len(data):,} rows are empty. Give examples with text.")
+        raise RecipeError(
+            f"{name} must hold text; all its {len(data):,} rows are empty. Give examples with text."
+        )
     return keep_rows(data, rows, f"{name}: {{}} without text")
 
 
 def keep_rows(data: Dataset, rows: Sequence[int], what: str) -> Dataset:
-    """Return some rows of a data set, and report how many others there are and where the first of them are."""
+    """Return some rows of a data set, and report how many others there are and where the first of
+    them are.
+    """
     if len(rows) == len(data):
         return data
     others = np.setdiff1d(np.arange(len(data)), rows)
@@ -213,27 +279,42 @@ def keep_rows(data: Dataset, rows: Sequence[int], what: str) -> Dataset:
 
 
 def _texts_of(data: Dataset, text_columns: Sequence[str]) -> pd.Series:
-    return pd.Series(list(zip(*(data[column] for column in text_columns), strict=True)), dtype=object)
+    return pd.Series(
+        list(zip(*(data[column] for column in text_columns), strict=True)), dtype=object
+    )
 
 
-def report_repeated(train: Dataset, text_columns: Sequence[str], labels: Sequence[Hashable]) -> None:
+def report_repeated(
+    train: Dataset, text_columns: Sequence[str], labels: Sequence[Hashable]
+) -> None:
     """Log how many texts of the training examples repeat, and which of them have different labels."""
     texts = _texts_of(train, text_columns)
     if not texts.duplicated().any():
         return
     counts = pd.Series(labels, dtype=object).groupby(texts).nunique()
     rows = np.flatnonzero(texts.isin(counts[counts > 1].index))
-    where = ", ".join(locate(train, int(row)) for row in rows[:_LISTED]) + ", ..." * (len(rows) > _LISTED)
-    different = f"; {len(rows):,} have a text that has several labels ({where})" if len(rows) else ""
-    log(f"note: {texts.duplicated().sum():,} training examples repeat the text of an earlier one{different}")
+    where = ", ".join(locate(train, int(row)) for row in rows[:_LISTED]) + ", ..." * (
+        len(rows) > _LISTED
+    )
+    different = (
+        f"; {len(rows):,} have a text that has several labels ({where})" if len(rows) else ""
+    )
+    log(
+        f"note: {texts.duplicated().sum():,} training examples repeat the text of an earlier one{different}"
+    )
 
 
 def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> dict[str, Dataset]:
-    """Return the splits without the validation examples whose texts are training examples as well, unless all are;
-    count those of the test split."""
+    """Return the splits without the validation examples whose texts are training examples as well,
+    unless all are; count those of the test split.
+    """
     splits, train = dict(splits), _texts_of(splits["train"], text_columns)
     for name in ("validation", "test"):
-        is_known = _texts_of(splits[name], text_columns).isin(train) if name in splits else pd.Series(dtype=bool)
+        is_known = (
+            _texts_of(splits[name], text_columns).isin(train)
+            if name in splits
+            else pd.Series(dtype=bool)
+        )
         if name == "validation" and is_known.any() and not is_known.all():
             log(f"validation: {is_known.sum():,} of {len(is_known):,} left out, whose texts are training examples as "
                 "well; --keep_repeated keeps them")  # fmt: skip
@@ -245,17 +326,22 @@ def without_known(splits: dict[str, Dataset], text_columns: Sequence[str]) -> di
 
 
 def with_validation(
-    splits: dict[str, Dataset], labels: Sequence[Hashable] | None = None, text_columns: Sequence[str] = ()
+    splits: dict[str, Dataset],
+    labels: Sequence[Hashable] | None = None,
+    text_columns: Sequence[str] = (),
 ) -> dict[str, Dataset]:
-    """Return the splits; if there is no validation split, move a random tenth of train into one, of each label alike.
+    """Return the splits; if there is no validation split, move a random tenth of train into one, of
+    each label alike.
 
-    Given the columns of the texts, rows with the same text stay together. The rows do not depend on the seed of the
-    run, so that runs with several seeds are scored on the same rows.
+    Given the columns of the texts, rows with the same text stay together. The rows do not depend on
+    the seed of the run, so that runs with several seeds are scored on the same rows.
     """
     if "validation" in splits:
         return splits
     train = splits["train"]
-    texts = pd.factorize(_texts_of(train, text_columns))[0] if text_columns else np.arange(len(train))
+    texts = (
+        pd.factorize(_texts_of(train, text_columns))[0] if text_columns else np.arange(len(train))
+    )
     first = np.unique(texts, return_index=True)[1]
     wanted = max(1, round(VALIDATION_SHARE * len(first)))
     generator = np.random.default_rng(0)
@@ -263,12 +349,16 @@ def with_validation(
     for row in generator.permutation(len(train)):
         if first[texts[row]] == row:
             of_label.setdefault(None if labels is None else labels[row], []).append(int(row))
-    # The rows of each label are spread evenly over 0 to 1, from a random start. Those of the lowest tenth are chosen,
-    # so that even of rare labels a tenth is chosen on average; of five rows or more, at least one.
+    # The rows of each label are spread evenly over 0 to 1, from a random start. Those of the lowest
+    # tenth are chosen, so that even of rare labels a tenth is chosen on average; of five rows or
+    # more, at least one.
     shares = (
         ((number + start) / len(rows), row)
         for rows in of_label.values()
-        for start in [generator.random() * (min(1, VALIDATION_SHARE * len(rows)) if len(rows) >= _FEWEST else 1)]
+        for start in [
+            generator.random()
+            * (min(1, VALIDATION_SHARE * len(rows)) if len(rows) >= _FEWEST else 1)
+        ]
         for number, row in enumerate(rows[:-1])
     )
     chosen = np.flatnonzero(np.isin(texts, texts[[row for _, row in sorted(shares)[:wanted]]]))
@@ -279,7 +369,9 @@ def with_validation(
             f"No validation split can be made of {len(train):,} training examples, as one of each label must stay in "
             "training. Give one, as validation.csv."
         )
-    log(f"no validation split: {len(chosen):,} of the {len(train):,} training examples are used instead")
+    log(
+        f"no validation split: {len(chosen):,} of the {len(train):,} training examples are used instead"
+    )
     kept = np.setdiff1d(np.arange(len(train)), chosen)
     return {**splits, "train": train.select(kept), "validation": train.select(chosen)}
 
@@ -287,7 +379,8 @@ def with_validation(
 def sample(data: Dataset, size: int | None) -> Dataset:
     """Return `size` random rows in their order; all rows if `size` is None or larger.
 
-    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing else.
+    The rows do not depend on the seed of the run, so that runs with several seeds differ in nothing
+    else.
     """
     if size is None or size >= len(data):
         return data
@@ -295,16 +388,23 @@ def sample(data: Dataset, size: int | None) -> Dataset:
 
 
 def tokenize(
-    data: Dataset, tokenizer: PreTrainedTokenizerBase, text_columns: Sequence[str], max_length: int, name: str = ""
+    data: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    text_columns: Sequence[str],
+    max_length: int,
+    name: str = "",
 ) -> Dataset:
-    """Add the tokens of the texts, truncated to max_length and unpadded, and their number as `length`.
+    """Add the tokens of the texts, truncated to max_length and unpadded, and their number as
+    `length`.
 
     Of the split called train, the log says how many texts reach max_length.
     """
     max_length = min(max_length, tokenizer.model_max_length)
 
     def tokenize_batch(rows: dict[str, list[str]]) -> dict[str, list[list[int]] | list[int]]:
-        tokens = tokenizer(*(rows[column] for column in text_columns), truncation=True, max_length=max_length)
+        tokens = tokenizer(
+            *(rows[column] for column in text_columns), truncation=True, max_length=max_length
+        )
         return {**tokens, "length": [len(ids) for ids in tokens["input_ids"]]}
 
     tokenized = data.map(tokenize_batch, batched=True, desc="Tokenizing")
@@ -323,8 +423,10 @@ def divide(
     labels: Sequence[Hashable] | None = None,
     text_columns: Sequence[str] = (),
 ) -> dict[str, Dataset]:
-    """Return the splits to train on, with one for validation if it is wanted, which has no text of train if that is
-    wanted; with the results of a run, those on which its model is scored, as split_to_score does."""
+    """Return the splits to train on, with one for validation if it is wanted, which has no text of
+    train if that is wanted; with the results of a run, those on which its model is scored, as
+    split_to_score does.
+    """
     if results is not None:
         return split_to_score(splits, arguments, results, labels, text_columns)
     if training.do_eval:
@@ -341,10 +443,11 @@ def split_to_score(
     labels: Sequence[Any] | None = None,
     text_columns: Sequence[str] = (),
 ) -> dict[str, Dataset]:
-    """Return the splits with the validation split on which a saved adapter or model is scored, without "train".
+    """Return the splits with the validation split on which a saved adapter or model is scored,
+    without "train".
 
-    Data without a validation split are scored whole, unless the run was trained on them, by its results.json: then it
-    is scored on the examples that it has left out of the training.
+    Data without a validation split are scored whole, unless the run was trained on them, by its
+    results.json: then it is scored on the examples that it has left out of the training.
     """
     splits = dict(splits)
     if "validation" not in splits:
@@ -355,10 +458,14 @@ def split_to_score(
         was_trained_on = now == then if now and then else before.get("data") == arguments.data
         was_split = "validation" in results.get("dataset", {}).get("rows", {})
         if was_trained_on and was_split and not before.get("validation_file"):
-            splits = with_validation(splits, labels, text_columns if before.get("keep_repeated") is False else ())
+            splits = with_validation(
+                splits, labels, text_columns if before.get("keep_repeated") is False else ()
+            )
         else:
             if was_trained_on:
-                log(f"all examples of {arguments.data} were trained on: their scores say little about new ones")
+                log(
+                    f"all examples of {arguments.data} were trained on: their scores say little about new ones"
+                )
             splits["validation"] = splits["train"]
     splits.pop("train")
     return splits

@@ -1,4 +1,6 @@
-"""The edge of every recipe: known errors and interrupts end it with one line, and noise of libraries is left out."""
+"""The edge of every recipe: known errors and interrupts end it with one line, and noise of
+libraries is left out.
+"""
 
 import logging
 import os
@@ -12,7 +14,9 @@ from typing import Any, NoReturn, TextIO
 
 
 DEBUG = "HOULSBY_DEBUG"
-RESUMES = "The same command resumes from the last complete checkpoint; if there is none, it starts over."
+RESUMES = (
+    "The same command resumes from the last complete checkpoint; if there is none, it starts over."
+)
 # Warnings of libraries about each other, on which the user of a recipe cannot act.
 _NOISE = (
     "`is_gradient_checkpointing` is deprecated",  # PEFT reads what transformers 5.23 has renamed
@@ -37,7 +41,8 @@ def looks_like_a_path(name: str) -> bool:
 
 
 def end_with_one_line(main: Callable[[], Any]) -> Any:
-    """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status 1, 130 or 143.
+    """Run a recipe. A known error, Ctrl-C or SIGTERM ends it with one line on stderr and the status
+    1, 130 or 143.
 
     --debug on the command line, or HOULSBY_DEBUG=1, shows the traceback of an error instead.
     """
@@ -49,7 +54,9 @@ def end_with_one_line(main: Callable[[], Any]) -> Any:
     for text in _NOISE:
         warnings.filterwarnings("ignore", re.escape(text), FutureWarning)
     # accelerate imports DeepSpeed wherever it is installed.
-    if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not any("--deepspeed" in word for word in sys.argv):
+    if "ACCELERATE_USE_DEEPSPEED" not in os.environ and not any(
+        "--deepspeed" in word for word in sys.argv
+    ):
         logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     try:
         return main()
@@ -57,15 +64,24 @@ def end_with_one_line(main: Callable[[], Any]) -> Any:
         log(f"\nInterrupted. {RESUMES}", sys.stderr)
         sys.exit(error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT)
     except Exception as error:
-        # Ours state the remedy; with the others, libraries report wrong values, files and downloads.
-        is_ours = isinstance(error, RecipeError) or type(error).__module__.startswith("houlsby_peft")
-        if os.environ.get(DEBUG) or not (is_ours or isinstance(error, (ValueError, OSError, ImportError))):
+        # Ours state the remedy; with the others, libraries report wrong values, files and
+        # downloads.
+        is_ours = isinstance(error, RecipeError) or type(error).__module__.startswith(
+            "houlsby_peft"
+        )
+        if os.environ.get(DEBUG) or not (
+            is_ours or isinstance(error, (ValueError, OSError, ImportError))
+        ):
             raise
-        sys.exit(f"error: {' '.join(str(error).split())}{'' if is_ours else ' (--debug shows where)'}")
+        sys.exit(
+            f"error: {' '.join(str(error).split())}{'' if is_ours else ' (--debug shows where)'}"
+        )
 
 
 class _Terminated(SystemExit):
-    """SIGTERM. Processes that were forked from the recipe, such as those of a data loader, end with it silently."""
+    """SIGTERM. Processes that were forked from the recipe, such as those of a data loader, end with
+    it silently.
+    """
 
 
 def _terminate(number: int, frame: object) -> NoReturn:

@@ -1,6 +1,8 @@
-"""What the end of a run shows: scores, figures and files, and the commands to type next; the style of all figures.
+"""What the end of a run shows: scores, figures and files, and the commands to type next; the style
+    of all figures.
 
-The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a second: do it late.
+The sizes are for a paper, the colors for color-blind readers. The import of Matplotlib takes a
+second: do it late.
 """
 
 import re
@@ -31,7 +33,14 @@ _MAX_EXAMPLE = 80  # characters of a text in a command
 COLUMN, PAGE = 3.3, 6.8  # width of one column and of a page, in inches
 
 # The palette of Okabe and Ito 2008, without black, and without yellow, which is faint on white.
-BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+BLUE, ORANGE, GREEN, PINK, SKY, RED = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+)
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 MARKERS = ("o", "s", "^", "D", "v", "P")  # for prints in gray
 
@@ -82,37 +91,54 @@ def draw_confusion(matrix: NDArray[np.int64], names: Sequence[str], title: str) 
     longest = max(map(len, short))
     upright = longest * len(short) > 30
     side = max(0.5 if few else 0.27, 1.6 / len(names)) * len(names)
-    figure, axes = plt.subplots(figsize=(side + 1 + 0.06 * longest, side + 0.8 + 0.06 * longest * upright))
+    figure, axes = plt.subplots(
+        figsize=(side + 1 + 0.06 * longest, side + 0.8 + 0.06 * longest * upright)
+    )
     ConfusionMatrixDisplay(shares if few else 100 * shares, display_labels=short).plot(
         ax=axes,
         cmap="Blues",
         colorbar=False,
         values_format=".0%" if few else ".0f",
         xticks_rotation="vertical" if upright else "horizontal",
-        text_kw={"fontsize": 7 if few else 5.5, "in_layout": False},  # measuring hundreds of texts takes seconds
+        text_kw={
+            "fontsize": 7 if few else 5.5,
+            "in_layout": False,
+        },  # measuring hundreds of texts takes seconds
     )
-    axes.set_yticks(range(len(names)), [f"{name} ({total:,})" for name, total in zip(short, totals, strict=True)])
+    axes.set_yticks(
+        range(len(names)),
+        [f"{name} ({total:,})" for name, total in zip(short, totals, strict=True)],
+    )
     axes.set(xlabel="prediction", ylabel="label (examples)")
     axes.spines[:].set_visible(False)
-    figure.suptitle(f"{_plain(title)}\n{'share' if few else 'percent'} of the label's examples", fontsize=8)
+    figure.suptitle(
+        f"{_plain(title)}\n{'share' if few else 'percent'} of the label's examples", fontsize=8
+    )
     return figure
 
 
 def draw_reliability(bins: pd.DataFrame, error: float, title: str) -> Figure:
-    """Draw the share of right predictions against the model's probabilities; on the dotted line, they are equal."""
+    """Draw the share of right predictions against the model's probabilities; on the dotted line,
+    they are equal.
+    """
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     axes.plot([0, 1], [0, 1], color="gray", linestyle=":")
     axes.plot(bins["confidence"], bins["right"], color=BLUE)
     sizes = 10 + 200 * bins["examples"] / bins["examples"].sum()
     axes.scatter(bins["confidence"], bins["right"], sizes, color=BLUE, clip_on=False)
     axes.set(
-        xlabel="probability of the prediction", ylabel="share of right predictions", xlim=(0, 1.03), ylim=(0, 1.03)
+        xlabel="probability of the prediction",
+        ylabel="share of right predictions",
+        xlim=(0, 1.03),
+        ylim=(0, 1.03),
     )
     axes.set_title(f"{_plain(title)}\nexpected calibration error {error:.3f}")
     return figure
 
 
-def draw_values(expected: NDArray[np.float64], predicted: NDArray[np.float64], title: str) -> Figure:
+def draw_values(
+    expected: NDArray[np.float64], predicted: NDArray[np.float64], title: str
+) -> Figure:
     """Draw the predictions against the targets; on the dotted line, they are equal."""
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 * COLUMN))
     ends = [min(expected.min(), predicted.min()), max(expected.max(), predicted.max())]
@@ -134,18 +160,31 @@ def draw_learning_curves(
 ) -> Figure:  # fmt: skip
     """Draw the losses by epoch and, beside them, the validation scores."""
     table = pd.DataFrame(evaluations).set_index("epoch")
-    losses = table.filter(regex="loss$").rename(columns=lambda name: name.replace("loss", "validation"))
+    losses = table.filter(regex="loss$").rename(
+        columns=lambda name: name.replace("loss", "validation")
+    )
     scores = table.drop(columns=[*MOMENT[1:], *table.filter(regex="loss$")])
     scores = scores[sorted(scores, key=lambda name: name != chosen_by)[: len(COLORS)]]
     count = 1 if scores.empty else 2
-    figure, panels = plt.subplots(1, count, figsize=(COLUMN if count == 1 else PAGE, 0.8 * COLUMN), squeeze=False)
+    figure, panels = plt.subplots(
+        1, count, figsize=(COLUMN if count == 1 else PAGE, 0.8 * COLUMN), squeeze=False
+    )
     logged = pd.DataFrame(log_history)
     if "loss" in logged:
-        logged.dropna(subset="loss").plot("epoch", "loss", ax=panels[0, 0], color=BLUE, label="training")
+        logged.dropna(subset="loss").plot(
+            "epoch", "loss", ax=panels[0, 0], color=BLUE, label="training"
+        )
     # Below broken lines, an equal curve shows.
-    styles = [f"{marker}{line}" for marker, line in zip(MARKERS, ("-", "--", ":", "-.", "--", ":"), strict=True)]
-    for axes, drawn, label in zip(panels[0], (losses, scores), ("loss", "validation score"), strict=False):
-        for name, color, style in zip(drawn, [*COLORS[1:], BLUE], styles, strict=False):  # BLUE is the training's
+    styles = [
+        f"{marker}{line}"
+        for marker, line in zip(MARKERS, ("-", "--", ":", "-.", "--", ":"), strict=True)
+    ]
+    for axes, drawn, label in zip(
+        panels[0], (losses, scores), ("loss", "validation score"), strict=False
+    ):
+        for name, color, style in zip(
+            drawn, [*COLORS[1:], BLUE], styles, strict=False
+        ):  # BLUE is the training's
             drawn[name].plot(ax=axes, color=color, style=style, label=name.replace("_", " "))
         axes.set(xlabel="epoch", ylabel=label)
         if all(float(epoch).is_integer() for epoch in table.index):
@@ -157,8 +196,12 @@ def draw_learning_curves(
     return figure
 
 
-def report_end(trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None) -> None:
-    """Draw the figures of a finished run; print its scores, its files and what to do next, in the main process."""
+def report_end(
+    trainer: Any, results: Mapping[str, Any], kept: Any, example: str | Sequence[str] | None
+) -> None:
+    """Draw the figures of a finished run; print its scores, its files and what to do next, in the
+    main process.
+    """
     output, saved = Path(trainer.args.output_dir), Path(trainer.args.output_dir, trainer.saved_as)
     print(f"\n{_describe_scores(trainer, results)}")
     size = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
@@ -187,8 +230,9 @@ def print_files(rows: Mapping[str, str]) -> None:
 
 
 def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
-    """Print the scores of each class; write the confusion matrix, the most confident mistakes and how reliable
-    probabilities are, or the predictions against the targets; return what was written."""
+    """Print the scores of each class; write the confusion matrix, the most confident mistakes and
+    how reliable probabilities are, or the predictions against the targets; return what was written.
+    """
     if kept is None:
         return {}
     names = ("confusion_matrix.png", "reliability.png", "values.png", "mistakes.csv")
@@ -205,13 +249,19 @@ def show_predicted(output: Path, kept: Any, task: str) -> dict[str, str]:
         save_png(draw_confusion(*confusion, title), confused)
         written["Confusion matrix"] = str(confused)
     elif confusion is not None:
-        written["Confusion matrix"] = f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
+        written["Confusion matrix"] = (
+            f"not drawn for {len(confusion[1])} classes (at most {MAX_CLASSES})"
+        )
     if scores.confidence is not None and len(scores.confidence):
         bins, error = scores.reliability()
         save_png(draw_reliability(bins, error, title), reliable)
         written["Reliability"] = f"{reliable} (expected calibration error {error:.3f})"
         mistakes = scores.mistakes(MAX_MISTAKES)
-        texts = [name for name, kind in kept.data.features.items() if getattr(kind, "dtype", None) == "string"]
+        texts = [
+            name
+            for name, kind in kept.data.features.items()
+            if getattr(kind, "dtype", None) == "string"
+        ]
         if len(mistakes) and texts:
             rows = kept.data.select(mistakes["row"]).select_columns(texts).to_pandas()
             table = mistakes.assign(**{name: rows[name] for name in texts})
@@ -233,7 +283,11 @@ def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
     which = "Last" if results["best_epoch"] is None else "Best"
     of = f" of {trainer.state.num_train_epochs}" if float(kept["epoch"]).is_integer() else ""
     chosen = results["chosen_by"].removeprefix("eval_")
-    scores = dict(sorted(results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")))
+    scores = dict(
+        sorted(
+            results["best_scores"].items(), key=lambda item: (item[0] != chosen, item[0] == "loss")
+        )
+    )
     lines = [f"{which} epoch: {kept['epoch']:.4g}{of}, with {format_scores(scores)} on validation"]
     test = results.get("test")
     if test and all(isinstance(score, float) for score in test.values()):
@@ -244,17 +298,23 @@ def _describe_scores(trainer: Any, results: Mapping[str, Any]) -> str:
 def predict_command(adapter: Path, example: str | Sequence[str]) -> str:
     """Return the command that predicts for an example, which is shortened."""
     texts = [_shorten(text) for text in ([example] if isinstance(example, str) else example)]
-    return shlex.join([*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])])
+    return shlex.join(
+        [*_tool(), "predict", str(adapter), *texts, *(["--pairs"] if len(texts) == 2 else [])]
+    )
 
 
 def push_command(adapter: Path) -> str:
-    """Return the command that pushes a saved adapter and the results of its run, to a repository of the run's name."""
+    """Return the command that pushes a saved adapter and the results of its run, to a repository of
+    the run's name.
+    """
     from houlsby_peft import HoulsbyConfig  # only here, as the tables of a study need no torch
     from houlsby_peft.hub.card import find_base
 
     if find_base(HoulsbyConfig.from_pretrained(adapter))[0] is None:
         return "its base model must be on the Hub, see docs/hub.md"
-    name = "-".join(re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII))  # as the Hub allows
+    name = "-".join(
+        re.findall(r"\w+(?:\.\w+)*", adapter.resolve().parent.name, re.ASCII)
+    )  # as the Hub allows
     return shlex.join([*_tool(), "push", str(adapter), name or "adapter"])
 
 
@@ -269,8 +329,12 @@ def _tool() -> list[str]:
 
 
 def _shorten(text: str) -> str:
-    """Return the beginning of a text on one line, which a parser of arguments does not take for a flag."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split()).lstrip("-")
+    """Return the beginning of a text on one line, which a parser of arguments does not take for a
+    flag.
+    """
+    line = " ".join(
+        "".join(letter if letter.isprintable() else " " for letter in text).split()
+    ).lstrip("-")
     if len(line) > _MAX_EXAMPLE:
         line = line[:_MAX_EXAMPLE].rpartition(" ")[0] or line[:_MAX_EXAMPLE]
     return line.strip() or "text"

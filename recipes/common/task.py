@@ -1,4 +1,6 @@
-"""What every task is: texts, labels and scores; and the one way in which any of them is trained or scored."""
+"""What every task is: texts, labels and scores; and the one way in which any of them is trained or
+scored.
+"""
 
 import resource
 import sys
@@ -33,7 +35,17 @@ from common.arguments import Command, RecipeTrainingArguments, defaults_of, merg
 from common.data import tokenize
 from common.edge import RecipeError, log, looks_like_a_path
 from common.model import Saved, adapt, load_model, load_saved, on_main, quiet, settle
-from common.run import CONTENT, MOMENT, RESULTS_FILE, Run, command_line, find_saved, hardware, is_houlsby, write_json
+from common.run import (
+    CONTENT,
+    MOMENT,
+    RESULTS_FILE,
+    Run,
+    command_line,
+    find_saved,
+    hardware,
+    is_houlsby,
+    write_json,
+)
 from common.scores import ClassScores, ValueScores, defused, score_classes
 from common.trainer import Described, RecipeTrainer, scores_per_epoch, without_times
 from houlsby_peft.checkpoints.downloads import find_packaged
@@ -51,8 +63,12 @@ class Task(ABC):
     name: str  # in results.json and in names of folders
     labels: tuple[str, ...] = ()  # the names of the classes by number, or a single one for a score
     text_columns: tuple[str, ...] = ()
-    splits: dict[str, Dataset] = field(default_factory=dict)  # without "train" where a saved adapter is scored
-    problem_type: str | None = None  # of the head; None: a single label is a score, several are classes
+    splits: dict[str, Dataset] = field(
+        default_factory=dict
+    )  # without "train" where a saved adapter is scored
+    problem_type: str | None = (
+        None  # of the head; None: a single label is a score, several are classes
+    )
 
     auto_class: ClassVar[Any] = AutoModelForSequenceClassification  # the model with the task's head
     task_type: ClassVar[str] = "SEQ_CLS"  # PEFT's name for it
@@ -72,7 +88,10 @@ class Task(ABC):
     def head(self) -> dict[str, Any]:
         """The fields that describe the head in the configurations of model and adapter."""
         default = "regression" if len(self.labels) == 1 else "single_label_classification"
-        return {"id2label": dict(enumerate(self.labels)), "problem_type": self.problem_type or default}
+        return {
+            "id2label": dict(enumerate(self.labels)),
+            "problem_type": self.problem_type or default,
+        }
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -85,22 +104,30 @@ class Task(ABC):
         return [row[column] for column in self.text_columns]
 
     def prepare(self, command: Command) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load the encoder with a new head for this task, and make trainable what the method trains."""
+        """Load the encoder with a new head for this task, and make trainable what the method
+        trains.
+        """
         model, tokenizer = self.load_model(command.arguments.model_name, command.method.base_dtype)
         return adapt(model, command, **self.recorded), tokenizer
 
     def load_model(self, name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Load the encoder with a head for this task, which is new unless the checkpoint has one of this size."""
+        """Load the encoder with a head for this task, which is new unless the checkpoint has one of
+        this size.
+        """
         head = self.head
         if self.labels:
             head["label2id"] = {label: number for number, label in enumerate(self.labels)}
         model, tokenizer, _ = load_model(self.auto_class, name, dtype, **head)
         return model, tokenizer
 
-    def encode(self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+    def encode(
+        self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int
+    ) -> Dataset:
         return tokenize(split, tokenizer, self.text_columns, max_length, name)
 
-    def describe(self, outputs: NDArray[np.float32], labels: NDArray[Any]) -> ClassScores | ValueScores:
+    def describe(
+        self, outputs: NDArray[np.float32], labels: NDArray[Any]
+    ) -> ClassScores | ValueScores:
         """Return what a model has predicted, class by class."""
         if len(self.labels) == 1:
             return ValueScores(labels, outputs[:, 0])
@@ -115,9 +142,16 @@ class Task(ABC):
     ) -> RecipeTrainer:
         """Return a trainer with the tokens of all splits."""
         self.max_length = max_length
-        self.data = {name: self.encode(split, name, tokenizer, max_length) for name, split in self.splits.items()}
+        self.data = {
+            name: self.encode(split, name, tokenizer, max_length)
+            for name, split in self.splits.items()
+        }
         kind = "validation"  # MNLI has two, validation_matched and validation_mismatched
-        several = {name.removeprefix(f"{kind}_"): split for name, split in self.data.items() if name.startswith(kind)}
+        several = {
+            name.removeprefix(f"{kind}_"): split
+            for name, split in self.data.items()
+            if name.startswith(kind)
+        }
         return self.trainer_class(
             model=model,
             args=training,
@@ -130,7 +164,9 @@ class Task(ABC):
             **self.trainer_options(model, training),
         )
 
-    def trainer_options(self, model: PreTrainedModel, training: RecipeTrainingArguments) -> dict[str, Any]:
+    def trainer_options(
+        self, model: PreTrainedModel, training: RecipeTrainingArguments
+    ) -> dict[str, Any]:
         """Return what the trainer's class needs beyond other trainers."""
         return {}
 
@@ -139,7 +175,9 @@ class Task(ABC):
         return without_times(trainer.evaluate())
 
     def predict_test(self, trainer: RecipeTrainer) -> dict[str, Any] | None:
-        """Predict the test split, if there is one and --do_predict asks for it; return its scores if it has labels."""
+        """Predict the test split, if there is one and --do_predict asks for it; return its scores
+        if it has labels.
+        """
         if "test" not in self.data or not trainer.args.do_predict:
             return None
         prediction = trainer.predict(self.data["test"])
@@ -156,8 +194,9 @@ class Task(ABC):
         return None
 
     def describe_data(self, arguments: Any) -> dict[str, Any]:
-        """Return what results.json says of the data: the name, the address on the Hub if they are there, the split
-        that the scores are of, and the rows of all splits."""
+        """Return what results.json says of the data: the name, the address on the Hub if they are
+        there, the split that the scores are of, and the rows of all splits.
+        """
         on_hub = not looks_like_a_path(arguments.data)
         address = {"id": arguments.data, "config": arguments.data_config} if on_hub else {}
         rows = {name: len(split) for name, split in self.splits.items()}
@@ -171,34 +210,45 @@ def run_task(
     files: Mapping[str, Path],
     labels: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Train a task, or resume it, or score what is saved, as the command line says; push the adapter if asked to.
+    """Train a task, or resume it, or score what is saved, as the command line says; push the
+    adapter if asked to.
 
-    `load` returns the task with the data to train on or, given something saved, to score it on. `files` are those of
-    the data, by their splits. A saved adapter must have the `labels`; None: any. Return the content of results.json,
-    or of evaluation.json.
+    `load` returns the task with the data to train on or, given something saved, to score it on.
+    `files` are those of the data, by their splits. A saved adapter must have the `labels`; None:
+    any. Return the content of results.json, or of evaluation.json.
     """
     arguments, method, _, training = command
     name = find_evaluated(command)
     if name is not None:
         with quiet():
-            saved = load_saved(name, labels, arguments.model_name, method.base_dtype, kind.auto_class)
+            saved = load_saved(
+                name, labels, arguments.model_name, method.base_dtype, kind.auto_class
+            )
         training.output_dir = str(Path(training.output_dir, EVALUATION))
         return evaluate(load(saved), saved, command)
-    push = houlsby_peft.plan_push(training, find_packaged(arguments.model_name))  # before anything is trained
+    push = houlsby_peft.plan_push(
+        training, find_packaged(arguments.model_name)
+    )  # before anything is trained
     command = settle(command)
     run = on_main(training, lambda: Run(merge(command), files, training.world_size))
     results = run.results
     if results is None:
         results = train(load(None), run, command)
     elif getattr(arguments, "predict", False) and not (run.folder / "submission").exists():
-        raise RecipeError(f"{run.folder} is finished. Predict with --evaluate {run.folder} --predict.")
+        raise RecipeError(
+            f"{run.folder} is finished. Predict with --evaluate {run.folder} --predict."
+        )
     if push is not None and training.process_index == 0:
-        print(f"Pushed: {push(str(run.folder / 'adapter'), results=str(run.folder / RESULTS_FILE))}")
+        print(
+            f"Pushed: {push(str(run.folder / 'adapter'), results=str(run.folder / RESULTS_FILE))}"
+        )
     return results
 
 
 def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
-    """Load the encoder, adapt it, train, save the best epoch, predict and report; return results.json's content."""
+    """Load the encoder, adapt it, train, save the best epoch, predict and report; return
+    results.json's content.
+    """
     arguments, method, _, training = command
     asked = training.metric_for_best_model
     training.choose_by(task.scores)
@@ -231,7 +281,8 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - trainer.start, 1),
         # Of the GPU, or else of this process; in bytes, as getrusage counts on macOS.
         "peak_memory": torch.cuda.max_memory_allocated()
-        or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024),
         "versions": {"python": python_version(), **{name: version(name) for name in LIBRARIES}},
         "arguments": merge(command),
         "defaults": defaults_of(command),
@@ -253,18 +304,23 @@ def train(task: Task, run: Run, command: Command) -> dict[str, Any]:
         write_json(run.folder / RESULTS_FILE, content)
         if is_adapter:
             write_card_of_saved(weights.parent)
-        first = next((split for name, split in task.splits.items() if name.startswith("validation")), None)
+        first = next(
+            (split for name, split in task.splits.items() if name.startswith("validation")), None
+        )
         example = task.example_of((first or task.splits["train"])[0])
         report_end(trainer, content, kept, example)
     return content
 
 
 def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
-    """Score what a run has saved on the validation split, predict the test split, and write evaluation.json beside the
-    folder of the predictions and figures."""
+    """Score what a run has saved on the validation split, predict the test split, and write
+    evaluation.json beside the folder of the predictions and figures.
+    """
     arguments, _, _, training = command
     training.choose_by(task.scores)
-    trainer = task.make_trainer(saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training)
+    trainer = task.make_trainer(
+        saved.model, saved.tokenizer, saved.check_length(arguments.max_length), training
+    )
     scores = task.evaluate(trainer)
     test = task.predict_test(trainer)
     kept = trainer.describe_kept()
@@ -286,7 +342,9 @@ def evaluate(task: Task, saved: Saved, command: Command) -> dict[str, Any]:
             if of_split:
                 shown = ", ".join(f"{name} {score:.4f}" for name, score in of_split.items())
                 print(f"{task.name}, {saved.name}, {split}: {shown}")
-        print_files({"Scores": str(path)} | show_predicted(Path(training.output_dir), kept, task.name))
+        print_files(
+            {"Scores": str(path)} | show_predicted(Path(training.output_dir), kept, task.name)
+        )
     return content
 
 
@@ -296,7 +354,8 @@ def describe_classes(kept: Described | None) -> dict[str, Any] | None:
 
 
 def find_evaluated(command: Command) -> str | None:
-    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub; None to train.
+    """Return what to score: a folder with an adapter or a model, or an adapter's name on the Hub;
+        None to train.
 
     The folder of a run stands for what it has saved.
     """

@@ -29,7 +29,12 @@ from transformers import (
 from transformers import TrainingArguments as Arguments
 from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, PredictionOutput, TrainOutput, rotate_checkpoints
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    PredictionOutput,
+    TrainOutput,
+    rotate_checkpoints,
+)
 
 from common.edge import RecipeError, log
 from common.run import COMPLETE, SAVED, step_of
@@ -43,7 +48,9 @@ _TIMES = ("runtime", "_per_second", "model_preparation_time")
 
 
 def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the times."""
+    """Return the scores among the Trainer's metrics: without the prefix "eval_", the epoch and the
+    times.
+    """
     return {
         key.removeprefix("eval_"): value
         for key, value in metrics.items()
@@ -52,13 +59,20 @@ def without_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def scores_per_epoch(log_history: Iterable[dict[str, float]]) -> list[dict[str, float]]:
-    """Return an entry per evaluation: epoch, step, seconds of training, and the scores of all validation splits,
-    without "eval_"."""
+    """Return an entry per evaluation: epoch, step, seconds of training, and the scores of all
+    validation splits, without "eval_".
+    """
     evaluations: dict[float, dict[str, float]] = {}
     for entry in log_history:
-        scores = without_times({key: value for key, value in entry.items() if key.startswith("eval_")})
+        scores = without_times(
+            {key: value for key, value in entry.items() if key.startswith("eval_")}
+        )
         if scores:
-            moment = {"epoch": entry["epoch"], "step": entry["step"], "seconds": entry[TRAIN_SECONDS]}
+            moment = {
+                "epoch": entry["epoch"],
+                "step": entry["step"],
+                "seconds": entry[TRAIN_SECONDS],
+            }
             evaluations.setdefault(entry["step"], moment).update(scores)
     return list(evaluations.values())
 
@@ -78,7 +92,8 @@ class RecipeTrainer(Trainer):
     - The loss is the model's own, not multiplied by the number of processes and accumulated steps.
     - A loss that becomes NaN or infinite stops the run.
     - Predictions are in the order of the rows.
-    - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights as no interruption.
+    - A complete checkpoint can be told from an incomplete one, and resuming gives the same weights
+      as no interruption.
     - It is known which step's weights the model ends with, and there are scores of that step.
     - It prints a line per evaluation, and logs the time of the training steps until then.
     - No file with the arguments, among them a token for the Hub, is saved beside the weights.
@@ -101,12 +116,17 @@ class RecipeTrainer(Trainer):
         self._describe = describe
         self._of_test: tuple[Dataset[Any], PredictionOutput] | None = None
         self.start = time.perf_counter()
-        self.saved_as = "adapter" if isinstance(self.model, PeftModel) else "model"  # a subfolder of the output folder
-        self.best_step: int | None = None  # whose weights the model has after training; None: those of the last step
+        self.saved_as = (
+            "adapter" if isinstance(self.model, PeftModel) else "model"
+        )  # a subfolder of the output folder
+        self.best_step: int | None = (
+            None  # whose weights the model has after training; None: those of the last step
+        )
         # Counted before anything is sharded.
         self.trainable, self.total = PeftModel.get_nb_trainable_parameters(self.model)
-        # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss by the number of
-        # items in the batch. It does not, so the loss would be multiplied by the processes and accumulated steps.
+        # BertForSequenceClassification takes **kwargs, so the Trainer expects it to divide its loss
+        # by the number of items in the batch. It does not, so the loss would be multiplied by the
+        # processes and accumulated steps.
         self.model_accepts_loss_kwargs = False
         self._clock = _Clock()
         self.add_callback(self._clock)
@@ -116,13 +136,16 @@ class RecipeTrainer(Trainer):
             self.add_callback(AdapterDrop())
 
     def train(self, resume_from_checkpoint: str | None = None, **kwargs: Any) -> TrainOutput:
-        """Print the number of trained parameters, train as Trainer.train does, and score the last step if it has the
-        kept weights and was not evaluated."""
+        """Print the number of trained parameters, train as Trainer.train does, and score the last
+        step if it has the kept weights and was not evaluated.
+        """
         share = self.trainable / self.total
         log(f"trainable parameters: {self.trainable:,} of {self.total:,} ({share:.2%})")
         if self.args.device.type == "cuda" and self.args.world_size < torch.cuda.device_count():
             count = torch.cuda.device_count()
-            log(f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md")
+            log(
+                f"{self.args.world_size} of {count} GPUs in use; for others, see docs/distributed.md"
+            )
         output = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         if self.args.eval_strategy != "no" and not self.kept:
             self.evaluate()
@@ -130,22 +153,35 @@ class RecipeTrainer(Trainer):
 
     @property
     def kept(self) -> dict[str, float]:
-        """The evaluation of the weights that the model has after training, or {}, as in scores_per_epoch."""
+        """The evaluation of the weights that the model has after training, or {}, as in
+        scores_per_epoch.
+        """
         step = self.state.global_step if self.best_step is None else self.best_step
-        return next((entry for entry in scores_per_epoch(self.state.log_history) if entry["step"] == step), {})
+        return next(
+            (entry for entry in scores_per_epoch(self.state.log_history) if entry["step"] == step),
+            {},
+        )
 
     @property
     def strategy(self) -> dict[str, str | int]:
-        """How the run is really distributed; some launches silently do something else than requested."""
+        """How the run is really distributed; some launches silently do something else than
+        requested.
+        """
         accelerator = self.accelerator
         kind = "none" if accelerator.distributed_type is DistributedType.NO else "DDP"
         if accelerator.distributed_type is DistributedType.DEEPSPEED:
             kind = f"ZeRO-{accelerator.deepspeed_plugin.zero_stage}"
         elif accelerator.distributed_type is DistributedType.FSDP:
             kind = f"FSDP{accelerator.state.fsdp_plugin.fsdp_version}"
-        return {"type": kind, "processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
+        return {
+            "type": kind,
+            "processes": accelerator.num_processes,
+            "mixed_precision": accelerator.mixed_precision,
+        }
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         loss = super().training_step(model, inputs, *args, **kwargs)
         if not torch.isfinite(loss):
             raise RecipeError(
@@ -156,19 +192,27 @@ class RecipeTrainer(Trainer):
         return loss
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Return whether an evaluation is the best so far; of equal scores, the one with the lower loss is better."""
+        """Return whether an evaluation is the best so far; of equal scores, the one with the lower
+        loss is better.
+        """
         best, step = self.state.best_metric, self.state.best_global_step
         is_best = super()._determine_best_metric(metrics, trial)
         name = f"eval_{self.args.metric_for_best_model.removeprefix('eval_')}"
         if not is_best and metrics[name] == best:
             loss = next((key for key in metrics if key.endswith("loss")), name)  # SQuAD has none
-            before = next(entry[loss] for entry in self.state.log_history if entry["step"] == step and loss in entry)
+            before = next(
+                entry[loss]
+                for entry in self.state.log_history
+                if entry["step"] == step and loss in entry
+            )
             if is_best := metrics[loss] < before:
                 self.state.best_global_step = self.state.global_step
         return is_best
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log as Trainer.log does; with the scores of an evaluation, also the time of the training until then."""
+        """Log as Trainer.log does; with the scores of an evaluation, also the time of the training
+        until then.
+        """
         if any(name.startswith("eval_") for name in logs):
             logs = {**logs, TRAIN_SECONDS: round(self._clock.seconds, 3)}
         super().log(logs, *args, **kwargs)
@@ -176,11 +220,15 @@ class RecipeTrainer(Trainer):
     def predict(
         self, test_dataset: Dataset[Any], *args: Any, metric_key_prefix: str = "test", **kwargs: Any
     ) -> PredictionOutput:
-        """Predict as Trainer.predict does, in the order of the rows, which length grouping would change."""
+        """Predict as Trainer.predict does, in the order of the rows, which length grouping would
+        change.
+        """
         strategy = self.args.train_sampling_strategy
         self.args.train_sampling_strategy = "sequential"
         try:
-            output = super().predict(test_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+            output = super().predict(
+                test_dataset, *args, metric_key_prefix=metric_key_prefix, **kwargs
+            )
         finally:
             self.args.train_sampling_strategy = strategy
         if metric_key_prefix == "test" and output.label_ids is not None:
@@ -188,7 +236,8 @@ class RecipeTrainer(Trainer):
         return output
 
     def describe_kept(self) -> Described | None:
-        """Return what the kept weights predict for the test split or, if it was not predicted, for validation.
+        """Return what the kept weights predict for the test split or, if it was not predicted, for
+        validation.
 
         Every process of a distributed run must call it.
         """
@@ -199,28 +248,37 @@ class RecipeTrainer(Trainer):
         else:
             name, data = "validation", self.eval_dataset
             if isinstance(data, dict):  # such as MNLI's two, of which one chooses the best epoch
-                chosen = next(split for split in data if self.args.metric_for_best_model.startswith(f"{split}_"))
+                chosen = next(
+                    split
+                    for split in data
+                    if self.args.metric_for_best_model.startswith(f"{split}_")
+                )
                 name, data = f"validation ({chosen})", data[chosen]
             output = self.predict(data, metric_key_prefix="kept")
         return Described(name, data, self._describe(output.predictions, output.label_ids))
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in place of all that an
-        earlier run, or an attempt that was killed, has left there."""
+        """Save the weights of the kept epoch and the tokenizer in the subfolder `saved_as`, in
+        place of all that an earlier run, or an attempt that was killed, has left there.
+        """
         if self.args.should_save:
             for name in SAVED:  # also those of another method
                 shutil.rmtree(Path(self.args.output_dir, name), ignore_errors=True)
         self.accelerator.wait_for_everyone()
         self.save_model(str(Path(self.args.output_dir, self.saved_as)))
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
         super()._save(output_dir, state_dict)
         Path(output_dir or self.args.output_dir, TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _get_train_sampler(self, train_dataset: Dataset[Any] | None = None) -> Sampler[int] | None:
         sampler = super()._get_train_sampler(train_dataset)
         if isinstance(sampler, LengthGroupedSampler):
-            sampler.batch_size *= self.args.world_size  # the same order on another number of devices
+            sampler.batch_size *= (
+                self.args.world_size
+            )  # the same order on another number of devices
             seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
             return _OrderOfEpoch(sampler, lambda: seed + int(self.state.epoch or 0))
         return sampler
@@ -230,27 +288,37 @@ class RecipeTrainer(Trainer):
     ) -> tuple[int, int]:
         """Return the epochs and steps that are over, as Trainer._init_training_state does.
 
-        The Trainer would take another step after the last one if that was not the end of an epoch, or if early
-        stopping has ended the run. It also forgets the best checkpoint if the folder has been moved.
+        The Trainer would take another step after the last one if that was not the end of an epoch,
+        or if early stopping has ended the run. It also forgets the best checkpoint if the folder
+        has been moved.
         """
-        trained = super()._init_training_state(max_steps, steps_per_epoch, epochs, checkpoint, trial)
+        trained = super()._init_training_state(
+            max_steps, steps_per_epoch, epochs, checkpoint, trial
+        )
         if checkpoint is None:
             return trained
         if self.state.best_global_step:
-            best = Path(self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
+            best = Path(
+                self.args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+            )
             self.state.best_model_checkpoint = str(best)
         is_over = self.state.global_step >= max_steps
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
-                callback.early_stopping_patience = self.args.early_stopping_patience  # not the checkpoint's
-                is_over |= callback.early_stopping_patience_counter >= callback.early_stopping_patience
+                callback.early_stopping_patience = (
+                    self.args.early_stopping_patience
+                )  # not the checkpoint's
+                is_over |= (
+                    callback.early_stopping_patience_counter >= callback.early_stopping_patience
+                )
         return (epochs, 0) if is_over else trained
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if self.args.should_save:
-            # An incomplete one of an earlier attempt, whose files must not be taken for those of this one.
+            # An incomplete one of an earlier attempt, whose files must not be taken for those of
+            # this one.
             shutil.rmtree(checkpoint, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         limit, self.args.save_total_limit = self.args.save_total_limit, None
@@ -259,7 +327,8 @@ class RecipeTrainer(Trainer):
         finally:
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
-        # Only now are older checkpoints deleted, so that a crash at any moment leaves a complete one.
+        # Only now are older checkpoints deleted, so that a crash at any moment leaves a complete
+        # one.
         if self.args.should_save:
             if not self.args.save_only_model:
                 (checkpoint / COMPLETE).touch()
@@ -275,20 +344,29 @@ class _Clock(TrainerCallback):
 
     seconds = 0.0
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        known = (entry[TRAIN_SECONDS] for entry in reversed(state.log_history) if TRAIN_SECONDS in entry)
+    def on_train_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        known = (
+            entry[TRAIN_SECONDS] for entry in reversed(state.log_history) if TRAIN_SECONDS in entry
+        )
         self.seconds = next(known, 0.0)  # of a run that resumes
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._start = time.perf_counter()
 
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.seconds += time.perf_counter() - self._start
 
 
 class _OrderOfEpoch(Sampler[int]):
-    """Length grouping in an order that depends only on seed and epoch, so that a run that resumes in the middle of an
-    epoch sees exactly the remaining examples."""
+    """Length grouping in an order that depends only on seed and epoch, so that a run that resumes
+    in the middle of an epoch sees exactly the remaining examples.
+    """
 
     def __init__(self, sampler: LengthGroupedSampler, seed: Callable[[], int]) -> None:
         self._sampler, self._seed = sampler, seed
@@ -304,7 +382,9 @@ class _OrderOfEpoch(Sampler[int]):
 class Bar(ProgressCallback):
     """The Trainer's bar, with the loss beside it in place of lines."""
 
-    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self.training_bar is not None and "loss" in kwargs["logs"]:
             self.training_bar.set_postfix_str(format_scores({"loss": kwargs["logs"]["loss"]}))
 
@@ -312,23 +392,33 @@ class Bar(ProgressCallback):
 class Lines(TrainerCallback):
     """A line per evaluation and, where there is no bar, one with the loss every minute."""
 
-    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Begin with the steps that an interrupted run has taken."""
         self._evaluated, self._last_line = state.global_step, time.monotonic()
 
-    def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Let the Trainer log the loss of an epoch that has fewer steps than --logging_steps."""
         control.should_log = control.should_log or args.logging_strategy != "no"
 
-    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if "loss" not in kwargs["logs"] or not args.disable_tqdm or not state.is_world_process_zero:
             return
         if time.monotonic() - self._last_line > _SECONDS:
             loss, self._last_line = kwargs["logs"]["loss"], time.monotonic()
             print(f"step {state.global_step:,} of {state.max_steps:,}: loss {loss:.3f}", flush=True)
 
-    def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Print the loss since the evaluation before, and the scores of this one during the training."""
+    def on_evaluate(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Print the loss since the evaluation before, and the scores of this one during the
+        training.
+        """
         if not state.is_world_process_zero or not state.global_step:
             return
         moment = f"step {state.global_step:,} of {state.max_steps:,}"
@@ -342,7 +432,9 @@ class Lines(TrainerCallback):
             total = sum(losses[step] * (step - before) for before, step in pairwise(steps))
             shown["loss"], self._evaluated = total / (steps[-1] - steps[0]), steps[-1]
         scores = without_times(kwargs["metrics"])
-        shown |= {"validation loss" if name == "loss" else name: score for name, score in scores.items()}
+        shown |= {
+            "validation loss" if name == "loss" else name: score for name, score in scores.items()
+        }
         tqdm.write(f"{moment}: {format_scores(shown)}", file=sys.stdout)
         sys.stdout.flush()
         self._last_line = time.monotonic()

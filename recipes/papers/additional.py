@@ -1,4 +1,6 @@
-"""The 17 further classification tasks of Houlsby et al. 2019, with the test accuracies of both papers."""
+"""The 17 further classification tasks of Houlsby et al. 2019, with the test accuracies of both
+papers.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +11,9 @@ from common.edge import RecipeError
 
 @dataclass(frozen=True)
 class PaperTask:
-    """Rows and classes of a task, and its test accuracies in percent, by PAPER_COLUMNS as far as there are some."""
+    """Rows and classes of a task, and its test accuracies in percent, by PAPER_COLUMNS as far as
+    there are some.
+    """
 
     rows: int
     classes: int
@@ -23,14 +27,23 @@ class PaperTask:
 
 
 # Houlsby et al. 2019, table 2, and Mohebbi and Rajaei 2020, table 3, who have twelve of the tasks.
-PAPER_COLUMNS = ("2019: no BERT", "2019: full", "2019: top n", "2019: adapters", "2020: full", "2020: not shared")
+PAPER_COLUMNS = (
+    "2019: no BERT",
+    "2019: full",
+    "2019: top n",
+    "2019: adapters",
+    "2020: full",
+    "2020: not shared",
+)
 _COMPLAINTS = PaperTask(183_334, 157, (54.5, 55.9, 56.4, 55.4))
 PAPER = {
     "20_newsgroups": PaperTask(18_846, 20, (91.1, 92.8, 92.8, 91.7)),
     "crowdflower_airline": PaperTask(14_640, 3, (84.5, 83.6, 84.0, 84.5, 83.6, 83.3)),
     "crowdflower_corporate_messaging": PaperTask(3_118, 4, (91.9, 92.5, 92.4, 92.9, 92.5, 92.2)),
     "crowdflower_disasters": PaperTask(10_860, 2, (84.9, 85.3, 85.3, 84.1, 85.3, 84.0)),
-    "crowdflower_economic_news_relevance": PaperTask(7_991, 2, (81.1, 82.1, 78.9, 82.5, 82.1, 84.6)),
+    "crowdflower_economic_news_relevance": PaperTask(
+        7_991, 2, (81.1, 82.1, 78.9, 82.5, 82.1, 84.6)
+    ),
     "crowdflower_emotion": PaperTask(40_000, 13, (36.3, 38.4, 37.6, 38.7, 38.4, 41.6)),
     "crowdflower_global_warming": PaperTask(4_225, 2, (82.7, 84.2, 81.9, 82.7)),
     "crowdflower_political_audience": PaperTask(5_000, 2, (81.0, 80.9, 80.7, 79.0, 80.9, 78.5)),
@@ -39,7 +52,9 @@ PAPER = {
     "crowdflower_primary_emotions": PaperTask(2_524, 18, (33.5, 36.9, 38.2, 33.9, 36.9, 35.1)),
     "crowdflower_progressive_opinion": PaperTask(1_159, 3, (70.6, 71.6, 75.9, 71.7, 71.6, 81.4)),
     "crowdflower_progressive_stance": PaperTask(1_159, 4, (54.3, 63.8, 61.5, 60.6)),
-    "crowdflower_us_economic_performance": PaperTask(4_952, 2, (75.6, 75.3, 76.5, 77.3, 75.3, 71.0)),
+    "crowdflower_us_economic_performance": PaperTask(
+        4_952, 2, (75.6, 75.3, 76.5, 77.3, 75.3, 71.0)
+    ),
     "customer_complaints_issue": _COMPLAINTS,
     "news_aggregator": PaperTask(422_937, 4, (95.2, 96.3, 96.5, 96.2, 96.3, 92.2)),
     "sms_spam": PaperTask(5_573, 2, (98.5, 99.3, 99.3, 95.1)),
@@ -47,7 +62,8 @@ PAPER = {
     "customer_complaints_product": _COMPLAINTS,
 }
 ALL = [name for name in PAPER if name != "customer_complaints_product"]
-# The columns' averages as printed; two of them are not the means of the rows above, which are 74.1 and 75.0.
+# The columns' averages as printed; two of them are not the means of the rows above, which are 74.1
+# and 75.0.
 PRINTED = ("72.7", "73.7", "74.0", "73.3", "71.4", "74.9")
 TOTAL_SIZES = {"2019: full": "17x", "2019: top n": "9.9x", "2019: adapters": "1.19x"}
 TRAINED = {"2019: full": "100%", "2019: top n": "52.9%", "2019: adapters": "1.14%"}
@@ -64,6 +80,10 @@ def check_folders(folder: str, tasks: Iterable[str]) -> None:
     """Raise RecipeError if a task's folder or its test file is missing."""
     for name in tasks:
         if not Path(folder, name).is_dir():
-            raise RecipeError(f"{folder} has no folder {name}. Name the tasks that are there with --task.")
+            raise RecipeError(
+                f"{folder} has no folder {name}. Name the tasks that are there with --task."
+            )
         if not any(Path(folder, name).glob("test.*")):
-            raise RecipeError(f"{folder}/{name} must have a test split with labels: the papers report test accuracy.")
+            raise RecipeError(
+                f"{folder}/{name} must have a test split with labels: the papers report test accuracy."
+            )

@@ -19,7 +19,9 @@ class _TokenBatchNorm(nn.BatchNorm1d):
 
 
 def with_inside(inside: Callable[[int, nn.Module], Sequence[nn.Module]]) -> type[Bottleneck]:
-    """Return a bottleneck with these modules between its projections, given their width and the activation."""
+    """Return a bottleneck with these modules between its projections, given their width and the
+    activation.
+    """
 
     class Changed(Bottleneck):
         def __init__(self, width: int, r: int, *args: Any, **kwargs: Any) -> None:
@@ -30,11 +32,14 @@ def with_inside(inside: Callable[[int, nn.Module], Sequence[nn.Module]]) -> type
 
 
 class GatedBottleneck(Bottleneck):
-    """A parallel bottleneck whose output multiplies the sub-layer's: `h * (1 + up_proj(act(down_proj(x))))`."""
+    """A parallel bottleneck whose output multiplies the sub-layer's: `h * (1 +
+    up_proj(act(down_proj(x))))`.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Saved with the weights, which alone would load as those of a parallel adapter, and predict something else.
+        # Saved with the weights, which alone would load as those of a parallel adapter, and predict
+        # something else.
         self.register_buffer("gated", torch.zeros(1))
 
     def forward(self, hidden: torch.Tensor, read: torch.Tensor | None = None) -> torch.Tensor:
@@ -49,7 +54,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], type[Bottleneck]]] = {
     "layer_norm": ({}, with_inside(lambda r, activation: [nn.LayerNorm(r), activation])),
     "batch_norm": ({}, with_inside(lambda r, activation: [_TokenBatchNorm(r), activation])),
     # The second layer has PyTorch's initialization: the outer projections keep the branch small.
-    "two_layers": ({}, with_inside(lambda r, activation: [activation, nn.Linear(r, r), activation])),
+    "two_layers": (
+        {},
+        with_inside(lambda r, activation: [activation, nn.Linear(r, r), activation]),
+    ),
     "tanh": ({"activation": "tanh"}, Bottleneck),
     "relu": ({"activation": "relu"}, Bottleneck),
     "swish": ({"activation": "swish"}, Bottleneck),

@@ -1,12 +1,15 @@
-"""Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to reach a score.
+"""Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to
+    reach a score.
 
-    python recipes/figure.py compare runs/study                                       # to full fine-tuning
-    python recipes/figure.py compare runs/h36_variants --baseline "variant paper" --epoch best
+    python recipes/figure.py compare runs/study                                       # to full
+    fine-tuning python recipes/figure.py compare runs/h36_variants --baseline "variant paper"
+    --epoch best
 
-Differences are paired by seed; their mean over the tasks has the standard error over the seeds. Bytes are those of the
-saved weights, seconds those of the training steps, without evaluations and checkpoints, and memory is the peak, of the
-GPU's or else the machine's. The time to a score is that until the first evaluation whose mean over the seeds reaches a
-share of the baseline's best mean, so evaluations should be frequent (--eval_strategy steps --save_strategy steps).
+Differences are paired by seed; their mean over the tasks has the standard error over the seeds.
+Bytes are those of the saved weights, seconds those of the training steps, without evaluations and
+checkpoints, and memory is the peak, of the GPU's or else the machine's. The time to a score is that
+until the first evaluation whose mean over the seeds reaches a share of the baseline's best mean, so
+evaluations should be frequent (--eval_strategy steps --save_strategy steps).
 """
 
 import argparse
@@ -41,10 +44,27 @@ from sweeping.runs import CHOICES, CHOSEN
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--baseline", default="full", help="A row, by its label or by a part that only it has.")
-    add("--score", choices=("accuracy", "main"), default="main", help="A task without accuracy shows its main score.")
-    add("--split", choices=("validation", "test"), default="validation", help="Where it was scored.")
-    add("--epoch", choices=("kept", "best", "last"), default="kept", help="The epoch whose scores are compared.")
-    add("--share", type=float, default=0.99, help="Share of the baseline's best score, for the time to a score.")
+    add(
+        "--score",
+        choices=("accuracy", "main"),
+        default="main",
+        help="A task without accuracy shows its main score.",
+    )
+    add(
+        "--split", choices=("validation", "test"), default="validation", help="Where it was scored."
+    )
+    add(
+        "--epoch",
+        choices=("kept", "best", "last"),
+        default="kept",
+        help="The epoch whose scores are compared.",
+    )
+    add(
+        "--share",
+        type=float,
+        default=0.99,
+        help="Share of the baseline's best score, for the time to a score.",
+    )
     add("--choose", nargs="+", choices=CHOICES, default=CHOSEN, help="What validation chooses.")
 
 
@@ -62,14 +82,18 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
         f"Time to {arguments.share:.0%} of the best score of {base.label}":
             table_of({row.label: times(row, base, arguments.share) for row in rows}),
     }  # fmt: skip
-    show({name: (table, "") for name, table in tables.items() if len(table.columns)}, folder / "compare.md")
+    show(
+        {name: (table, "") for name, table in tables.items() if len(table.columns)},
+        folder / "compare.md",
+    )
     pd.DataFrame.from_dict(facts, orient="index").to_csv(folder / "compare.csv")
     save(draw(facts, arguments.split), folder / "compare")
 
 
 def at_epoch(results: Results, epoch: str) -> Results:
-    """Return a run with the scores of another epoch than the one whose weights it has kept, such as the best one of a
-    run that saves no checkpoints."""
+    """Return a run with the scores of another epoch than the one whose weights it has kept, such as
+    the best one of a run that saves no checkpoints.
+    """
     if epoch == "kept":
         return results
     name = results["chosen_by"]
@@ -82,20 +106,27 @@ def find_baseline(rows: Sequence[Row], name: str) -> Row:
     """Return the row with this label, or the only one whose label has it as a part."""
     found = [row for row in rows if row.label == name] or [row for row in rows if name in row.label]
     if len(found) != 1:
-        raise RecipeError(f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {name!r}.")
+        raise RecipeError(
+            f"--baseline must be one of: {'; '.join(row.label for row in rows)}; got {name!r}."
+        )
     return found[0]
 
 
-def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dict[str, dict[str, Any]]:
-    """Return by row the mean score over its columns, the mean paired difference to the baseline, each with its error,
-    and trained parameters, bytes and seconds per task."""
+def summarize(
+    rows: Sequence[Row], base: Row, shown: Columns, split: str
+) -> dict[str, dict[str, Any]]:
+    """Return by row the mean score over its columns, the mean paired difference to the baseline,
+    each with its error, and trained parameters, bytes and seconds per task.
+    """
     facts = {}
     for row in rows:
         cells = [cell for column in shown.values() if (cell := row.cell(*column))]
         means = [mean_and_error([*own.values()]) for own in row.scores(shown, split).values()]
         runs = [one for cell in cells for one in cell.seeds.values()]
         changes = [*differences_to(row, base, shown, split).values()]
-        weights = [path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")]
+        weights = [
+            path for one in runs for path in Path(one["folder"]).glob("[am][do]*/*.safetensors")
+        ]
         seconds = [one["epochs"][-1]["seconds"] for one in runs if one["epochs"]]
         peaks = [one["peak_memory"] for one in runs if "peak_memory" in one]
         if means:
@@ -113,7 +144,9 @@ def summarize(rows: Sequence[Row], base: Row, shown: Columns, split: str) -> dic
 
 
 def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
-    """Draw the mean difference to the baseline against the parameters, the bytes and the seconds, as far as known."""
+    """Draw the mean difference to the baseline against the parameters, the bytes and the seconds,
+    as far as known.
+    """
     axes_of = {"trained": "trained parameters per task", "bytes": "bytes of the saved weights",
                "seconds": "seconds of training per task"}  # fmt: skip
     known = [name for name in axes_of if any(one[name] for one in facts.values())]
@@ -124,7 +157,9 @@ def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
             if one[name] and one["difference"] is not None:
                 look = style[label] | {"linestyle": "none"}
                 error = one["difference_error"] or 0
-                own.errorbar([one[name]], [one["difference"]], [error], label=label, capsize=2, **look)
+                own.errorbar(
+                    [one[name]], [one["difference"]], [error], label=label, capsize=2, **look
+                )
         own.axhline(0, color="black", linestyle="--", linewidth=0.8)
         own.set_xlabel(axes_of[name])
         if name != "seconds":
@@ -134,8 +169,10 @@ def draw(facts: dict[str, dict[str, Any]], split: str) -> Figure:
 
 
 def times(row: Row, base: Row, share: float) -> dict[str, str]:
-    """Return for each task of the baseline how long the row trains until its mean score reaches a share of the
-    baseline's best: the mean over the seeds, their range, and the ratio to the baseline's own time."""
+    """Return for each task of the baseline how long the row trains until its mean score reaches a
+    share of the baseline's best: the mean over the seeds, their range, and the ratio to the
+    baseline's own time.
+    """
     found = {}
     for task, cell in base.cells.items():
         curve = mean_curve(cell)
@@ -146,14 +183,17 @@ def times(row: Row, base: Row, share: float) -> dict[str, str]:
             of_base = next(own for score, own in curve if score >= goal)
             spread = f" ({min(reached):.0f} to {max(reached):.0f})" if len(reached) > 1 else ""
             found[name] = (
-                f"{mean(reached):.0f} s{spread}, {mean(reached) / mean(of_base):.2f}" if reached else "not reached"
+                f"{mean(reached):.0f} s{spread}, {mean(reached) / mean(of_base):.2f}"
+                if reached
+                else "not reached"
             )
     return found
 
 
 def mean_curve(cell: Cell) -> list[tuple[float, list[float]]]:
-    """Return the evaluations of a method on a task, in their order: the mean score in percent, and each seed's time;
-    none for runs that were chosen by a loss."""
+    """Return the evaluations of a method on a task, in their order: the mean score in percent, and
+    each seed's time; none for runs that were chosen by a loss.
+    """
     evaluations = [] if lower_is_better(cell.best["chosen_by"]) else cell.evaluations()
     return [(mean(in_percent(cell.best, entry) for entry in own), [entry["seconds"] for entry in own])
             for own in evaluations]  # fmt: skip

@@ -1,8 +1,10 @@
-"""Score against the cost of many tasks on one text: adapters in upper layers only, trained so or cut by AdapterDrop.
+"""Score against the cost of many tasks on one text: adapters in upper layers only, trained so or
+    cut by AdapterDrop.
 
-With k of L layers adapted, N tasks of a text take ((L - k) + N k) / (N L) of the time of N texts. Runs with --layers
-show their score; runs with --adapter_drop that of the adapter without those of the lowest layers, at each depth
-(Rücklé et al. 2021). Points are means over seeds, bands standard errors.
+With k of L layers adapted, N tasks of a text take ((L - k) + N k) / (N L) of the time of N texts.
+Runs with --layers show their score; runs with --adapter_drop that of the adapter without those of
+the lowest layers, at each depth (Rücklé et al. 2021). Points are means over seeds, bands standard
+errors.
 """
 
 import argparse
@@ -26,7 +28,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data_dir", help="Folder of the tasks' files; default: the runs' own.")
     add("--tasks", type=int, default=8, help="Number of tasks of a text.")
-    add("--max_eval_samples", type=int, help="Score cut adapters on a random sample of this many examples.")
+    add(
+        "--max_eval_samples",
+        type=int,
+        help="Score cut adapters on a random sample of this many examples.",
+    )
     add("--batch_size", type=int, default=64, help="Sentences per evaluation step.")
 
 
@@ -39,21 +45,36 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     points = []
     for (line, layers, cost), runs in sorted(found.items()):
         seeds = runs[choose({chosen: [*own.values()] for chosen, own in runs.items()})]
-        points.append({"line": line, "layers": layers, "cost": cost, **band([*seeds.values()]), "scores": seeds})
+        points.append(
+            {
+                "line": line,
+                "layers": layers,
+                "cost": cost,
+                **band([*seeds.values()]),
+                "scores": seeds,
+            }
+        )
     write_lines(folder / "depth.jsonl", points)
     save(draw(points, arguments.tasks), folder / "depth")
 
 
-def _scores(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[Results, str, int, float, float]]:
+def _scores(
+    folder: Path, arguments: argparse.Namespace
+) -> Iterator[tuple[Results, str, int, float, float]]:
     """Yield a run's results, line, number of adapted layers, their cost and the score in percent."""
     run = load_run(folder, arguments.data_dir, arguments.batch_size)
     model, results, task = run.trainer.model, run.results, proper_name(run.task.name)
     depth = model.config.num_hidden_layers
     own = results["arguments"]
-    if results["method"] != "houlsby" or (own["layers"] and min(own["layers"]) != depth - len(own["layers"])):
+    if results["method"] != "houlsby" or (
+        own["layers"] and min(own["layers"]) != depth - len(own["layers"])
+    ):
         return  # in lower layers, the base model has no layers to share; other methods have no adapters in layers
-    # Of each number of lower layers to do without: one if the run was trained so, all if it was trained for all.
-    dropped = range(depth) if own.get("adapter_drop") else [depth - len(own["layers"] or range(depth))]
+    # Of each number of lower layers to do without: one if the run was trained so, all if it was
+    # trained for all.
+    dropped = (
+        range(depth) if own.get("adapter_drop") else [depth - len(own["layers"] or range(depth))]
+    )
     for number in dropped:
         layers = depth - number
         cost = (number + arguments.tasks * layers) / (arguments.tasks * depth)
@@ -72,6 +93,11 @@ def draw(points: Rows, tasks: int) -> Figure:
     for line in dict.fromkeys(point["line"] for point in points):
         task, _, drop = line.partition(", ")
         own = [point for point in points if point["line"] == line]
-        draw_line(axes, own, "cost", label=line, **style[task] | {"linestyle": "--" if drop else "-"})
-    axes.set(xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts", ylabel="validation score (%)")
+        draw_line(
+            axes, own, "cost", label=line, **style[task] | {"linestyle": "--" if drop else "-"}
+        )
+    axes.set(
+        xlabel=f"time of {tasks} tasks on a text, relative to {tasks} texts",
+        ylabel="validation score (%)",
+    )
     return legend(figure)

@@ -1,4 +1,6 @@
-"""What the figures share: lines with bands in panels that fit on a page, and one legend below all panels."""
+"""What the figures share: lines with bands in panels that fit on a page, and one legend below all
+panels.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +26,9 @@ def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     print(f"Numbers: {path}")
 
 
-def panels(count: int, height: float = 0.8 * COLUMN, most: int = 3, **options: Any) -> tuple[Figure, list[Axes]]:
+def panels(
+    count: int, height: float = 0.8 * COLUMN, most: int = 3, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """Return a figure with so many panels, at most as wide as a page."""
     across = min(count, most)
     down = -(-count // across)
@@ -36,7 +40,9 @@ def panels(count: int, height: float = 0.8 * COLUMN, most: int = 3, **options: A
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Return a color and a marker for each name; from the seventh on, colors repeat with a dashed line."""
+    """Return a color and a marker for each name; from the seventh on, colors repeat with a dashed
+    line.
+    """
     return {
         name: {
             "color": COLORS[number % len(COLORS)],
@@ -54,7 +60,9 @@ def band(values: Sequence[float]) -> dict[str, float]:
 
 
 def draw_line(axes: Axes, points: Rows, x: str, **style: Any) -> None:
-    """Draw points, which have "low", "middle" and "high", as a line with a band, or as a bar if there is only one."""
+    """Draw points, which have "low", "middle" and "high", as a line with a band, or as a bar if
+    there is only one.
+    """
     at, *values = zip(*sorted(tuple(point[key] for key in (x, "low", "middle", "high")) for point in points),
                       strict=True)  # fmt: skip
     low, middle, high = values
@@ -75,12 +83,18 @@ def show_counts(axes: Axes) -> None:
 
 
 def legend(figure: Figure, columns: int = 2, **options: Any) -> Figure:
-    """Put one legend with the labels of all panels below them, so that it lies over no line; return the figure."""
+    """Put one legend with the labels of all panels below them, so that it lies over no line; return
+    the figure.
+    """
     labelled = [axes.get_legend_handles_labels() for axes in figure.axes]
-    found = {fill(label, 60): handle for one in labelled for handle, label in zip(*one, strict=True)}
+    found = {
+        fill(label, 60): handle for one in labelled for handle, label in zip(*one, strict=True)
+    }
     if found:
         columns = columns if figure.get_figwidth() > COLUMN else 1
-        figure.legend([*found.values()], [*found], loc="outside lower center", ncols=columns, **options)
+        figure.legend(
+            [*found.values()], [*found], loc="outside lower center", ncols=columns, **options
+        )
     return figure
 
 

@@ -15,18 +15,24 @@ FILE = "gradient_norms.jsonl"
 
 
 class GradientNorms(TrainerCallback):
-    """Write the gradient's norm per layer, pooler and head into the output folder whenever the Trainer logs.
+    """Write the gradient's norm per layer, pooler and head into the output folder whenever the
+    Trainer logs.
 
-    There is a JSON line per logged step: {"step": 50, "norms": {"bert.encoder.layer.0": 0.02, ..., "classifier":
-    0.3}}. Norms are those before clipping. With sharded gradients (FSDP, ZeRO) they are of the main process's shards.
+    There is a JSON line per logged step: {"step": 50, "norms": {"bert.encoder.layer.0": 0.02, ...,
+    "classifier": 0.3}}. Norms are those before clipping. With sharded gradients (FSDP, ZeRO) they
+    are of the main process's shards.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, list[nn.Parameter]] = {}
         self.norms: dict[str, torch.Tensor] = {}
 
-    def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Group the trained parameters by layer. A new run starts a new file; a resumed one appends to it."""
+    def on_train_begin(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Group the trained parameters by layer. A new run starts a new file; a resumed one appends
+        to it.
+        """
         self.groups = {}
         for name, parameter in kwargs["model"].named_parameters():
             if parameter.requires_grad:
@@ -35,23 +41,36 @@ class GradientNorms(TrainerCallback):
             Path(args.output_dir).mkdir(parents=True, exist_ok=True)
             Path(args.output_dir, FILE).write_text("")
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Compute the norms, without waiting for the device."""
         self.norms = {
             name: torch.stack(torch._foreach_norm(gradients)).norm()
             for name, parameters in self.groups.items()
-            if (gradients := [parameter.grad for parameter in parameters if parameter.grad is not None])
+            if (
+                gradients := [
+                    parameter.grad for parameter in parameters if parameter.grad is not None
+                ]
+            )
         }
 
-    def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the norms. The Trainer has scaled all gradients by one factor, and logs the total norm before that."""
+    def on_log(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the norms. The Trainer has scaled all gradients by one factor, and logs the total
+        norm before that.
+        """
         total = kwargs["logs"].get("grad_norm")
         if not self.norms or total is None or not state.is_world_process_zero:
             return
         norms = {name: norm.item() for name, norm in self.norms.items()}
         clipped = sum(norm**2 for norm in norms.values()) ** 0.5
         scale = total / clipped if clipped else 1.0
-        row = {"step": state.global_step, "norms": {name: scale * norm for name, norm in norms.items()}}
+        row = {
+            "step": state.global_step,
+            "norms": {name: scale * norm for name, norm in norms.items()},
+        }
         with Path(args.output_dir, FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -59,9 +78,9 @@ class GradientNorms(TrainerCallback):
 def layer_of(parameter: str) -> str:
     """Return the layer of a parameter, or its module outside the layers, by its name.
 
-    "base_model.model.bert.encoder.layer.3.output.LayerNorm.houlsby_norm.default.weight" is in "bert.encoder.layer.3",
-    "bert.pooler.dense.weight" in "bert.pooler", "base_model.model.classifier.modules_to_save.default.weight" in
-    "classifier".
+    "base_model.model.bert.encoder.layer.3.output.LayerNorm.houlsby_norm.default.weight" is in
+    "bert.encoder.layer.3", "bert.pooler.dense.weight" in "bert.pooler",
+    "base_model.model.classifier.modules_to_save.default.weight" in "classifier".
     """
     name = re.sub(r"^(module\.|base_model\.model\.)+", "", parameter)
     found = re.match(r".*?\.\d+(?=\.)|(.*?\.)?(\w*embeddings|pooler)(?=\.)|[^.]+", name)

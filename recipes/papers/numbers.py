@@ -10,7 +10,9 @@ class PaperRow:
     """A row of a paper's table: the scores by column."""
 
     scores: dict[str, float]
-    total: float | None = None  # as printed: the server's average, or in two rows of 2020 the plain mean
+    total: float | None = (
+        None  # as printed: the server's average, or in two rows of 2020 the plain mean
+    )
     trained: float | None = None  # parameters per task, in percent of the encoder
     size: float | None = None  # parameters for all tasks, in multiples of the encoder
 
@@ -24,15 +26,21 @@ SECOND_COLUMNS = {
 }
 
 
-def _row(scores: tuple[float | None, ...], *sizes: float, second: tuple[float | None, ...] = ()) -> PaperRow:
-    named = [*zip([*COLUMNS, "WNLI"], scores, strict=False), *zip(SECOND_COLUMNS, second, strict=False)]
+def _row(
+    scores: tuple[float | None, ...], *sizes: float, second: tuple[float | None, ...] = ()
+) -> PaperRow:
+    named = [
+        *zip([*COLUMNS, "WNLI"], scores, strict=False),
+        *zip(SECOND_COLUMNS, second, strict=False),
+    ]
     return PaperRow({name: score for name, score in named if score is not None}, *sizes)
 
 
 _H = "Houlsby 2019, BERT-large"  # table 1
 _M = "Mohebbi 2020, BERT-base"  # Mohebbi and Rajaei: the report of their re-implementation
-# Whritenour and Schoch: a reproduction with the first paper's code, whose total is the mean of CoLA and MRPC.
-# Han, Pang and Wu 2021, Robust Transfer Learning ... through Adapters; the adapters' scores are AdapterHub's.
+# Whritenour and Schoch: a reproduction with the first paper's code, whose total is the mean of CoLA
+# and MRPC. Han, Pang and Wu 2021, Robust Transfer Learning ... through Adapters; the adapters'
+# scores are AdapterHub's.
 _U, _R = "Whritenour 2019, BERT-base", "Han 2021, BERT-base"
 # Test scores are the server's.
 PAPER_ROWS = {
@@ -53,6 +61,7 @@ PAPER_ROWS = {
     f"{_U}: adapters (dev)": _row((), second=(81.78, 85.78)),
     "adapter-bert, BERT-base: lr 3e-4, 5 epochs (dev)": _row((), second=(None, 85.78)),  # google-research's
 }  # fmt: skip
-# Houlsby et al. 2019, section 3.6: mean validation accuracy of eight tasks by size, and figure 5: F1 on SQuAD.
+# Houlsby et al. 2019, section 3.6: mean validation accuracy of eight tasks by size, and figure 5:
+# F1 on SQuAD.
 SIZES, TASKS_OF_SIZES = {8: 86.2, 64: 85.8, 256: 85.7}, 8
 SQUAD = {"full": 90.7, "r 64": 90.4, "r 2": 89.9}

@@ -1,4 +1,6 @@
-"""Probability weighted word saliency: an attack that reindices words by synonyms (Ren et al. 2019, ACL, P19-1103)."""
+"""Probability weighted word saliency: an attack that reindices words by synonyms (Ren et al. 2019,
+ACL, P19-1103).
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -9,8 +11,8 @@ from numpy.typing import NDArray
 from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
 
-# Function words, which WordNet has as other words ("in" is an inch, "a" an ampere, "it" a trade). scikit-learn's list
-# also contains some content words.
+# Function words, which WordNet has as other words ("in" is an inch, "a" an ampere, "it" a trade).
+# scikit-learn's list also contains some content words.
 CONTENT_WORDS = """amount bill bottom call cry describe detail empty fill find fire found front full interest mill move
 name part please serious show side sincere system thick thin top"""
 FUNCTION_WORDS = ENGLISH_STOP_WORDS.difference(CONTENT_WORDS.split())
@@ -19,7 +21,9 @@ Probabilities = Callable[[Sequence[str]], NDArray[np.floating]]
 
 @dataclass(frozen=True)
 class Attack:
-    """The result of the attack on a text, with the numbers of its words and of texts that the model has scored."""
+    """The result of the attack on a text, with the numbers of its words and of texts that the model
+    has scored.
+    """
 
     text: str  # with all replacements up to the one that changed the prediction, if any did
     success: bool
@@ -29,13 +33,18 @@ class Attack:
 
 
 def pwws(
-    text: str, label: int, probabilities: Probabilities, synonyms: Callable[[str], Sequence[str]], unknown: str
+    text: str,
+    label: int,
+    probabilities: Probabilities,
+    synonyms: Callable[[str], Sequence[str]],
+    unknown: str,
 ) -> Attack:
     """Attack a text that the model classifies correctly.
 
-    Each word gets the substitute that lowers the label's probability most, by ΔP. The substitutes are then inserted,
-    one after the other, by descending ΔP times the softmax over the words of their saliency, which is the decrease of
-    the probability if the word is unknown. The attack succeeds as soon as the predicted label changes.
+    Each word gets the substitute that lowers the label's probability most, by ΔP. The substitutes
+    are then inserted, one after the other, by descending ΔP times the softmax over the words of
+    their saliency, which is the decrease of the probability if the word is unknown. The attack
+    succeeds as soon as the predicted label changes.
 
     Unlike the paper's attack, it does not replace named entities, and uses no tagger; see WordNet.
     """
@@ -64,7 +73,9 @@ def pwws(
             best[index] = (original - probability, word)
 
     order = sorted(best, key=lambda index: -weight[index] * best[index][0])
-    chosen = [{index: best[index][1] for index in order[:number]} for number in range(1, len(order) + 1)]
+    chosen = [
+        {index: best[index][1] for index in order[:number]} for number in range(1, len(order) + 1)
+    ]
     texts = [_put(pieces, replacements) for replacements in chosen]
     changed = np.flatnonzero(probabilities(texts).argmax(-1) != label)
     number = int(changed[0]) + 1 if len(changed) else len(order)

@@ -1,8 +1,10 @@
-"""How often replacing words by synonyms changes a prediction: the success rate of PWWS, for one run or several.
+"""How often replacing words by synonyms changes a prediction: the success rate of PWWS, for one run
+    or several.
 
-Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the task's text, which are
-read from the folders of mlm.py that the runs started from. docs/papers.md says how the attack, that of Ren et al. 2019
-in pwws.py, differs from theirs. The synonyms are WordNet's (Debian: apt install wordnet-base).
+Han et al. 2021, figure 5, on SST-2 with and without adapters, by epochs of pretraining on the
+task's text, which are read from the folders of mlm.py that the runs started from. docs/papers.md
+says how the attack, that of Ren et al. 2019 in pwws.py, differs from theirs. The synonyms are
+WordNet's (Debian: apt install wordnet-base).
 """
 
 import argparse
@@ -35,8 +37,18 @@ from papers.wordnet import WordNet
 def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data_dir", help="Folder of the task's files; default: the run's own.")
-    add("--wordnet", type=Path, default=Path("/usr/share/wordnet"), help="WordNet's files, as of wordnet-base.")
-    add("--max_eval_samples", type=int, default=200, help="Attack a random sample of this many validation texts.")
+    add(
+        "--wordnet",
+        type=Path,
+        default=Path("/usr/share/wordnet"),
+        help="WordNet's files, as of wordnet-base.",
+    )
+    add(
+        "--max_eval_samples",
+        type=int,
+        default=200,
+        help="Attack a random sample of this many validation texts.",
+    )
     add("--batch_size", type=int, default=64, help="Texts per forward.")
     add("--output_dir", help="Where to write; default: the first run's folder.")
 
@@ -53,7 +65,9 @@ def main(folders: Sequence[Path], arguments: argparse.Namespace) -> None:
     save(draw(rows), output / "robustness")
 
 
-def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Namespace) -> dict[str, Any]:
+def attack(
+    name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Attack the validation texts that the run predicts correctly."""
     if len(run.task.text_columns) > 1 or len(run.task.labels) < 2:
         raise RecipeError(
@@ -64,9 +78,17 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
     probabilities = predictor(run)
     right = probabilities(texts).argmax(-1) == labels
     if not right.any():
-        raise RecipeError(f"{name} predicts none of {len(texts)} texts correctly, so there is nothing to attack.")
+        raise RecipeError(
+            f"{name} predicts none of {len(texts)} texts correctly, so there is nothing to attack."
+        )
     attacks = [
-        pwws(texts[row], labels[row], probabilities, wordnet.synonyms, run.trainer.processing_class.unk_token)
+        pwws(
+            texts[row],
+            labels[row],
+            probabilities,
+            wordnet.synonyms,
+            run.trainer.processing_class.unk_token,
+        )
         for row in tqdm(np.flatnonzero(right).tolist(), desc=name, unit="text")
     ]
     successes = [one for one in attacks if one.success]
@@ -83,8 +105,9 @@ def attack(name: str, run: FinishedRun, wordnet: WordNet, arguments: argparse.Na
 
 
 def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
-    """Return for how many epochs of mlm.py the weights that a run started from were trained: 0 if it started from the
-    encoder alone, None if the folder that it started from is no longer there."""
+    """Return for how many epochs of mlm.py the weights that a run started from were trained: 0 if
+    it started from the encoder alone, None if the folder that it started from is no longer there.
+    """
     name = results["arguments"]["init_adapter"] or results["model"]
     start = Path(name)
     if (state := start / "trainer_state.json").is_file():  # a checkpoint
@@ -100,7 +123,9 @@ def pretraining_epochs(results: Mapping[str, Any]) -> float | None:
 def predictor(run: FinishedRun) -> Probabilities:
 
     def probabilities(texts: Sequence[str]) -> NDArray[np.floating]:
-        tokens = run.trainer.processing_class(list(texts), truncation=True, max_length=run.task.max_length)
+        tokens = run.trainer.processing_class(
+            list(texts), truncation=True, max_length=run.task.max_length
+        )
         rows = [dict(zip(tokens, row, strict=True)) for row in zip(*tokens.values(), strict=True)]
         return softmax(run.trainer.predict(rows, metric_key_prefix="attacked").predictions, -1)
 
@@ -108,15 +133,19 @@ def predictor(run: FinishedRun) -> Probabilities:
 
 
 def draw(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Draw a bar per run, with its standard error. If some runs were pretrained, also draw a line per method, by
-    epochs of pretraining."""
+    """Draw a bar per run, with its standard error. If some runs were pretrained, also draw a line
+    per method, by epochs of pretraining.
+    """
     pretrained = any(row["pretraining_epochs"] for row in rows)
     figure, (axes, *others) = panels(1 + pretrained, max(0.8 * COLUMN, 0.7 + 0.17 * len(rows)))
     label = "attack success rate (%)"
     rates, errors = ([100 * row[key] for row in rows] for key in ("success_rate", "standard_error"))
     bars = axes.barh(range(len(rows)), rates, 0.6, xerr=errors, capsize=2, color=COLORS[0])
     axes.bar_label(bars, fmt="%.0f", padding=2, fontsize=7)
-    names = [row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "") for row in rows]
+    names = [
+        row["run"] + (f", {epochs:g} epochs" if (epochs := row["pretraining_epochs"]) else "")
+        for row in rows
+    ]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(label)

@@ -18,7 +18,9 @@ from common.trainer import RecipeTrainer
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run: its validation examples with their tokens, and a trainer that predicts with its model."""
+    """A finished run: its validation examples with their tokens, and a trainer that predicts with
+    its model.
+    """
 
     task: GlueTask
     trainer: RecipeTrainer
@@ -26,10 +28,13 @@ class FinishedRun:
     results: dict[str, Any]
 
     def score(self, limit: int | None = None) -> dict[str, float]:
-        """Return the scores on the validation examples, or a random sample of `limit`, always with the accuracy of a
-        task with classes."""
+        """Return the scores on the validation examples, or a random sample of `limit`, always with
+        the accuracy of a task with classes.
+        """
         data = sample(self.validation, limit)
-        by_length = data.select(np.argsort(data["length"], kind="stable"))  # which needs the least padding
+        by_length = data.select(
+            np.argsort(data["length"], kind="stable")
+        )  # which needs the least padding
         output = self.trainer.predict(by_length, metric_key_prefix="kept")
         scores = self.task.score(output)
         if len(self.task.labels) > 1:
@@ -38,16 +43,24 @@ class FinishedRun:
 
 
 def load_run(folder: Path, data_dir: str | None, batch_size: int) -> FinishedRun:
-    """Load a run of glue.py, with the base model in the data type of the training and, unless `data_dir` has the
-    task's files, the run's own data."""
+    """Load a run of glue.py, with the base model in the data type of the training and, unless
+    `data_dir` has the task's files, the run's own data.
+    """
     results, saved = read_object(folder / RESULTS_FILE), find_saved(folder)
     if results is None or saved is None or results["task"] not in TASKS:
-        raise RecipeError(f"{folder} must be the output folder of a finished run of recipes/glue.py, and is not.")
+        raise RecipeError(
+            f"{folder} must be the output folder of a finished run of recipes/glue.py, and is not."
+        )
     arguments = results["arguments"]
     task = TASKS[results["task"]].load(data_dir or arguments["data_dir"], trains=False)
     loaded = load_saved(str(saved), task.labels, results["model"], "auto")
     training = RecipeTrainingArguments(
-        output_dir=str(folder), per_device_eval_batch_size=batch_size, disable_tqdm=True, report_to="none"
+        output_dir=str(folder),
+        per_device_eval_batch_size=batch_size,
+        disable_tqdm=True,
+        report_to="none",
     )
-    trainer = task.make_trainer(loaded.model.eval(), loaded.tokenizer, arguments["max_length"], training)
+    trainer = task.make_trainer(
+        loaded.model.eval(), loaded.tokenizer, arguments["max_length"], training
+    )
     return FinishedRun(task, trainer, task.data[task.validation_splits[0]], results)

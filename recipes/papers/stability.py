@@ -1,13 +1,15 @@
-"""How much the score depends on the seed and on the lengths of pretraining and fine-tuning, with adapters and without.
+"""How much the score depends on the seed and on the lengths of pretraining and fine-tuning, with
+adapters and without.
 
-Han et al. 2021. Figure 2 and the appendix's on MNLI: the distribution over the seeds as box plots, of each run's best
-epoch and of its last one, which shows runs that collapsed. Figure 3: the gradient's norm by layer and step, of runs of
-recipes/gradient_norms.py. Runs that started from checkpoints of mlm.py (folders checkpoint-N) have figures 4, 9, 10,
-1 and 13.
+Han et al. 2021. Figure 2 and the appendix's on MNLI: the distribution over the seeds as box plots,
+of each run's best epoch and of its last one, which shows runs that collapsed. Figure 3: the
+gradient's norm by layer and step, of runs of recipes/gradient_norms.py. Runs that started from
+checkpoints of mlm.py (folders checkpoint-N) have figures 4, 9, 10, 1 and 13.
 
-In figures 9 and 10, each number of epochs is a run of its own in the paper. If there are runs with several numbers of
-epochs, so it is here. Otherwise the epochs of a run are drawn: they share one learning rate schedule, so that only the
-last one is what a separate run would give, unless the rate is constant.
+In figures 9 and 10, each number of epochs is a run of its own in the paper. If there are runs with
+several numbers of epochs, so it is here. Otherwise the epochs of a run are drawn: they share one
+learning rate schedule, so that only the last one is what a separate run would give, unless the rate
+is constant.
 """
 
 import argparse
@@ -51,7 +53,9 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
         save(draw_seeds(own), folder / f"stability_{task}")
         norms = {NAMES[method]: read_norms(starts.get((task, 0, method), ())) for method in NAMES}
         if norms := {name: found for name, found in norms.items() if found}:
-            figure = draw_lines(norms, proper_name(task), "step", "norm of the gradient", yscale="log")
+            figure = draw_lines(
+                norms, proper_name(task), "step", "norm of the gradient", yscale="log"
+            )
             save(figure, folder / f"gradient_norms_{task}")
         if any(row["pretraining_steps"] for row in own):
             save(draw_lengths(own), folder / f"pretraining_{task}")
@@ -60,14 +64,20 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def by_start(results: Iterable[Results]) -> Starts:
-    """Return the runs by task, steps of pretraining and method, at the learning rate that validation has chosen."""
+    """Return the runs by task, steps of pretraining and method, at the learning rate that
+    validation has chosen.
+    """
     found: dict[tuple[str, int, str], list[Results]] = defaultdict(list)
     for one in (one for one in results if one["method"] in NAMES):
-        checkpoint = re.search(r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or one["model"])
+        checkpoint = re.search(
+            r"checkpoint-(\d+)$", one["arguments"]["init_adapter"] or one["model"]
+        )
         found[one["task"], int(checkpoint[1]) if checkpoint else 0, one["method"]].append(one)
     for start, runs in found.items():
         if len(rows := arrange(runs, CHOSEN)) > 1:
-            raise RecipeError(f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}.")
+            raise RecipeError(
+                f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}."
+            )
         rate = _chosen(runs)[0]["arguments"]["learning_rate"]
         found[start] = [one for one in runs if one["arguments"]["learning_rate"] == rate]
     return dict(sorted(found.items()))
@@ -78,8 +88,10 @@ def _chosen(runs: Sequence[Results]) -> list[Results]:
 
 
 def summarize(starts: Starts) -> list[dict[str, Any]]:
-    """Return a row per start: the chosen rate, the scores by seed of the best and of the last epoch in percent, and
-    the mean score by number of epochs. The best epoch of a run hides a later collapse."""
+    """Return a row per start: the chosen rate, the scores by seed of the best and of the last epoch
+    in percent, and the mean score by number of epochs. The best epoch of a run hides a later
+    collapse.
+    """
     rows = []
     for (task, steps, method), runs in starts.items():
         chosen = _chosen(runs)
@@ -94,14 +106,17 @@ def summarize(starts: Starts) -> list[dict[str, Any]]:
 
 
 def by_epochs(runs: Sequence[Results]) -> dict[float, float]:
-    """Return the mean score over the seeds, in percent, by number of epochs: after the last epoch if there are runs
-    with several numbers of epochs, otherwise after each epoch that all runs have."""
+    """Return the mean score over the seeds, in percent, by number of epochs: after the last epoch
+    if there are runs with several numbers of epochs, otherwise after each epoch that all runs have.
+    """
     scores: dict[float, list[float]] = defaultdict(list)
     separate = len({one["arguments"].get("num_train_epochs") for one in runs}) > 1
     for one in runs:
         for entry in one["epochs"][-1:] if separate else one["epochs"]:
             scores[entry["epoch"]].append(in_percent(one, entry))
-    return {at: mean(own) for at, own in sorted(scores.items()) if separate or len(own) == len(runs)}
+    return {
+        at: mean(own) for at, own in sorted(scores.items()) if separate or len(own) == len(runs)
+    }
 
 
 def read_norms(runs: Iterable[Results]) -> dict[str, Curve]:
@@ -115,14 +130,23 @@ def read_norms(runs: Iterable[Results]) -> dict[str, Curve]:
             for layer, norm in row["norms"].items():
                 name = layer.rpartition(".")[2]
                 found[f"layer {name}" if name.isdigit() else name][row["step"]].append(norm)
-    return {layer: {step: median(norms) for step, norms in steps.items()} for layer, steps in found.items()}
+    return {
+        layer: {step: median(norms) for step, norms in steps.items()}
+        for layer, steps in found.items()
+    }
 
 
 def draw_seeds(rows: Rows) -> Figure:
     """Draw the distribution over the seeds, of the best and of the last epoch (figure 2)."""
-    steps = [f", {row['pretraining_steps']:,} steps first" if row["pretraining_steps"] else "" for row in rows]
+    steps = [
+        f", {row['pretraining_steps']:,} steps first" if row["pretraining_steps"] else ""
+        for row in rows
+    ]
     boxes = {
-        NAMES[row["method"]] + of: {"best epoch": [*row["scores"].values()], "last epoch": [*row["last"].values()]}
+        NAMES[row["method"]] + of: {
+            "best epoch": [*row["scores"].values()],
+            "last epoch": [*row["last"].values()],
+        }
         for row, of in zip(rows, steps, strict=True)
     }
     title = f"{proper_name(rows[0]['task'])}, {seeds_of(len(row['scores']) for row in rows)}"
@@ -130,19 +154,24 @@ def draw_seeds(rows: Rows) -> Figure:
 
 
 def draw_lengths(rows: Rows) -> Figure:
-    """Draw the distribution over the lengths of pretraining (figure 4). A point is the mean over the seeds after the
-    last epoch, from one length."""
+    """Draw the distribution over the lengths of pretraining (figure 4). A point is the mean over
+    the seeds after the last epoch, from one length.
+    """
     rows = [row for row in rows if row["pretraining_steps"]]
     lengths = sorted({row["pretraining_steps"] for row in rows})
     name = f"{len(lengths)} lengths of pretraining,\n{lengths[0]:,} to {lengths[-1]:,} steps"
     boxes: dict[str, list[float]] = {}
     for row in rows:
         boxes.setdefault(NAMES[row["method"]], []).append(mean(row["last"].values()))
-    return draw_boxes({name: boxes}, f"{proper_name(rows[0]['task'])}, after the last epoch", _score(rows))
+    return draw_boxes(
+        {name: boxes}, f"{proper_name(rows[0]['task'])}, after the last epoch", _score(rows)
+    )
 
 
 def draw_epochs(rows: Rows) -> Figure:
-    """Draw the distribution over the epochs of fine-tuning by steps of pretraining (figures 9 and 10)."""
+    """Draw the distribution over the epochs of fine-tuning by steps of pretraining (figures 9 and
+    10).
+    """
     boxes: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         of_length = boxes.setdefault(f"{row['pretraining_steps']:,} steps", {})
@@ -153,23 +182,35 @@ def draw_epochs(rows: Rows) -> Figure:
 
 
 def draw_curves(rows: Rows) -> Figure:
-    """Draw the mean score over the seeds by epochs of fine-tuning, a line per length of pretraining (figures 1 and
-    13)."""
+    """Draw the mean score over the seeds by epochs of fine-tuning, a line per length of pretraining
+    (figures 1 and 13).
+    """
     lines: dict[str, dict[str, Curve]] = {}
     for row in sorted(rows, key=lambda row: row["method"]):
-        lines.setdefault(NAMES[row["method"]], {})[f"{row['pretraining_steps']:,} steps"] = row["by_epochs"]
-    return draw_lines(lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows), "pretraining")
+        lines.setdefault(NAMES[row["method"]], {})[f"{row['pretraining_steps']:,} steps"] = row[
+            "by_epochs"
+        ]
+    return draw_lines(
+        lines, proper_name(rows[0]["task"]), "epochs of fine-tuning", _score(rows), "pretraining"
+    )
 
 
 def draw_boxes(
-    boxes: Mapping[str, Mapping[str, Sequence[float]]], title: str, score: str, groups: str | None = None
+    boxes: Mapping[str, Mapping[str, Sequence[float]]],
+    title: str,
+    score: str,
+    groups: str | None = None,
 ) -> Figure:
     """Draw box plots: a group for each name, a box for each kind, all scores as points."""
     figure, axes = plt.subplots(figsize=(COLUMN, 0.9 + 0.3 * max(2, len(boxes))))
     kinds = [*dict.fromkeys(kind for group in boxes.values() for kind in group)]
     for number, (kind, color) in enumerate(zip(kinds, COLORS, strict=False)):
         shift = 0.4 * (number - (len(kinds) - 1) / 2)
-        scores = {place + shift: group[kind] for place, group in enumerate(boxes.values()) if kind in group}
+        scores = {
+            place + shift: group[kind]
+            for place, group in enumerate(boxes.values())
+            if kind in group
+        }
         axes.boxplot(
             [*scores.values()], positions=[*scores], widths=0.35, showfliers=False, patch_artist=True, label=kind,
             boxprops={"facecolor": color, "alpha": 0.4}, medianprops={"color": "black"}, manage_ticks=False,
@@ -183,7 +224,12 @@ def draw_boxes(
 
 
 def draw_lines(
-    lines: Mapping[str, Mapping[str, Curve]], task: str, x: str, y: str, title: str | None = None, **options: Any
+    lines: Mapping[str, Mapping[str, Curve]],
+    task: str,
+    x: str,
+    y: str,
+    title: str | None = None,
+    **options: Any,
 ) -> Figure:
     """Draw a panel per method, with lines from dark (first) to bright (last); OTHERS are dashed."""
     figure, axes = panels(len(lines), sharey=True)
@@ -193,7 +239,13 @@ def draw_lines(
         styles = {name: {"color": color} for name, color in shades}
         styles |= {name: {"color": color, "linestyle": "--"} for name, color in OTHERS.items()}
         for name, curve in curves.items():
-            own.plot([*curve], [*curve.values()], marker="." if len(curve) <= 20 else "", label=name, **styles[name])
+            own.plot(
+                [*curve],
+                [*curve.values()],
+                marker="." if len(curve) <= 20 else "",
+                label=name,
+                **styles[name],
+            )
         own.set(title=f"{task}, {method}", xlabel=x, **options)
     axes[0].set_ylabel(y)
     return legend(figure, columns=6, title=title)

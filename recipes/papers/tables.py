@@ -1,4 +1,6 @@
-"""The tables of runs beside the papers' rows: scores, differences, what validation has chosen, test accuracies."""
+"""The tables of runs beside the papers' rows: scores, differences, what validation has chosen, test
+accuracies.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,8 +52,10 @@ last column says how the data differ from the paper's."""
 
 
 def print_study(folder: Path, chosen: Sequence[str], score: str = "main") -> None:
-    """Print the tables of the runs below a folder, at the values that validation has chosen, and write study.md, a CSV
-    file for each table and study.png, with the main scores or accuracies, into it."""
+    """Print the tables of the runs below a folder, at the values that validation has chosen, and
+    write study.md, a CSV file for each table and study.png, with the main scores or accuracies,
+    into it.
+    """
     # Only here, as the import takes a second.
     from common.figures import save
     from papers.chart import draw
@@ -70,7 +74,9 @@ def show(pages: Pages, path: Path) -> None:
     for name, (table, note) in pages.items():
         # A wide table is turned, and columns that are too many for a line continue below.
         turned = table.T if len(table) < len(table.columns) > 6 else table
-        print("\n\n".join([f"\n{name}", turned.to_string(line_width=140), *([note] if note else [])]))
+        print(
+            "\n\n".join([f"\n{name}", turned.to_string(line_width=140), *([note] if note else [])])
+        )
     parts = [
         f"## {name}\n\n{table.to_markdown(tablefmt='github', disable_numparse=True)}\n\n{note}".rstrip()
         for name, (table, note) in pages.items()
@@ -88,15 +94,30 @@ def study(rows: Sequence[Row]) -> Pages:
     return {name: (table, note) for name, (table, note) in tables.items() if len(table)}
 
 
-def table_of(lines: Mapping[str, Mapping[str, Any]], names: Iterable[str] | None = None) -> pd.DataFrame:
-    """Return a table of rows by name, in which a dash stands for what is missing; by default with all columns."""
-    names = [*(dict.fromkeys(name for line in lines.values() for name in line) if names is None else names)]
-    cells = [[line[name] if line.get(name) is not None else MISSING for name in names] for line in lines.values()]
+def table_of(
+    lines: Mapping[str, Mapping[str, Any]], names: Iterable[str] | None = None
+) -> pd.DataFrame:
+    """Return a table of rows by name, in which a dash stands for what is missing; by default with
+    all columns.
+    """
+    names = [
+        *(
+            dict.fromkeys(name for line in lines.values() for name in line)
+            if names is None
+            else names
+        )
+    ]
+    cells = [
+        [line[name] if line.get(name) is not None else MISSING for name in names]
+        for line in lines.values()
+    ]
     return pd.DataFrame(cells, [*lines], names, dtype=object)
 
 
 def scores(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the mean over the seeds and the best run of each row, and the papers' rows with a score there."""
+    """Return the mean over the seeds and the best run of each row, and the papers' rows with a
+    score there.
+    """
     first = columns(rows)
     second = {name: column for name, column in SECOND_COLUMNS.items()
               if any((cell := row.cell(*column)) and cell.by_seed(column[1]) for row in rows)}  # fmt: skip
@@ -104,12 +125,16 @@ def scores(rows: Sequence[Row]) -> pd.DataFrame:
     lines: dict[str, dict[str, Any]] = {}
     for row in rows:
         cells = {name: cell for name, column in shown.items() if (cell := row.cell(*column))}
-        best = {name: Cell({cell.best["seed"]: cell.best}, cell.best) for name, cell in cells.items()}
+        best = {
+            name: Cell({cell.best["seed"]: cell.best}, cell.best) for name, cell in cells.items()
+        }
         for kind, own in (("mean", cells), ("best", best)):
             sizes = row.sizes(kind == "best")
             counted = f"{sizes.total:.2f}x for {sizes.tasks} task{'s' * (sizes.tasks > 1)}"
             lines[f"{row.label}: {kind}"] = {
-                "trained": MISSING if row.method == NO_BERT else f"{sizes.trained:,.0f} ({sizes.share:.1%})",
+                "trained": MISSING
+                if row.method == NO_BERT
+                else f"{sizes.trained:,.0f} ({sizes.share:.1%})",
                 "total": MISSING if row.method == NO_BERT else counted,
                 **{name: with_error(cell.mean(shown[name][1])) for name, cell in own.items()},
                 **averages_of(own, shown),
@@ -118,7 +143,8 @@ def scores(rows: Sequence[Row]) -> pd.DataFrame:
     for label, paper in PAPER_ROWS.items():
         if {*paper.scores} & {*shown}:
             nine, both = (
-                [paper.scores.get(name) for name in names] for names in (COLUMNS, ("CoLA accuracy", "MRPC accuracy"))
+                [paper.scores.get(name) for name in names]
+                for names in (COLUMNS, ("CoLA accuracy", "MRPC accuracy"))
             )
             lines[label] = {
                 "trained": f"{paper.trained}%" if paper.trained else MISSING,
@@ -129,7 +155,10 @@ def scores(rows: Sequence[Row]) -> pd.DataFrame:
                 BOTH: MISSING if None in both else f"{mean(both):.2f}",
             }
     if "squad" in shown:
-        lines |= {f"Houlsby 2019, BERT-large: {name}": {"squad": f"{score}"} for name, score in SQUAD.items()}
+        lines |= {
+            f"Houlsby 2019, BERT-large: {name}": {"squad": f"{score}"}
+            for name, score in SQUAD.items()
+        }
     return table_of(lines, ["trained", "total", *shown, *averages])
 
 
@@ -144,17 +173,28 @@ AVERAGES = {"mean of nine": mean_of_nine, "server's average": server_average, BO
 
 
 def averages_of(cells: Mapping[str, Cell], shown: Columns) -> dict[str, str]:
-    """Return all averages; if all columns have the same seeds, they are taken per seed and have standard errors."""
+    """Return all averages; if all columns have the same seeds, they are taken per seed and have
+    standard errors.
+    """
     values = {shown[name]: cell.by_seed(shown[name][1]) for name, cell in cells.items()}
     by_seed = pd.DataFrame({column: own for column, own in values.items() if own})
     samples = by_seed.mean().to_frame().T if by_seed.isna().any(axis=None) else by_seed
-    scores = [{task: line[task].to_dict() for task, _ in line.index} for _, line in samples.iterrows()]
+    scores = [
+        {task: line[task].to_dict() for task, _ in line.index} for _, line in samples.iterrows()
+    ]
     found = {name: [average(one) for one in scores] for name, average in AVERAGES.items()}
-    return {name: with_error(None if None in own or not own else mean_and_error(own)) for name, own in found.items()}
+    return {
+        name: with_error(None if None in own or not own else mean_and_error(own))
+        for name, own in found.items()
+    }
 
 
-def compared(rows: Sequence[Row], base: Row, shown: Columns, split: str = "validation") -> pd.DataFrame:
-    """Return the rows' means minus another row's, each with the difference's standard error, and their mean."""
+def compared(
+    rows: Sequence[Row], base: Row, shown: Columns, split: str = "validation"
+) -> pd.DataFrame:
+    """Return the rows' means minus another row's, each with the difference's standard error, and
+    their mean.
+    """
     lines = {}
     for row in rows:
         own = differences_to(row, base, shown, split)
@@ -168,22 +208,30 @@ def compared(rows: Sequence[Row], base: Row, shown: Columns, split: str = "valid
 
 
 def full_fine_tuning(rows: Iterable[Row]) -> Row:
-    """Return for each task the runs of full fine-tuning with which the others are compared: of several rows that have
-    the task, those of the row with the most tasks."""
+    """Return for each task the runs of full fine-tuning with which the others are compared: of
+    several rows that have the task, those of the row with the most tasks.
+    """
     full = sorted((row for row in rows if row.method == "full"), key=lambda row: len(row.runs))
     runs = {task: same for row in full for task, same in row.runs.items()}
-    return Row("; ".join(row.label for row in full[::-1]), "full", runs, full[0].chosen if full else ())
+    return Row(
+        "; ".join(row.label for row in full[::-1]), "full", runs, full[0].chosen if full else ()
+    )
 
 
-def differences_to(row: Row, base: Row, shown: Columns, split: str = "validation") -> dict[str, MeanAndError]:
-    """Return the row's means minus another's, with the difference's standard error, in the columns that both have."""
+def differences_to(
+    row: Row, base: Row, shown: Columns, split: str = "validation"
+) -> dict[str, MeanAndError]:
+    """Return the row's means minus another's, with the difference's standard error, in the columns
+    that both have.
+    """
     ours, theirs = (one.scores(shown, split) for one in (row, base))
     return {name: difference(own, theirs[name]) for name, own in ours.items() if name in theirs}
 
 
 def settings(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return for each row and column the values that validation has chosen, the other arguments that differ between
-    the row's tasks, the seeds, and the folder of the best run."""
+    """Return for each row and column the values that validation has chosen, the other arguments
+    that differ between the row's tasks, the seeds, and the folder of the best run.
+    """
     lines = {}
     for row in rows:
         differing = differences(row)
@@ -192,7 +240,9 @@ def settings(rows: Sequence[Row]) -> pd.DataFrame:
             arguments = next(iter(cell.seeds.values()))["arguments"]
             own = (axis for axis in row.chosen if MEANT_FOR.get(axis, row.method) == row.method)
             lines[f"{row.label}: {name}"] = {
-                **{axis: f"{value:g}" for axis in own if (value := arguments.get(axis)) is not None},
+                **{
+                    axis: f"{value:g}" for axis in own if (value := arguments.get(axis)) is not None
+                },
                 "differs between the tasks": differing[task] or MISSING,
                 "seeds": " ".join(map(str, sorted(cell.seeds))),
                 "best run": cell.best["folder"],
@@ -202,8 +252,9 @@ def settings(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def accuracies(rows: Sequence[Row]) -> pd.DataFrame:
-    """Return the papers' test accuracies of the 17 further tasks beside those of the rows that have some, with their
-    means and sizes, and how the data differ from the paper's."""
+    """Return the papers' test accuracies of the 17 further tasks beside those of the rows that have
+    some, with their means and sizes, and how the data differ from the paper's.
+    """
     found = {row.label: {task: value for task, cell in row.cells.items()
                          if task in PAPER and (value := cell.mean("accuracy", "test"))} for row in rows}  # fmt: skip
     ours = {label: own for label, own in found.items() if own}
@@ -229,8 +280,12 @@ def accuracies(rows: Sequence[Row]) -> pd.DataFrame:
         lines[proper_name(task)]["data"] = PAPER[task].difference(count, classes)
     lines["as printed"] = dict(zip(PAPER_COLUMNS, PRINTED, strict=True))
     sizes = {row.label: row.sizes() for row in rows if row.label in ours and row.method != NO_BERT}
-    lines["total parameters"] = TOTAL_SIZES | {label: f"{size.total:.3g}x" for label, size in sizes.items()}
-    lines["trained per task"] = TRAINED | {label: f"{size.share:.2%}" for label, size in sizes.items()}
+    lines["total parameters"] = TOTAL_SIZES | {
+        label: f"{size.total:.3g}x" for label, size in sizes.items()
+    }
+    lines["trained per task"] = TRAINED | {
+        label: f"{size.share:.2%}" for label, size in sizes.items()
+    }
     return table_of(lines, [*papers, *ours, "data"])
 
 

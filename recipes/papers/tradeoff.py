@@ -1,9 +1,10 @@
-"""Score against trained parameters: adapters of all sizes, top layers, layer norms, LoRA, beside full fine-tuning.
+"""Score against trained parameters: adapters of all sizes, top layers, layer norms, LoRA, beside
+    full fine-tuning.
 
-Houlsby et al. 2019, figures 1, 3, 4 and, on SQuAD, 5. With several tasks, scores are relative to full fine-tuning if
-it has runs on all of them; lines are medians over the tasks, with MNLI's two splits as two, and bands extend from the
-20th to the 80th percentile. With one task, or a panel for each with --each, they are means over the seeds and one
-standard error.
+Houlsby et al. 2019, figures 1, 3, 4 and, on SQuAD, 5. With several tasks, scores are relative to
+full fine-tuning if it has runs on all of them; lines are medians over the tasks, with MNLI's two
+splits as two, and bands extend from the 20th to the 80th percentile. With one task, or a panel for
+each with --each, they are means over the seeds and one standard error.
 """
 
 import argparse
@@ -21,7 +22,17 @@ from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
 from papers.additional import counted_once
-from papers.drawing import Rows, band, draw_line, legend, panels, seeds_of, show_counts, styles, write_lines
+from papers.drawing import (
+    Rows,
+    band,
+    draw_line,
+    legend,
+    panels,
+    seeds_of,
+    show_counts,
+    styles,
+    write_lines,
+)
 from papers.results import Row, arrange, columns, finished
 from sweeping.runs import CHOSEN
 
@@ -41,8 +52,15 @@ SIZE_OF = {"houlsby": ("r", "r"), "lora": ("r", "lora_r"), "top_k": ("k", "top_k
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--score", choices=("accuracy", "main"), default="main", help="A task without accuracy: main.")
-    parser.add_argument("--split", choices=("validation", "test"), default="validation", help="Where it was scored.")
+    parser.add_argument(
+        "--score",
+        choices=("accuracy", "main"),
+        default="main",
+        help="A task without accuracy: main.",
+    )
+    parser.add_argument(
+        "--split", choices=("validation", "test"), default="validation", help="Where it was scored."
+    )
     parser.add_argument("--each", action="store_true", help="A panel per task, with its scores.")
 
 
@@ -51,7 +69,9 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
     shown = columns(rows, arguments.score)
     once = counted_once(task for task, _ in shown.values())
     shown = {
-        name: column for name, column in shown.items() if column[0] in once and (name != "WNLI" or len(once) == 1)
+        name: column
+        for name, column in shown.items()
+        if column[0] in once and (name != "WNLI" or len(once) == 1)
     }
     points = summarize(rows, shown, arguments.split, arguments.each or len(shown) == 1)
     write_lines(folder / "tradeoff.jsonl", points)
@@ -59,11 +79,16 @@ def main(folder: Path, arguments: argparse.Namespace) -> None:
 
 
 def summarize(
-    rows: Sequence[Row], shown: Mapping[str, tuple[str, str]], split: str = "validation", each: bool = False
+    rows: Sequence[Row],
+    shown: Mapping[str, tuple[str, str]],
+    split: str = "validation",
+    each: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return a point per panel, method and size: its trained parameters, and the low, middle and high score.
+    """Return a point per panel, method and size: its trained parameters, and the low, middle and
+        high score.
 
-    A size without runs on all tasks is left out of a median, as one over fewer tasks is no point of the same line.
+    A size without runs on all tasks is left out of a median, as one over fewer tasks is no point of
+    the same line.
     """
     found = []
     for row in rows:
@@ -74,19 +99,30 @@ def summarize(
         elif scores:
             found.append((row, cells, scores))
     if not found:
-        raise RecipeError(f"No size has runs on all of {', '.join(shown)}. Make them with recipes/sweep.py.")
+        raise RecipeError(
+            f"No size has runs on all of {', '.join(shown)}. Make them with recipes/sweep.py."
+        )
     full = next((scores for row, _, scores in found if row.method == "full"), None)
     points = []
     for row, cells, scores in found:
         for panel, own in (
-            {name: {name: values} for name, values in scores.items()}.items() if each else [("", scores)]
+            {name: {name: values} for name, values in scores.items()}.items()
+            if each
+            else [("", scores)]
         ):
             if each:
                 values = band([*own[panel].values()])
             else:
-                changes = [mean(of.values()) - (mean(full[name].values()) if full else 0) for name, of in own.items()]
+                changes = [
+                    mean(of.values()) - (mean(full[name].values()) if full else 0)
+                    for name, of in own.items()
+                ]
                 values = dict(
-                    zip(("low", "middle", "high"), np.percentile(changes, [20, 50, 80]).tolist(), strict=True)
+                    zip(
+                        ("low", "middle", "high"),
+                        np.percentile(changes, [20, 50, 80]).tolist(),
+                        strict=True,
+                    )
                 )
             runs = [run for name in own for run in cells[name].seeds.values()]
             letter, flag = SIZE_OF.get(row.method, ("", ""))
@@ -98,7 +134,9 @@ def summarize(
                 "scores": {name: [*of.values()] for name, of in own.items()},
             })  # fmt: skip
     if len({(point["panel"], point["series"], point["size"]) for point in points}) < len(points):
-        raise RecipeError(f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}.")
+        raise RecipeError(
+            f"Each of these rows needs a folder of its own: {'; '.join(row.label for row in rows)}."
+        )
     return sorted(points, key=lambda point: point["trained_parameters"])
 
 
@@ -122,7 +160,10 @@ def draw(points: Rows, split: str = "validation") -> Figure:
 
 
 def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) -> None:
-    relative, tasks = points[0]["relative"], [*dict.fromkeys(task for point in points for task in point["scores"])]
+    relative, tasks = (
+        points[0]["relative"],
+        [*dict.fromkeys(task for point in points for task in point["scores"])],
+    )
     score = points[0]["score"]
     seeds = seeds_of(len(values) for point in points for values in point["scores"].values())
     axes.set(
@@ -150,4 +191,6 @@ def _draw_panel(axes: Axes, points: Rows, style: Mapping[str, Any], split: str) 
     show_counts(axes)
     sizes = [point["trained_parameters"] for point in points]
     # Powers of ten alone would leave a narrow range without a number.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if max(sizes) > 100 * min(sizes) else (1, 2, 5)))
+    axes.xaxis.set_major_locator(
+        LogLocator(subs=(1,) if max(sizes) > 100 * min(sizes) else (1, 2, 5))
+    )

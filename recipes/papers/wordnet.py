@@ -1,7 +1,8 @@
-"""Synonyms from the files of WordNet's database, those of Debian's wordnet-base or NLTK's corpora/wordnet.
+"""Synonyms from the files of WordNet's database, those of Debian's wordnet-base or NLTK's
+corpora/wordnet.
 
-WordNet's manual pages wndb(5WN) and cntlist(5WN) describe the format of the files. NLTK's own reader would need its
-copy of the data, a download that Debian's package makes unnecessary.
+WordNet's manual pages wndb(5WN) and cntlist(5WN) describe the format of the files. NLTK's own
+reader would need its copy of the data, a download that Debian's package makes unnecessary.
 """
 
 from collections import defaultdict
@@ -17,8 +18,8 @@ _NUMBERS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 class WordNet:
     """The synonyms of words in their most frequent part of speech.
 
-    Words are not reduced to their base form: a synonym can replace "film", but would have to be inflected to replace
-    "films".
+    Words are not reduced to their base form: a synonym can replace "film", but would have to be
+    inflected to replace "films".
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,14 +38,18 @@ class WordNet:
             self._frequency[lemma][_NUMBERS[sense[0]]] += int(count)
 
     def part_of_speech(self, word: str) -> str | None:
-        """Return the word's most frequent part of speech in WordNet's tagged texts or, if it does not occur there, the
-        one with the most senses; None if WordNet does not have the word in this form."""
+        """Return the word's most frequent part of speech in WordNet's tagged texts or, if it does
+        not occur there, the one with the most senses; None if WordNet does not have the word in
+        this form.
+        """
         senses = self._senses.get(word.lower(), {})
         frequency = self._frequency[word.lower()]
         return max(senses, key=lambda part: (frequency[part], len(senses[part])), default=None)
 
     def synonyms(self, word: str) -> list[str]:
-        """Return the single words that share a sense with the word, in its part of speech, by its senses' order."""
+        """Return the single words that share a sense with the word, in its part of speech, by its
+        senses' order.
+        """
         part = self.part_of_speech(word)
         if part is None:
             return []
@@ -55,10 +60,13 @@ class WordNet:
     def _synset(self, part: str, offset: int) -> list[str]:
         with (self._folder / f"data.{part}").open("rb") as file:
             file.seek(offset)
-            # synset_offset, lex_filenum, ss_type, w_cnt (hexadecimal), then w_cnt times word and lex_id
+            # synset_offset, lex_filenum, ss_type, w_cnt (hexadecimal), then w_cnt times word and
+            # lex_id
             fields = file.readline().decode().split()
         words = fields[4 : 4 + 2 * int(fields[3], 16) : 2]
-        return [word.partition("(")[0] for word in words]  # adjectives may end in a marker such as (p)
+        return [
+            word.partition("(")[0] for word in words
+        ]  # adjectives may end in a marker such as (p)
 
 
 def _lines(path: Path) -> Iterator[str]:

@@ -24,8 +24,8 @@ LAST_LINES = 15
 def lock(path: Path) -> TextIO | None:
     """Return the locked file, to be closed; None if another process has the lock.
 
-    The kernel holds the lock until all processes that inherited the open file have closed it or ended. So a killed
-    process leaves no lock behind, but the run that it started keeps its own.
+    The kernel holds the lock until all processes that inherited the open file have closed it or
+    ended. So a killed process leaves no lock behind, but the run that it started keeps its own.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a")  # over NFS only a file that is open for writing can be locked
@@ -38,10 +38,15 @@ def lock(path: Path) -> TextIO | None:
 
 
 def execute(
-    run: PlannedRun, launch: Sequence[str], locked: TextIO, environment: Mapping[str, str], stopped: Event
+    run: PlannedRun,
+    launch: Sequence[str],
+    locked: TextIO,
+    environment: Mapping[str, str],
+    stopped: Event,
 ) -> str | None:
-    """Execute a run, which inherits its lock, until it ends or is stopped; return the last lines of its log if it has
-    failed."""
+    """Execute a run, which inherits its lock, until it ends or is stopped; return the last lines of
+    its log if it has failed.
+    """
     (run.folder / FLAGS).write_text(run.constant)
     with (run.folder / "log.txt").open("ab") as log:
         start = log.tell()
@@ -75,8 +80,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[str, str]]:
-    """Return the environment of each of `jobs` simultaneous runs: its GPUs, one for each process of the configuration,
-    or its share of the cores. By default, there are as many runs as GPUs for them, or one."""
+    """Return the environment of each of `jobs` simultaneous runs: its GPUs, one for each process of
+    the configuration, or its share of the cores. By default, there are as many runs as GPUs for
+    them, or one.
+    """
     import torch  # only here, as the import takes seconds
 
     if not torch.cuda.is_available():
@@ -86,15 +93,29 @@ def find_slots(jobs: int | None, config_file: str | None = None) -> list[dict[st
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     devices = named or [str(number) for number in range(torch.cuda.device_count())]
     each = count_processes(config_file) if config_file else 1
-    groups = [devices[start : start + each] for start in range(0, max(1, len(devices) - each + 1), each)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(groups[slot % len(groups)])} for slot in range(jobs or len(groups))]
+    groups = [
+        devices[start : start + each] for start in range(0, max(1, len(devices) - each + 1), each)
+    ]
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(groups[slot % len(groups)])}
+        for slot in range(jobs or len(groups))
+    ]
 
 
 def launch_command(config_file: str | None, slots: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the command of `accelerate launch` with that file, or this machine's default, and this Python."""
+    """Return the command of `accelerate launch` with that file, or this machine's default, and this
+    Python.
+    """
     default = "one_gpu.yaml" if "CUDA_VISIBLE_DEVICES" in slots[0] else "cpu.yaml"
     config = config_file or str(CONFIGS / default)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet", "--config_file", config]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--quiet",
+        "--config_file",
+        config,
+    ]
     # Simultaneous runs need different launcher ports.
     return [*command, "--main_process_port", "0"] if count_processes(config) > 1 else command
 

@@ -21,7 +21,10 @@ AXES = (
 CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
 CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
-MEANT_FOR = dict.fromkeys(("r", "share_layers", "init_std"), "houlsby") | {"top_k": "top_k", "lora_r": "lora"}
+MEANT_FOR = dict.fromkeys(("r", "share_layers", "init_std"), "houlsby") | {
+    "top_k": "top_k",
+    "lora_r": "lora",
+}
 
 FLAGS = "flags.txt"  # a run's flags that its sweep does not vary, in its folder
 
@@ -35,7 +38,9 @@ class PlannedRun:
 
     folder: Path  # where results.json is written last
     recipe: Path
-    point: Point = field(hash=False)  # the values that the sweep varies, by flag, without the dashes
+    point: Point = field(
+        hash=False
+    )  # the values that the sweep varies, by flag, without the dashes
     flags: tuple[str, ...]  # all others, as on the command line
 
     def at(self, point: Point) -> "PlannedRun":
@@ -64,22 +69,36 @@ class PlannedRun:
 
     @property
     def constant(self) -> str:
-        """The recipe and the flags that the sweep does not vary and that change a run, in any order."""
+        """The recipe and the flags that the sweep does not vary and that change a run, in any
+        order.
+        """
         flags = re.split(r"(?:^| )--(?=[a-z])", " ".join(self.flags).replace("=", " "))[1:]
-        kept = [flag for flag in flags if (name := flag.split()[0]) == "predict" or not is_free(name)]
+        kept = [
+            flag for flag in flags if (name := flag.split()[0]) == "predict" or not is_free(name)
+        ]
         return " ".join([self.recipe.name, *sorted(kept)])
 
     def check(self) -> None:
-        """Refuse a finished run with other flags, whose score would be compared with those of this sweep."""
+        """Refuse a finished run with other flags, whose score would be compared with those of this
+        sweep.
+        """
         recorded = self.folder / FLAGS
-        if self.finished and recorded.is_file() and (before := recorded.read_text()) != self.constant:
+        if (
+            self.finished
+            and recorded.is_file()
+            and (before := recorded.read_text()) != self.constant
+        ):
             raise RecipeError(
                 f"{self.folder} holds a finished run with other flags: {before}. Give another --output_dir."
             )
 
 
-def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]) -> list[PlannedRun]:
-    """Return a run for each combination of values, without those that differ only in what their method ignores."""
+def make_runs(
+    output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], flags: Sequence[str]
+) -> list[PlannedRun]:
+    """Return a run for each combination of values, without those that differ only in what their
+    method ignores.
+    """
     runs: dict[Path, PlannedRun] = {}
     for values in itertools.product(*axes.values()):
         asked = dict(zip(axes, values, strict=True))
@@ -94,8 +113,13 @@ def make_runs(output: Path, recipe: Path, axes: Mapping[str, Sequence[str]], fla
 
 
 def _settings(point: Point) -> str:
-    """Return, for example, method=houlsby,r=64,learning_rate=0.001,seed=0: equal numbers have equal names."""
-    return ",".join(f"{axis}={_plain(value)}" for axis, value in point.items() if axis != "task") or "run"
+    """Return, for example, method=houlsby,r=64,learning_rate=0.001,seed=0: equal numbers have equal
+    names.
+    """
+    return (
+        ",".join(f"{axis}={_plain(value)}" for axis, value in point.items() if axis != "task")
+        or "run"
+    )
 
 
 def _plain(value: str) -> str:
@@ -106,16 +130,23 @@ def _plain(value: str) -> str:
 
 
 def choose(scores: Mapping[Key, Sequence[float]], lower_is_better: bool = False) -> Key:
-    """Return the key with the best mean over its seeds, among those with the most seeds; the first of several."""
+    """Return the key with the best mean over its seeds, among those with the most seeds; the first
+    of several.
+    """
     seeds = max(len(values) for values in scores.values())
     sign = -1 if lower_is_better else 1
-    return max((key for key in scores if len(scores[key]) == seeds), key=lambda key: sign * mean(scores[key]))
+    return max(
+        (key for key in scores if len(scores[key]) == seeds),
+        key=lambda key: sign * mean(scores[key]),
+    )
 
 
 def best_point(runs: Iterable[PlannedRun]) -> Point | None:
     """Return the point, without the seed, that is best on validation; None if no run is finished."""
     scores: dict[tuple[tuple[str, str], ...], list[float]] = {}
-    scored = [(run, found) for run in runs if (found := run.results) and found["best_score"] is not None]
+    scored = [
+        (run, found) for run in runs if (found := run.results) and found["best_score"] is not None
+    ]
     for run, found in scored:
         key = tuple((axis, value) for axis, value in run.point.items() if axis != "seed")
         scores.setdefault(key, []).append(found["best_score"])

@@ -1,7 +1,8 @@
 """A sweep: the runs that validation compares, then those of the other seeds at the best point.
 
-A run's folder says whether it is finished, and its lock whether it is being executed, so processes and machines may
-share a sweep. A grid needs no more than that; where values are sampled, Optuna samples and records them.
+A run's folder says whether it is finished, and its lock whether it is being executed, so processes
+and machines may share a sweep. A grid needs no more than that; where values are sampled, Optuna
+samples and records them.
 """
 
 import sys
@@ -37,7 +38,9 @@ class Search:
         """Return the runs that are left now; those of the other seeds only after the search."""
         left = self._unfinished(self.runs)
         if not left and self.is_known and self.other_seeds and (best := best_point(self.runs)):
-            left = self._unfinished(self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds)
+            left = self._unfinished(
+                self.runs[0].at({**best, "seed": seed}) for seed in self.other_seeds
+            )
         return left
 
     def count_left(self) -> int:
@@ -54,25 +57,37 @@ class Search:
 
     def take(self) -> tuple[PlannedRun, TextIO] | None:
         """Return a run that is left, with its lock; None if others have them all."""
-        return next(((run, locked) for run in self.left() if (locked := lock(run.folder / "lock"))), None)
+        return next(
+            ((run, locked) for run in self.left() if (locked := lock(run.folder / "lock"))), None
+        )
 
     def tell(self, run: PlannedRun) -> None:
         """Record the score of a finished run where it was sampled."""
 
 
 class SampledSearch(Search):
-    """Points that Optuna samples in the ranges LOW:HIGH of a run, and the seeds that run only at the best of them."""
+    """Points that Optuna samples in the ranges LOW:HIGH of a run, and the seeds that run only at
+    the best of them.
+    """
 
-    def __init__(self, run: PlannedRun, other_seeds: Sequence[str], n_trials: int, study: optuna.Study) -> None:
+    def __init__(
+        self, run: PlannedRun, other_seeds: Sequence[str], n_trials: int, study: optuna.Study
+    ) -> None:
         super().__init__([], other_seeds)
         self.run, self.n_trials, self.study = run, n_trials, study
         self.total += n_trials
-        self.space = {axis: _distribution(axis, run.point[axis]) for axis in CHOICES if ":" in run.point.get(axis, "")}
+        self.space = {
+            axis: _distribution(axis, run.point[axis])
+            for axis in CHOICES
+            if ":" in run.point.get(axis, "")
+        }
         self._read()
 
     def _read(self) -> None:
         """Read the points that all processes have sampled."""
-        trials = [trial for trial in self.study.get_trials(deepcopy=False) if "point" in trial.user_attrs]
+        trials = [
+            trial for trial in self.study.get_trials(deepcopy=False) if "point" in trial.user_attrs
+        ]
         self.trials = {self.run.at(trial.user_attrs["point"]): trial.number for trial in trials}
         self.runs, self.is_known = list(self.trials), len(trials) >= self.n_trials
 
@@ -94,7 +109,9 @@ class SampledSearch(Search):
 
 
 def _distribution(axis: str, text: str) -> BaseDistribution:
-    """Return the distribution of a range: sizes and rates on a logarithmic scale, epochs in whole numbers."""
+    """Return the distribution of a range: sizes and rates on a logarithmic scale, epochs in whole
+    numbers.
+    """
     low, high = text.split(":")
     if axis in ("learning_rate", "num_train_epochs"):
         is_rate = axis == "learning_rate"
@@ -106,15 +123,20 @@ def make_searches(
     output: Path, runs: Sequence[PlannedRun], chosen: Sequence[str] = CHOICES,
     search_seeds: int | None = None, n_trials: int | None = None, storage: str | None = None,
 ) -> list[Search]:  # fmt: skip
-    """Return a search for each combination of the values that validation does not choose: a grid or, with `n_trials`,
-    points that Optuna samples in the ranges."""
+    """Return a search for each combination of the values that validation does not choose: a grid
+    or, with `n_trials`, points that Optuna samples in the ranges.
+    """
     seeds = list(dict.fromkeys(run.point["seed"] for run in runs if "seed" in run.point))
     others = seeds[search_seeds:] if search_seeds else []
     ranges = [axis for axis, value in runs[0].point.items() if axis in CHOICES and ":" in value]
     groups: dict[str, list[PlannedRun]] = {}
     for run in runs:
         run.check()
-        fixed = {axis: value for axis, value in run.point.items() if axis not in (*(ranges or chosen), "seed")}
+        fixed = {
+            axis: value
+            for axis, value in run.point.items()
+            if axis not in (*(ranges or chosen), "seed")
+        }
         if run.point.get("seed") not in others:
             groups.setdefault(str(run.at(fixed).folder.relative_to(output)), []).append(run)
     if n_trials is None:
@@ -135,8 +157,9 @@ def make_searches(
 def execute_all(
     searches: Sequence[Search], launch: Sequence[str], slots: Sequence[Mapping[str, str]]
 ) -> dict[PlannedRun, str]:
-    """Execute all runs that are not finished, one at a time per slot, and wait for those of other processes; return
-    those that have failed, with the last lines of their logs."""
+    """Execute all runs that are not finished, one at a time per slot, and wait for those of other
+    processes; return those that have failed, with the last lines of their logs.
+    """
     stopped, taking = threading.Event(), threading.Lock()
     total = sum(search.count_left() for search in searches)
     often = 0.5 if sys.stderr.isatty() else 60  # in a log file, a line per minute is enough
@@ -144,7 +167,9 @@ def execute_all(
     def work(slot: Mapping[str, str]) -> None:
         while not stopped.is_set():
             with taking:
-                chosen = next(((search, *taken) for search in searches if (taken := search.take())), None)
+                chosen = next(
+                    ((search, *taken) for search in searches if (taken := search.take())), None
+                )
                 is_over = all(search.is_over() for search in searches)
             if chosen is None and is_over:
                 return
@@ -162,7 +187,10 @@ def execute_all(
                 bar.write(f"{'failed' if run in search.failed else 'stopped'}: {run.name}")
             bar.update()
 
-    with ThreadPoolExecutor(len(slots)) as threads, tqdm(total=total, unit="run", mininterval=often) as bar:
+    with (
+        ThreadPoolExecutor(len(slots)) as threads,
+        tqdm(total=total, unit="run", mininterval=often) as bar,
+    ):
         try:
             list(threads.map(work, slots))
         finally:

@@ -1,4 +1,5 @@
-"""Converted adapters compute what the `adapters` library computes, in folders that it has written, and go back whole.
+"""Converted adapters compute what the `adapters` library computes, in folders that it has written,
+and go back whole.
 
 `tests/support/make_adapterhub_golden.py` has written the folders and the library's outputs.
 """
@@ -29,7 +30,13 @@ REFUSED = {
     "distilbert-two_layers": "The head has 2 layers with the activation 'tanh' on the hidden states",
 }
 # What the library reads as it was written, but writes otherwise today.
-REWRITTEN = {"bert-old_task", "bert-old_language", "roberta-old_houlsby", "bert-pickled", "gpt2-adapter_plus"}
+REWRITTEN = {
+    "bert-old_task",
+    "bert-old_language",
+    "roberta-old_houlsby",
+    "bert-pickled",
+    "gpt2-adapter_plus",
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +64,13 @@ def converted(bases, tmp_path_factory):
 
 
 def outputs(case, adapter):
-    """The outputs of a loaded adapter in float32 and in float64, of which the golden file holds the library's."""
+    """The outputs of a loaded adapter in float32 and in float64, of which the golden file holds the
+    library's.
+    """
     model, has_head = case.partition("-")[0], (GOLDEN / case / "head_config.json").exists()
-    class_name = json.loads((adapter / "adapter_config.json").read_text())["auto_mapping"]["base_model_class"]
+    class_name = json.loads((adapter / "adapter_config.json").read_text())["auto_mapping"][
+        "base_model_class"
+    ]
     adapted = PeftModel.from_pretrained(tiny_base(model, class_name), adapter).eval()
     base, given = adapted.get_base_model(), inputs(model)
     if case == "bert-choice":
@@ -70,7 +81,9 @@ def outputs(case, adapter):
     last = []
     if not has_head and not case.endswith("_lm"):
         encoder = getattr(encoder, "decoder", encoder)
-        encoder.register_forward_hook(lambda module, args, output: last.append(output.last_hidden_state))
+        encoder.register_forward_hook(
+            lambda module, args, output: last.append(output.last_hidden_state)
+        )
     for dtype in (torch.float32, torch.float64):
         adapted.to(dtype)
         with torch.no_grad(), whole_float64():
@@ -85,7 +98,9 @@ def outputs(case, adapter):
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED])
 def test_outputs_equal_the_librarys(case, converted):
-    expected = torch.tensor(json.loads((GOLDEN / case / "expected.json").read_text()), dtype=torch.float64)
+    expected = torch.tensor(
+        json.loads((GOLDEN / case / "expected.json").read_text()), dtype=torch.float64
+    )
     assert expected.std() > 0.05
     single, double = outputs(case, converted(case))
     torch.testing.assert_close(double, expected, atol=1e-10, rtol=0)
@@ -102,7 +117,9 @@ def test_heads_that_cannot_be_had_are_refused_and_can_be_left_out(case, reason, 
     assert not any("classifier" in key for key in load_file(target / "adapter_model.safetensors"))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in REFUSED and case not in REWRITTEN])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in REFUSED and case not in REWRITTEN]
+)
 def test_converted_back_the_files_are_as_the_library_wrote_them(case, converted, tmp_path):
     target = houlsby_peft.convert(converted(case), tmp_path / "task", to="adapterhub")
     for file in ("adapter.safetensors", "model_head.safetensors"):
@@ -114,7 +131,10 @@ def test_converted_back_the_files_are_as_the_library_wrote_them(case, converted,
             assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
         else:
             assert not (target / file).exists()
-    found, expected = (json.loads((folder / "adapter_config.json").read_text()) for folder in (target, GOLDEN / case))
+    found, expected = (
+        json.loads((folder / "adapter_config.json").read_text())
+        for folder in (target, GOLDEN / case)
+    )
     sizes = [
         dict.fromkeys("0123", factor) if not isinstance(factor, dict) else
         {layer: factor.get(layer, factor.get("default")) for layer in "0123"}
@@ -126,7 +146,9 @@ def test_converted_back_the_files_are_as_the_library_wrote_them(case, converted,
         for layer in "01"
         if int(layer) not in left_out and sizes[0][layer]
     )
-    assert found.pop("config").items() <= expected.pop("config").items()  # the others are at the library's defaults
+    assert (
+        found.pop("config").items() <= expected.pop("config").items()
+    )  # the others are at the library's defaults
     for fields in (found, expected):  # what a static class is called there
         del fields["model_class"], fields["model_name"]
     assert found == expected
@@ -135,7 +157,16 @@ def test_converted_back_the_files_are_as_the_library_wrote_them(case, converted,
 def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
     base = make_base(tmp_path / "base", hidden_size=16, num_attention_heads=2)
     target = tmp_path / "converted"
-    main(["convert", str(GOLDEN / "bert-pickled"), str(target), "--base-model", str(base), "--allow-pickle"])
+    main(
+        [
+            "convert",
+            str(GOLDEN / "bert-pickled"),
+            str(target),
+            "--base-model",
+            str(base),
+            "--allow-pickle",
+        ]
+    )
     assert capsys.readouterr().out.endswith(f"{target}\n")
     with pytest.raises(SystemExit, match="not empty"):
         main(["convert", str(GOLDEN / "bert-houlsby"), str(target), "--base-model", str(base)])
@@ -162,7 +193,10 @@ def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
             {"rank_pattern": {"layer.0.attention.output.dropout": 2}},
             "no place for bottlenecks of several sizes in a layer",
         ),
-        ({"exclude_modules": ["layer.1.output.dropout"]}, "no place for layers with a part of the bottlenecks"),
+        (
+            {"exclude_modules": ["layer.1.output.dropout"]},
+            "no place for layers with a part of the bottlenecks",
+        ),
         (
             {"target_modules": ["intermediate.dense"]},
             "no place for bottlenecks that are not at the ends of sub-layers",
@@ -173,13 +207,19 @@ def test_one_command_from_a_published_adapter_to_predictions(tmp_path, capsys):
 )
 def test_what_the_format_cannot_express_is_refused(options, reason, bases, tmp_path):
     config = HoulsbyConfig(**{"r": 4, "train_layer_norm": False, **options})
-    get_peft_model(tiny_base("bert", "BertForSequenceClassification"), config).save_pretrained(tmp_path / "ours")
+    get_peft_model(tiny_base("bert", "BertForSequenceClassification"), config).save_pretrained(
+        tmp_path / "ours"
+    )
     with pytest.raises(houlsby_peft.AdapterError, match=reason):
-        houlsby_peft.convert(tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=bases / "bert")
+        houlsby_peft.convert(
+            tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=bases / "bert"
+        )
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("case", ["bart-houlsby", "gpt2-pfeiffer", "t5-houlsby_leave_out", "xlmr-pfeiffer_inv"])
+@pytest.mark.parametrize(
+    "case", ["bart-houlsby", "gpt2-pfeiffer", "t5-houlsby_leave_out", "xlmr-pfeiffer_inv"]
+)
 def test_without_a_head_the_adapter_fits_models_with_other_heads(case, bases, tmp_path):
     name, class_name = {
         "bart-houlsby": ("bart", "BartForSequenceClassification"),
@@ -187,7 +227,9 @@ def test_without_a_head_the_adapter_fits_models_with_other_heads(case, bases, tm
         "t5-houlsby_leave_out": ("t5", "T5Model"),
         "xlmr-pfeiffer_inv": ("xlmr", "XLMRobertaForTokenClassification"),
     }[case]
-    target = houlsby_peft.convert(GOLDEN / case, tmp_path / "new", base_model=bases / name, with_head=False)
+    target = houlsby_peft.convert(
+        GOLDEN / case, tmp_path / "new", base_model=bases / name, with_head=False
+    )
     adapted = PeftModel.from_pretrained(tiny_base(name, class_name), target).eval()
     given = {key: value[1:] for key, value in inputs(name).items()}
     with torch.no_grad():
@@ -213,30 +255,54 @@ def test_without_a_head_the_adapter_fits_models_with_other_heads(case, bases, tm
         ),
     ],
 )
-def test_only_base_models_that_both_libraries_adapt_alike_are_converted(model_type, options, reason, tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+def test_only_base_models_that_both_libraries_adapt_alike_are_converted(
+    model_type, options, reason, tmp_path
+):
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     base = AutoConfig.for_model(model_type, **sizes, vocab_size=40, **options)
     base.save_pretrained(tmp_path / "base")
     config = HoulsbyConfig(r=4, train_layer_norm=False, modules_to_save=[])
     get_peft_model(AutoModel.from_config(base), config).save_pretrained(tmp_path / "ours")
     with pytest.raises(houlsby_peft.AdapterError, match=reason):
-        houlsby_peft.convert(tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=tmp_path / "base")
+        houlsby_peft.convert(
+            tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=tmp_path / "base"
+        )
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    "options", [{"positions": ["feed_forward"]}, {"kind": "pfeiffer", "positions": ["attention", "feed_forward"]}]
+    "options",
+    [
+        {"positions": ["feed_forward"]},
+        {"kind": "pfeiffer", "positions": ["attention", "feed_forward"]},
+    ],
 )
 def test_an_albert_is_converted_where_both_libraries_agree(options, tmp_path):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     base = AutoConfig.for_model("albert", **sizes, vocab_size=40, embedding_size=8)
     base.save_pretrained(tmp_path / "base")
     config = HoulsbyConfig(r=4, train_layer_norm=False, modules_to_save=[], **options)
     get_peft_model(AutoModel.from_config(base), config).save_pretrained(tmp_path / "ours")
-    there = houlsby_peft.convert(tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=tmp_path / "base")
+    there = houlsby_peft.convert(
+        tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=tmp_path / "base"
+    )
     back = houlsby_peft.convert(there, tmp_path / "back", base_model=tmp_path / "base")
-    found, expected = (load_file(folder / "adapter_model.safetensors") for folder in (back, tmp_path / "ours"))
-    assert sorted(tensor.shape for tensor in found.values()) == sorted(tensor.shape for tensor in expected.values())
+    found, expected = (
+        load_file(folder / "adapter_model.safetensors") for folder in (back, tmp_path / "ours")
+    )
+    assert sorted(tensor.shape for tensor in found.values()) == sorted(
+        tensor.shape for tensor in expected.values()
+    )
 
 
 @pytest.mark.parametrize("share_layers", [1, 2])
@@ -244,7 +310,9 @@ def test_a_shared_bottleneck_is_written_at_each_of_its_places(share_layers, base
     config = HoulsbyConfig(r=4, train_layer_norm=False, share_layers=share_layers, init_std=0.3)
     model = get_peft_model(tiny_base("bert", "BertForMaskedLM"), config).eval()
     model.save_pretrained(tmp_path / "ours")
-    target = houlsby_peft.convert(tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=bases / "bert")
+    target = houlsby_peft.convert(
+        tmp_path / "ours", tmp_path / "new", to="adapterhub", base_model=bases / "bert"
+    )
     assert len(load_file(target / "adapter.safetensors")) == 16
     back = houlsby_peft.convert(target, tmp_path / "back", base_model=bases / "bert")
     again = PeftModel.from_pretrained(tiny_base("bert", "BertForMaskedLM"), back).eval()
@@ -253,9 +321,14 @@ def test_a_shared_bottleneck_is_written_at_each_of_its_places(share_layers, base
 
 
 def convert_and_load():
-    """Client: convert adapters from the Hub; return the labels of predictions, and what an error says."""
+    """Client: convert adapters from the Hub; return the labels of predictions, and what an error
+    says.
+    """
     houlsby_peft.convert("user/published", "converted", base_model="org/base", allow_pickle=True)
-    labels = [prediction["label"] for prediction in houlsby_peft.load("converted").predict(["Hello.", "He came."])]
+    labels = [
+        prediction["label"]
+        for prediction in houlsby_peft.load("converted").predict(["Hello.", "He came."])
+    ]
     try:
         houlsby_peft.convert("user/published", "again")
     except houlsby_peft.AdapterError as error:
@@ -265,10 +338,14 @@ def convert_and_load():
 def test_an_adapter_on_the_hub_is_converted_by_its_name(hub, tmp_path):
     hub.add("org/base", make_base(tmp_path / "base", hidden_size=16, num_attention_heads=2))
     files = {path.name: path.read_bytes() for path in (GOLDEN / "bert-pickled").iterdir()}
-    hub.add("user/published", files | {"config.py": b"raise SystemExit", "pytorch_model.bin": b"large"})
+    hub.add(
+        "user/published", files | {"config.py": b"raise SystemExit", "pytorch_model.bin": b"large"}
+    )
     labels, message = hub.call(convert_and_load, home=tmp_path / "home", token=None)
     assert set(labels) <= set("abc")
-    assert message.startswith("user/published cannot be converted: The weights are in pytorch_adapter.bin, a pickled")
+    assert message.startswith(
+        "user/published cannot be converted: The weights are in pytorch_adapter.bin, a pickled"
+    )
     fetched = {path.name for path in (tmp_path / "home").rglob("snapshots/*/*")}
     assert fetched.isdisjoint({"config.py", "pytorch_model.bin"})
     assert "pytorch_adapter.bin" in fetched

@@ -1,4 +1,6 @@
-"""The converter refuses folders that are damaged or mean harm, as the loader does: quickly, and no code runs."""
+"""The converter refuses folders that are damaged or mean harm, as the loader does: quickly, and no
+code runs.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,11 @@ def top(file=CONFIG, **changes):
 
     def change(files):
         fields = json.loads(files[file]) | changes
-        return files | {file: json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()}
+        return files | {
+            file: json.dumps(
+                {name: value for name, value in fields.items() if value is not ...}
+            ).encode()
+        }
 
     return change
 
@@ -58,8 +64,12 @@ def weights(file=WEIGHTS, **changes):
 
     def change(files):
         tensors = load(files[file])
-        tensors |= {{"down": DOWN, "up": UP}.get(name, name): tensor for name, tensor in changes.items()}
-        return files | {file: save({name: tensor for name, tensor in tensors.items() if tensor is not None})}
+        tensors |= {
+            {"down": DOWN, "up": UP}.get(name, name): tensor for name, tensor in changes.items()
+        }
+        return files | {
+            file: save({name: tensor for name, tensor in tensors.items() if tensor is not None})
+        }
 
     return change
 
@@ -83,7 +93,9 @@ def pickled(content):
             buffer = io.BytesIO()
             torch.save(content, buffer)
             data = buffer.getvalue()
-        return {name: value for name, value in files.items() if name != WEIGHTS} | {"pytorch_adapter.bin": data}
+        return {name: value for name, value in files.items() if name != WEIGHTS} | {
+            "pytorch_adapter.bin": data
+        }
 
     return change
 
@@ -114,23 +126,47 @@ def bomb():
 CASES = {
     "empty configuration": (put(CONFIG, b""), "is not valid JSON"),
     "configuration is nested": (put(CONFIG, b"[" * 100_000), "is not valid JSON"),
-    "configuration is huge": (put(CONFIG, b" " * 20_000_001), "must be smaller than 20,000,000 bytes"),
-    "an adapter of PEFT": (put(CONFIG, b'{"peft_type": "LORA", "r": 8}'), "An adapter of PEFT needs no conversion"),
+    "configuration is huge": (
+        put(CONFIG, b" " * 20_000_001),
+        "must be smaller than 20,000,000 bytes",
+    ),
+    "an adapter of PEFT": (
+        put(CONFIG, b'{"peft_type": "LORA", "r": 8}'),
+        "An adapter of PEFT needs no conversion",
+    ),
     "another name": (top(name="../../etc"), "which its configuration has no place for"),
     "huge width": (top(hidden_size=10**40), "the width 1000"),
     "another type": (top(model_type="gpt2"), "a base model of the type gpt2"),
-    "base is a path": (top(model_name="../../../etc"), "model_name .* must be a name on the Hub; got '../../../etc'"),
+    "base is a path": (
+        top(model_name="../../../etc"),
+        "model_name .* must be a name on the Hub; got '../../../etc'",
+    ),
     "activation with weights": (options(non_linearity="prelu"), "it lacks .*activation.weight"),
     "factor is 0": (options(reduction_factor=0), "ZeroDivisionError"),
     "factors lack a layer": (options(reduction_factor={"0": 2}), "has the shape"),
-    "another factor": (options(reduction_factor=4), r"has the shape \(2, 16\), the model needs \(4, 16\)"),
+    "another factor": (
+        options(reduction_factor=4),
+        r"has the shape \(2, 16\), the model needs \(4, 16\)",
+    ),
     "leaves out layer 1": (options(leave_out=[1]), "which its configuration has no place for"),
     "a sub-layer more": (options(mh_adapter=True), "it lacks .*attention"),
-    "Compacter": (options(phm_layer=True), "phm_layer=True cannot be converted: its projections are sums"),
-    "Glow": (options(inv_adapter="glow", inv_adapter_reduction_factor=2), "inv_adapter='glow' cannot be converted"),
-    "a coupling without weights": (options(inv_adapter="nice", inv_adapter_reduction_factor=2), r"it lacks .*\.F\."),
+    "Compacter": (
+        options(phm_layer=True),
+        "phm_layer=True cannot be converted: its projections are sums",
+    ),
+    "Glow": (
+        options(inv_adapter="glow", inv_adapter_reduction_factor=2),
+        "inv_adapter='glow' cannot be converted",
+    ),
+    "a coupling without weights": (
+        options(inv_adapter="nice", inv_adapter_reduction_factor=2),
+        r"it lacks .*\.F\.",
+    ),
     "LoRA": (options(architecture="lora"), "it is not a bottleneck adapter"),
-    "another residual": (options(residual_before_ln="post_add"), "residual_before_ln='post_add', is_parallel=False"),
+    "another residual": (
+        options(residual_before_ln="post_add"),
+        "residual_before_ln='post_add', is_parallel=False",
+    ),
     "AdapterPlus after a norm": (
         options(residual_before_ln=False, original_ln_after=False),
         "which computes something else on a bert model",
@@ -140,11 +176,26 @@ CASES = {
     "header without tensors": (header("{}"), "it lacks "),
     "NaN": (weights(down=torch.full((2, 16), float("nan"))), "must hold finite numbers"),
     "a weight is missing": (weights(down=None), "it lacks .*down_proj.weight"),
-    "a weight with a path": (weights(**{"../../x": torch.ones(1)}), "which its configuration has no place for"),
-    "a weight twice": (weights(**{DOWN.removeprefix("bert."): torch.ones(2, 16)}), "which its configuration has no"),
-    "head is unknown": (head(head_type="exec"), "A head must be for one of classification, .*; got exec"),
-    "head of 1,000,000,000 layers": (head(layers=10**9), "no class of transformers for bert has such a head"),
-    "head of another width": (weights(HEAD_WEIGHTS, **{"heads.task.4.weight": torch.ones(3, 15)}), "has the shape"),
+    "a weight with a path": (
+        weights(**{"../../x": torch.ones(1)}),
+        "which its configuration has no place for",
+    ),
+    "a weight twice": (
+        weights(**{DOWN.removeprefix("bert."): torch.ones(2, 16)}),
+        "which its configuration has no",
+    ),
+    "head is unknown": (
+        head(head_type="exec"),
+        "A head must be for one of classification, .*; got exec",
+    ),
+    "head of 1,000,000,000 layers": (
+        head(layers=10**9),
+        "no class of transformers for bert has such a head",
+    ),
+    "head of another width": (
+        weights(HEAD_WEIGHTS, **{"heads.task.4.weight": torch.ones(3, 15)}),
+        "has the shape",
+    ),
     "labels have a gap": (head(label2id={"a": 0, "b": 2, "c": 3}), "id2label"),
     "labels are no text": (head(label2id={"\ud800": 0, "b": 1, "c": 2}), "surrogates|id2label"),
     "static head of no model": (
@@ -156,7 +207,9 @@ CASES = {
         "must hold the weights of the head of a BertForSequenceClassification",
     ),
     "static head of 10**12 labels": (
-        top(HEAD_CONFIG, config=None, model_class="BertForSequenceClassification", num_labels=10**12),
+        top(
+            HEAD_CONFIG, config=None, model_class="BertForSequenceClassification", num_labels=10**12
+        ),
         "cannot be converted",
     ),
 }
@@ -165,7 +218,10 @@ PICKLED = {
     "code as torch saves it": (pickled({DOWN: Trap()}), "holds more than tensors"),
     "a list": (pickled([torch.ones(2)]), "AttributeError"),
     "a sparse tensor": (pickled({DOWN: torch.ones(2, 16).to_sparse()}), "not a plain tensor"),
-    "a view of one number": (pickled({DOWN: torch.ones(1).expand(2**40)}), "of at most the file's size"),
+    "a view of one number": (
+        pickled({DOWN: torch.ones(1).expand(2**40)}),
+        "of at most the file's size",
+    ),
     "a bomb": (pickled(bomb()), "would unpack to"),
     "an empty file": (pickled(b""), "EOFError"),
     "NaN": (pickled({DOWN: torch.full((2, 16), float("nan"))}), "must hold finite numbers"),
@@ -181,7 +237,9 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def good():
-    return {path.name: path.read_bytes() for path in SOURCE.iterdir() if path.name != "expected.json"}
+    return {
+        path.name: path.read_bytes() for path in SOURCE.iterdir() if path.name != "expected.json"
+    }
 
 
 def write(files, folder):
@@ -212,21 +270,33 @@ def test_each_is_refused_with_a_clear_error(case, good, base, tmp_path):
 
 def test_a_missing_file_is_named(good, base, tmp_path):
     for number, (name, lacking) in enumerate(((CONFIG, CONFIG), (WEIGHTS, "pytorch_adapter.bin"))):
-        source = write({key: value for key, value in good.items() if key != name}, tmp_path / str(number))
+        source = write(
+            {key: value for key, value in good.items() if key != name}, tmp_path / str(number)
+        )
         with pytest.raises(FileNotFoundError, match=lacking):
             houlsby_peft.convert(source, tmp_path / "target", base_model=base)
     assert not (tmp_path / "target").exists()
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # of torch 2.15, before the refusal
+@pytest.mark.filterwarnings(
+    "ignore:Validating sparse tensor invariants"
+)  # of torch 2.15, before the refusal
 @pytest.mark.parametrize("case", PICKLED)
-def test_pickled_files_are_read_only_if_allowed_and_never_run_code(case, good, base, tmp_path, monkeypatch):
+def test_pickled_files_are_read_only_if_allowed_and_never_run_code(
+    case, good, base, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     change, expected = PICKLED[case]
     files = change(good)
     refuse(case, files, expected, base, tmp_path, allow_pickle=True)
     (folder := tmp_path / "again").mkdir()
-    refuse(case, files, "a pickled file, which only the converter reads, and only if you allow it", base, folder)
+    refuse(
+        case,
+        files,
+        "a pickled file, which only the converter reads, and only if you allow it",
+        base,
+        folder,
+    )
 
 
 def test_mutated_folders_are_refused_or_convert_to_adapters_that_load(good, base, tmp_path):
@@ -236,7 +306,10 @@ def test_mutated_folders_are_refused_or_convert_to_adapters_that_load(good, base
     outcomes = {"refused": 0, "converted": 0}
     for number in range(40):
         changed, what = mutate(number, files)
-        source = write({back.get(name, name): content for name, content in changed.items()}, tmp_path / f"{number}")
+        source = write(
+            {back.get(name, name): content for name, content in changed.items()},
+            tmp_path / f"{number}",
+        )
         target = tmp_path / f"target-{number}"
         with suppress(houlsby_peft.AdapterError, FileNotFoundError):
             houlsby_peft.convert(source, target, base_model=base)
@@ -245,7 +318,9 @@ def test_mutated_folders_are_refused_or_convert_to_adapters_that_load(good, base
             continue
         outcomes["converted"] += 1
         if outcomes["converted"] % 4 == 1:
-            class_name = json.loads((target / CONFIG).read_text())["auto_mapping"]["base_model_class"]
+            class_name = json.loads((target / CONFIG).read_text())["auto_mapping"][
+                "base_model_class"
+            ]
             model = PeftModel.from_pretrained(tiny_base("bert", class_name), target).eval()
             assert model(**inputs("bert")).logits.isfinite().all(), what
     assert min(outcomes.values()) > 5, outcomes

@@ -1,4 +1,6 @@
-"""Every model type that can be built in a tiny size: the rows of a mixed batch are right, or the batch is refused."""
+"""Every model type that can be built in a tiny size: the rows of a mixed batch are right, or the
+batch is refused.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ INPUTS = [
 
 
 def outputs(model, batch, names):
-    """The model's outputs of floating-point numbers by name, but for those that compare all rows with all others."""
+    """The model's outputs of floating-point numbers by name, but for those that compare all rows
+    with all others.
+    """
     with torch.no_grad():
         result = model(**batch, adapter_names=list(names))
     return {
@@ -88,7 +92,9 @@ def is_close(one, other):
 
 
 def find_wrong_rows(model, batch, names):
-    """The rows of a mixed batch that differ from the same row alone, though they do not in a batch of one adapter."""
+    """The rows of a mixed batch that differ from the same row alone, though they do not in a batch
+    of one adapter.
+    """
     mixed = outputs(model, batch, names)
     wrong = []
     for row, name in enumerate(names):
@@ -102,7 +108,9 @@ def find_wrong_rows(model, batch, names):
 
 
 def adapted_model(model_type):
-    """A tiny model with two adapters and its kind of inputs; None if it cannot be built, run or adapted."""
+    """A tiny model with two adapters and its kind of inputs; None if it cannot be built, run or
+    adapted.
+    """
     try:
         config = shrink(CONFIG_MAPPING[model_type]())
         classes = MODEL_MAPPING[type(config)]

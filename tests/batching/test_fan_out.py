@@ -1,4 +1,6 @@
-"""One text, many tasks: what the model gives for several adapters of a text, and what runs once for them."""
+"""One text, many tasks: what the model gives for several adapters of a text, and what runs once for
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ BASE = "__base__"
 NAMES = [["one", BASE, "two"], ["two"], [], ["two", "one", "one"]]
 # A row of each distinct layer with more than one layer in a list.
 LAYERS = {ARCHITECTURES[name.partition(":")[0]]: name for name in reversed(ROWS)}.values()
-# Bloom's layers read a bias with several rows for each text; the other adapts the parts of one layer by their names.
+# Bloom's layers read a bias with several rows for each text; the other adapts the parts of one
+# layer by their names.
 ALL_ROWS = ("bloom", "timesformer:places")
 
 
 def adapted(base, first=None, layers=(1,), **second):
     """A model with the adapters "one" and "two", which are far from the identity."""
-    model = get_peft_model(base, HoulsbyConfig(r=4, layers_to_transform=[*layers], **(first or {})), "one")
+    model = get_peft_model(
+        base, HoulsbyConfig(r=4, layers_to_transform=[*layers], **(first or {})), "one"
+    )
     model.add_adapter("two", HoulsbyConfig(**{"r": 2, "layers_to_transform": [*layers], **second}))
     for seed, name in enumerate(("one", "two")):
         model.set_adapter(name)
@@ -39,14 +44,18 @@ def tensors(result):
 
 @torch.no_grad()
 def check(model, batch, names=NAMES):
-    """Compare with the batch of repeated rows; return the number of rows of each layer, and whether all bits agree."""
+    """Compare with the batch of repeated rows; return the number of rows of each layer, and whether
+    all bits agree.
+    """
     rows = [row for row, own in enumerate(names) for _ in own]
     repeated = {name: value[rows] for name, value in batch.items()}
     expected = tensors(model(**repeated, adapter_names=[name for own in names for name in own]))
     sizes = {}
 
     def count(name, args, kwargs):
-        sizes[name] = len(next(value for value in (*args, *kwargs.values()) if torch.is_tensor(value)))
+        sizes[name] = len(
+            next(value for value in (*args, *kwargs.values()) if torch.is_tensor(value))
+        )
 
     lists = {name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     handles = [
@@ -62,7 +71,9 @@ def check(model, batch, names=NAMES):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         # A matrix product may round otherwise for another number of rows.
-        torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max()))
+        torch.testing.assert_close(
+            found[name], value, rtol=1e-6, atol=1e-6 * float(value.abs().max())
+        )
     return sizes, all(torch.equal(found[name], value) for name, value in expected.items())
 
 
@@ -86,13 +97,18 @@ def test_it_equals_the_repeated_batch_for_every_layer():
     assert len(equal) >= 12, equal
 
 
-def test_layers_below_the_lowest_adapter_of_the_batch_run_once_for_a_text_and_others_for_each_pair(token_ids):
+def test_layers_below_the_lowest_adapter_of_the_batch_run_once_for_a_text_and_others_for_each_pair(
+    token_ids,
+):
     batch, layer = {"input_ids": token_ids[:4]}, "base_model.model.bert.encoder.layer"
     sizes, _ = check(adapted(tiny_bert(), layers=(3,)), batch)
     assert [sizes[f"{layer}.{number}"] for number in range(4)] == [3, 3, 3, 7]
     sizes, _ = check(adapted(tiny_bert(), {"train_layer_norm": "all"}, layers=(3,)), batch)
     assert set(sizes.values()) == {7}, "the norm of the embeddings differs"
-    model, batch = adapted(tiny_bert(), layers=(3,), layers_to_transform=[1]), {"input_ids": token_ids[:2]}
+    model, batch = (
+        adapted(tiny_bert(), layers=(3,), layers_to_transform=[1]),
+        {"input_ids": token_ids[:2]},
+    )
     assert check(model, batch, [["one", BASE], ["one"]])[0][f"{layer}.1"] == 2
     assert check(model, batch, [["one", "two"], ["one"]])[0][f"{layer}.1"] == 3
 

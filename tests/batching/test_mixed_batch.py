@@ -1,4 +1,6 @@
-"""Rows of different adapters in one batch: generation, refusals, heads, and that nothing loops over adapters."""
+"""Rows of different adapters in one batch: generation, refusals, heads, and that nothing loops over
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +70,19 @@ def test_generation_for_rows_of_different_adapters(build, options):
     """Prompts of different lengths are padded on the left in the batch, and not padded alone."""
     task = "SEQ_2_SEQ_LM" if build is t5 else "CAUSAL_LM"
     model = add(seeded(build), "one", HoulsbyConfig(task_type=task, r=4), seed=1)
-    model = add(model, "two", HoulsbyConfig(task_type=task, r=2, share_layers=1, train_layer_norm=False), seed=2)
-    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "pad_token_id": 0, **options}
+    model = add(
+        model,
+        "two",
+        HoulsbyConfig(task_type=task, r=2, share_layers=1, train_layer_norm=False),
+        seed=2,
+    )
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "pad_token_id": 0,
+        **options,
+    }
     names, padding = ["one", BASE, "two", "one"], [0, 2, 1, 0] if build is llama else [0] * 4
     mask = torch.stack([(torch.arange(IDS.shape[1]) >= length).long() for length in padding])
     inputs = {"input_ids": IDS[:4], "attention_mask": mask}
@@ -78,7 +91,9 @@ def test_generation_for_rows_of_different_adapters(build, options):
     expected = []
     for row, name in enumerate(names):
         with alone(model, name):
-            inputs_of_row = {key: value[row : row + 1, padding[row] :] for key, value in inputs.items()}
+            inputs_of_row = {
+                key: value[row : row + 1, padding[row] :] for key, value in inputs.items()
+            }
             expected.append(model.generate(**inputs_of_row, **options)[:, -5:])
     assert torch.equal(mixed, torch.cat(expected))
     with alone(model, BASE):
@@ -128,11 +143,15 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
 def test_requests_that_would_give_wrong_rows_are_refused(task_type, token_ids):
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4, task_type=task_type), seed=1)
-    with pytest.raises(ValueError, match=r"non-existing adapter\(s\): three, two\. Loaded are one; .*'__base__'"):
+    with pytest.raises(
+        ValueError, match=r"non-existing adapter\(s\): three, two\. Loaded are one; .*'__base__'"
+    ):
         model(token_ids, adapter_names=["one", "two", "three", BASE, "one"])
     for names in (["one"], ["one"] * 10, ["one", BASE] * 5):
         with pytest.raises(ValueError, match=f"number of inputs, but got {len(names)} and 5"):
-            model(attention_mask=torch.ones_like(token_ids), input_ids=token_ids, adapter_names=names)
+            model(
+                attention_mask=torch.ones_like(token_ids), input_ids=token_ids, adapter_names=names
+            )
     model.train()
     with pytest.raises(ValueError, match=r"training mode; call model\.eval\(\) first"):
         model(token_ids, adapter_names=["one"] * 5)
@@ -148,7 +167,11 @@ def test_a_head_that_gives_no_tensor_is_refused():
 
 
 def test_rows_of_adapters_that_train_tokens_of_their_own_and_of_ones_that_train_none(token_ids):
-    options = {"first": None, "second": [3, 5], "third": {"word_embeddings": [int(token_ids[0, 1])]}}
+    options = {
+        "first": None,
+        "second": [3, 5],
+        "third": {"word_embeddings": [int(token_ids[0, 1])]},
+    }
     model = tiny_bert()
     for seed, (name, tokens) in enumerate(options.items()):
         model = add(model, name, HoulsbyConfig(r=4, trainable_token_indices=tokens), seed=seed)
@@ -178,8 +201,15 @@ def test_a_deleted_adapter_gives_its_memory_back_after_a_mixed_batch(token_ids):
 
 
 def test_a_generation_stacks_weights_once():
-    model = add(seeded(gpt2), "one", HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False), seed=1)
-    model = add(model, "two", HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False), seed=2)
+    model = add(
+        seeded(gpt2),
+        "one",
+        HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False),
+        seed=1,
+    )
+    model = add(
+        model, "two", HoulsbyConfig(task_type="CAUSAL_LM", r=4, train_layer_norm=False), seed=2
+    )
     options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "pad_token_id": 0}
     with torch.no_grad(), Counting() as counting:
         model.generate(input_ids=IDS[:4], adapter_names=["one", "two", "one", "two"], **options)
@@ -199,7 +229,9 @@ class Gated(Bottleneck):
         return torch.sigmoid(self.gate(hidden)) * super().branch(hidden)
 
 
-@pytest.mark.parametrize("change", ["activation with a weight", "further weights", "another method"])
+@pytest.mark.parametrize(
+    "change", ["activation with a weight", "further weights", "another method"]
+)
 def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token_ids, monkeypatch):
     """The last one changes `Bottleneck` itself: a stack runs its code."""
     activation = "prelu" if change == "activation with a weight" else "gelu"
@@ -213,7 +245,9 @@ def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token
                     layer.update_layer(name, Gated(32, 4, init_weights=False))
     if change == "another method":
         base_branch = Bottleneck.branch
-        monkeypatch.setattr(Bottleneck, "branch", lambda self, hidden: base_branch(self, hidden).clamp(-0.05, 0.05))
+        monkeypatch.setattr(
+            Bottleneck, "branch", lambda self, hidden: base_branch(self, hidden).clamp(-0.05, 0.05)
+        )
     names = ["two", "plain", "one", BASE, BASE]
     mixed = model.eval()(token_ids, adapter_names=names).logits
     for name in ("plain", "one", "two"):
@@ -225,8 +259,13 @@ def test_variants_compute_in_a_mixed_batch_what_they_compute_alone(change, token
 def test_the_gradients_of_a_mixed_batch_are_those_of_its_rows():
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
     model = add(model, "two", HoulsbyConfig(r=4), seed=2)
-    names, inputs = ["one"] * 2 + ["two"] * 3, torch.rand(5, 6, 32, requires_grad=True)  # stacked, with padding
-    [mixed] = torch.autograd.grad(model(inputs_embeds=inputs, adapter_names=names).logits.sum(), inputs)
+    names, inputs = (
+        ["one"] * 2 + ["two"] * 3,
+        torch.rand(5, 6, 32, requires_grad=True),
+    )  # stacked, with padding
+    [mixed] = torch.autograd.grad(
+        model(inputs_embeds=inputs, adapter_names=names).logits.sum(), inputs
+    )
     for name, rows in (("one", slice(2)), ("two", slice(2, 5))):
         model.set_adapter(name)
         [expected] = torch.autograd.grad(model(inputs_embeds=inputs).logits[rows].sum(), inputs)
@@ -237,7 +276,12 @@ def test_threads_get_the_answers_of_their_own_texts_and_adapters(token_ids):
     """Also a bottleneck that reads the residual input, which is kept for it."""
     model = add(tiny_bert(), "one", HoulsbyConfig(r=4), seed=1)
     model = add(model, "two", HoulsbyConfig(r=4, kind="pfeiffer"), seed=2)
-    batches: list[list[str] | None] = [["one", "two"] * 2, ["two", BASE, "one", "one"], ["two"] * 4, None]
+    batches: list[list[str] | None] = [
+        ["one", "two"] * 2,
+        ["two", BASE, "one", "one"],
+        ["two"] * 4,
+        None,
+    ]
 
     def run(number):
         names = batches[number % 4]

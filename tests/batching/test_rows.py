@@ -1,4 +1,6 @@
-"""In a mixed batch, each row gets its own adapter, however a model arranges the rows, or the batch is refused."""
+"""In a mixed batch, each row gets its own adapter, however a model arranges the rows, or the batch
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +41,24 @@ def outputs(model, batch, names):
     if torch.is_tensor(result):
         return result
     keys = ("logits", "last_hidden_state", "text_embeds", "image_embeds")
-    return torch.cat([result[key].flatten(1) for key in keys if torch.is_tensor(result.get(key))], dim=1)
+    return torch.cat(
+        [result[key].flatten(1) for key in keys if torch.is_tensor(result.get(key))], dim=1
+    )
 
 
 def one_row(batch, row):
     """A batch of one row: of every tensor with a row per example, that row."""
     rows = max(len(value) for value in batch.values())
-    return {key: value[row : row + 1] if len(value) == rows else value for key, value in batch.items()}
+    return {
+        key: value[row : row + 1] if len(value) == rows else value for key, value in batch.items()
+    }
 
 
 def check(model, batch, names, select=one_row):
     """Check that each row of a mixed batch is what its adapter gives for that row alone."""
-    mixed = outputs(model, batch, names).reshape(len(names), -1)  # as Gemma 4's vision model flattens its rows
+    mixed = outputs(model, batch, names).reshape(
+        len(names), -1
+    )  # as Gemma 4's vision model flattens its rows
     for row, name in enumerate(names):
         alone = outputs(model, select(batch, row), [name]).flatten()
         torch.testing.assert_close(mixed[row], alone, rtol=1e-4, atol=1e-4)
@@ -69,7 +77,10 @@ def config(name, **options):
 
 
 def xlnet():
-    return build(transformers.XLNetModel, config("XLNet", vocab_size=60, d_model=16, n_layer=2, n_head=2, d_inner=24))
+    return build(
+        transformers.XLNetModel,
+        config("XLNet", vocab_size=60, d_model=16, n_layer=2, n_head=2, d_inner=24),
+    )
 
 
 def llava():
@@ -82,8 +93,18 @@ def llava():
 
 def qwen2_vl():
     rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-    vision = {"depth": 2, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
-    parts = {"text_config": {**TEXT, "rope_parameters": rope}, "vision_config": {**vision, "spatial_merge_size": 2}}
+    vision = {
+        "depth": 2,
+        "embed_dim": 16,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "mlp_ratio": 2,
+        "patch_size": 4,
+    }
+    parts = {
+        "text_config": {**TEXT, "rope_parameters": rope},
+        "vision_config": {**vision, "spatial_merge_size": 2},
+    }
     return build(
         transformers.Qwen2VLForConditionalGeneration,
         config("Qwen2VL", **parts, image_token_id=IMAGE_TOKEN, vision_start_token_id=57),
@@ -91,8 +112,14 @@ def qwen2_vl():
 
 
 def blip_2():
-    qformer = {key: value for key, value in TEXT.items() if "key_value" not in key} | {"encoder_hidden_size": 16}
-    parts = {"vision_config": SIZES, "qformer_config": qformer, "text_config": config("OPT", **TEXT).to_dict()}
+    qformer = {key: value for key, value in TEXT.items() if "key_value" not in key} | {
+        "encoder_hidden_size": 16
+    }
+    parts = {
+        "vision_config": SIZES,
+        "qformer_config": qformer,
+        "text_config": config("OPT", **TEXT).to_dict(),
+    }
     return build(
         transformers.Blip2ForConditionalGeneration,
         config("Blip2", **parts, num_query_tokens=4, image_token_index=IMAGE_TOKEN),
@@ -184,7 +211,9 @@ def test_flattened_rows_after_a_batch_of_single_tokens():
 
 
 class HomeMade(nn.Module):
-    """A model of rows, parts and width 8 that arranges its hidden states in a given way for two of its layers."""
+    """A model of rows, parts and width 8 that arranges its hidden states in a given way for two of
+    its layers.
+    """
 
     def __init__(self, arrange, restore):
         super().__init__()
@@ -209,12 +238,18 @@ ARRANGEMENTS = {
     ),
     "a part each": (lambda x: x.flatten(0, 1)[:, None], lambda h, shape: h[:, 0].view(shape), True),
     "all rows twice": (lambda x: torch.cat([x, x]), lambda h, shape: h[: shape[0]], False),
-    "the rows in another order": (lambda x: x.flip(0).flatten(0, 1), lambda h, shape: h.view(shape).flip(0), False),
+    "the rows in another order": (
+        lambda x: x.flip(0).flatten(0, 1),
+        lambda h, shape: h.view(shape).flip(0),
+        False,
+    ),
     "only what is not zero": (lambda x: x[x[..., 0] != 0], lambda h, shape: h, None),
 }
 
 
-@pytest.mark.parametrize(("arrange", "restore", "is_right"), ARRANGEMENTS.values(), ids=ARRANGEMENTS)
+@pytest.mark.parametrize(
+    ("arrange", "restore", "is_right"), ARRANGEMENTS.values(), ids=ARRANGEMENTS
+)
 def test_arrangements(arrange, restore, is_right):
     torch.manual_seed(0)
     options = {"target_modules": ["lin0", "lin1"], "train_layer_norm": False}
@@ -229,7 +264,9 @@ def test_arrangements(arrange, restore, is_right):
             outputs(model, {"x": x}, names)
             x[0, : length // 2] = 0
             if length > 1:
-                with pytest.raises(AdapterError, match="rows have different numbers of hidden states"):
+                with pytest.raises(
+                    AdapterError, match="rows have different numbers of hidden states"
+                ):
                     outputs(model, {"x": x}, names)
         else:
             # Of a single part, both orders are the same, so that it may be right.

@@ -1,4 +1,6 @@
-"""An adapter recognizes its base model: `load` refuses another one, PEFT and transformers warn about it."""
+"""An adapter recognizes its base model: `load` refuses another one, PEFT and transformers warn
+about it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertForMaskedLM
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+)
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
@@ -55,7 +62,9 @@ SAME = {
     "tokens added": lambda: resized(120),
     "int8": lambda: changed(round_to_int8),
     "pruned": lambda: changed(prune_half),
-    "trained further": lambda: changed(lambda weight: weight.add_(0.2 * weight.std() * torch.randn_like(weight))),
+    "trained further": lambda: changed(
+        lambda weight: weight.add_(0.2 * weight.std() * torch.randn_like(weight))
+    ),
     "with a merged LoRA": lambda: changed(merge_lora),
 }
 
@@ -73,7 +82,9 @@ def test_each_layer_that_was_trained_apart_is_named():
     assert found == ["other weights in encoder.layer.1, encoder.layer.3"]
     (found,) = compare_fingerprints(recorded, fingerprint_of(tiny_bert(seed=1)))
     assert found == "other weights in encoder.layer.0, encoder.layer.1, encoder.layer.2 and 2 more"
-    assert compare_fingerprints(recorded, fingerprint_of(tiny_bert(intermediate_size=64)))[0].endswith("48, here 64")
+    assert compare_fingerprints(recorded, fingerprint_of(tiny_bert(intermediate_size=64)))[
+        0
+    ].endswith("48, here 64")
 
 
 def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transformers(tmp_path):
@@ -84,19 +95,33 @@ def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transforme
     def other_base():
         return AutoModelForSequenceClassification.from_pretrained(tmp_path / "other", num_labels=3)
 
-    message = r"was trained on .*/base' and is loaded on .*/other', which differs: other weights in "
-    first = houlsby_peft.load(adapter, base_model=AutoModelForSequenceClassification.from_pretrained(folder))
-    other = houlsby_peft.load(make_adapter(tmp_path / "of other", tmp_path / "other", str(tmp_path / "other")))
+    message = (
+        r"was trained on .*/base' and is loaded on .*/other', which differs: other weights in "
+    )
+    first = houlsby_peft.load(
+        adapter, base_model=AutoModelForSequenceClassification.from_pretrained(folder)
+    )
+    other = houlsby_peft.load(
+        make_adapter(tmp_path / "of other", tmp_path / "other", str(tmp_path / "other"))
+    )
     before = {name: weight.clone() for name, weight in other.model.state_dict().items()}
-    for options in ({"base_model": other_base()}, {"base_model": str(tmp_path / "other")}, {"beside": other}):
-        with pytest.raises(AdapterError, match=message + ".* --other-base warn, it is loaded nevertheless"):
+    for options in (
+        {"base_model": other_base()},
+        {"base_model": str(tmp_path / "other")},
+        {"beside": other},
+    ):
+        with pytest.raises(
+            AdapterError, match=message + ".* --other-base warn, it is loaded nevertheless"
+        ):
             houlsby_peft.load(adapter, **options)
     assert {
         name: torch.equal(before[name], found) for name, found in other.model.state_dict().items()
     } == dict.fromkeys(before, True)
     with pytest.warns(UserWarning, match=message):
         loaded = houlsby_peft.load(adapter, base_model=str(tmp_path / "other"), other_base="warn")
-    assert {found["label"] for found in loaded.predict([text for text, _ in TEXTS])} <= set(first.labels)
+    assert {found["label"] for found in loaded.predict([text for text, _ in TEXTS])} <= set(
+        first.labels
+    )
     with pytest.warns(UserWarning, match=message):
         model = PeftModel.from_pretrained(other_base(), adapter)
     with pytest.warns(UserWarning, match=message):
@@ -110,7 +135,9 @@ def test_a_base_of_another_task_class_is_the_same_base(tmp_path):
     folder = make_base(tmp_path / "base")
     BertForMaskedLM.from_pretrained(folder).bert.save_pretrained(tmp_path / "encoder")
     classes = (AutoModel, AutoModelForSequenceClassification, AutoModelForMaskedLM)
-    first, *others = [fingerprint_of(each.from_pretrained(tmp_path / "encoder")) for each in classes]
+    first, *others = [
+        fingerprint_of(each.from_pretrained(tmp_path / "encoder")) for each in classes
+    ]
     for other in others:
         assert compare_fingerprints(first, other) == compare_fingerprints(other, first) == []
 
@@ -125,13 +152,17 @@ def with_weight(weight):
     return module
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+)
 def test_weights_that_cannot_be_read_never_differ():
     def read(module):
         return fingerprint(nn.Module(), [("a", module)])
 
     ours = read(nn.Linear(8, 8))
-    assert compare_fingerprints(ours, read(nn.Linear(8, 8))) == ["other weights in modules outside the layers"]
+    assert compare_fingerprints(ours, read(nn.Linear(8, 8))) == [
+        "other weights in modules outside the layers"
+    ]
     sharded = nn.Linear(8, 8)
     sharded.weight.data = torch.empty(0)
     for unreadable in (

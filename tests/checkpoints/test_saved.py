@@ -1,4 +1,6 @@
-"""The gate: what people save and move around is opened; what is damaged or means harm is refused, and never run."""
+"""The gate: what people save and move around is opened; what is damaged or means harm is refused,
+and never run.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,12 @@ def test_only_a_hub_cache_is_one(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "snapshots" / "last")
     assert answers(folder) == answers(good)
     assert SavedAdapter.open(folder).commit is None
-    assert SavedAdapter.open(shutil.copytree(good, tmp_path / "models--org--x" / "snapshots" / "abc")).commit == "abc"
+    assert (
+        SavedAdapter.open(
+            shutil.copytree(good, tmp_path / "models--org--x" / "snapshots" / "abc")
+        ).commit
+        == "abc"
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +80,9 @@ def test_only_a_hub_cache_is_one(good, tmp_path):
     ids=str,
 )
 def test_patterns_of_a_saved_adapter_are_never_matched(fields, adapter, good):
-    """Some patterns take a time that is exponential in the length of a name; the places are recorded."""
+    """Some patterns take a time that is exponential in the length of a name; the places are
+    recorded.
+    """
     path = adapter / CONFIG
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
     start = time.process_time()
@@ -86,7 +95,9 @@ def test_a_base_model_may_be_pickled_and_is_read_as_weights_only(adapter, base, 
     torch.save(load_file(base / "model.safetensors"), tmp_path / "base" / "pytorch_model.bin")
     (tmp_path / "base" / "model.safetensors").unlink()
     assert answers(adapter, base_model=str(tmp_path / "base")) == answers(good)
-    (tmp_path / "base" / "pytorch_model.bin").write_bytes(pickle.dumps(_Trap(tmp_path / "trap"), protocol=2))
+    (tmp_path / "base" / "pytorch_model.bin").write_bytes(
+        pickle.dumps(_Trap(tmp_path / "trap"), protocol=2)
+    )
     with pytest.raises((ValueError, OSError, pickle.UnpicklingError)):
         houlsby_peft.load(adapter, base_model=str(tmp_path / "base"))
     assert not (tmp_path / "trap").exists()
@@ -111,13 +122,18 @@ def test_an_adapter_with_added_tokens_gets_a_base_model_of_their_number(base, go
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("dangling", TOKENIZER), ("folder", "tokenizer_config.json"), ("pipe", CONFIG), ("pipe", WEIGHTS)],
+    [
+        ("dangling", TOKENIZER),
+        ("folder", "tokenizer_config.json"),
+        ("pipe", CONFIG),
+        ("pipe", WEIGHTS),
+    ],
 )
 def test_what_is_no_file_is_refused_and_not_replaced(name, kind, adapter):
     (adapter / name).unlink()
-    {"dangling": lambda path: path.symlink_to("nowhere"), "folder": Path.mkdir, "pipe": os.mkfifo}[kind](
-        adapter / name
-    )
+    {"dangling": lambda path: path.symlink_to("nowhere"), "folder": Path.mkdir, "pipe": os.mkfifo}[
+        kind
+    ](adapter / name)
     with pytest.raises(AdapterError, match=f"{name} must be a file"):
         houlsby_peft.load(adapter)
 
@@ -146,7 +162,8 @@ def test_a_connection_that_breaks_off_leaves_the_cache(is_cached, good, monkeypa
         assert answers("user/good") == answers(good)
     else:
         with pytest.raises(
-            HubError, match=r"^user/good is no folder, and on the Hub: .* cannot be reached \(Server disconnected"
+            HubError,
+            match=r"^user/good is no folder, and on the Hub: .* cannot be reached \(Server disconnected",
         ):
             houlsby_peft.load("user/good")
 
@@ -165,7 +182,9 @@ def put(**contents):
     """Replace whole files, or remove them (None), each by its name with __ for the dot."""
     return lambda files: {
         name: content
-        for name, content in (files | {name.replace("__", "."): c for name, c in contents.items()}).items()
+        for name, content in (
+            files | {name.replace("__", "."): c for name, c in contents.items()}
+        ).items()
         if content is not None
     }
 
@@ -176,7 +195,10 @@ def config(**changes):
 
 def header(text, length=None):
     """A safetensors file of nothing but a header, of which a false length may be announced."""
-    return put(adapter_model__safetensors=struct.pack("<Q", len(text) if length is None else length) + text.encode())
+    return put(
+        adapter_model__safetensors=struct.pack("<Q", len(text) if length is None else length)
+        + text.encode()
+    )
 
 
 TYPE = '{"x":{"dtype":"COMPLEX9","shape":[1],"data_offsets":[0,4]}}'
@@ -188,8 +210,14 @@ CASES = {
     "configuration is no JSON": (put(adapter_config__json=b"r: 8"), "is not valid JSON"),
     "configuration is a list": (put(adapter_config__json=b"[]"), "must hold one JSON object"),
     "configuration is nested": (put(adapter_config__json=b"[" * 100_000), "is not valid JSON"),
-    "configuration is huge": (put(adapter_config__json=b" " * 21_000_000), "must be smaller than 20,000,000 bytes"),
-    "another method": (config(peft_type="LORA"), "got 'LORA'. Load adapters of other methods with peft"),
+    "configuration is huge": (
+        put(adapter_config__json=b" " * 21_000_000),
+        "must be smaller than 20,000,000 bytes",
+    ),
+    "another method": (
+        config(peft_type="LORA"),
+        "got 'LORA'. Load adapters of other methods with peft",
+    ),
     "another library": (config(peft_type=None), "houlsby-peft convert"),
     "r = 0": (config(r=0), "r must be"),
     "r is too large": (config(r=10**9), "asks for bottlenecks of size 1000000000"),
@@ -198,9 +226,15 @@ CASES = {
     "a record of words": (config(recorded={"places": "all"}), "places"),
     "base is a path": (config(base_model_name_or_path=None), "must be a name on the Hub"),
     "no weights": (put(adapter_model__safetensors=None), f"No such file.*{WEIGHTS}"),
-    "pickled weights": (put(adapter_model__safetensors=None, adapter_model__bin="pickle"), "can run any code"),
+    "pickled weights": (
+        put(adapter_model__safetensors=None, adapter_model__bin="pickle"),
+        "can run any code",
+    ),
     "empty weights": (put(adapter_model__safetensors=b""), "header"),
-    "weights are cut off": (lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]}, "header|incomplete"),
+    "weights are cut off": (
+        lambda files: files | {WEIGHTS: files[WEIGHTS][:-9]},
+        "header|incomplete",
+    ),
     "header of 8 EB": (header("{}", 2**63 - 1), "header"),
     "header names no bytes": (header(FAR), "header|incomplete"),
     "header has an unknown type": (header(TYPE), "header"),
@@ -231,11 +265,16 @@ def test_each_damage_gives_an_error_that_names_it_and_runs_nothing(case, good, t
 
 
 def test_200_damaged_folders_load_or_are_refused_quickly_and_leave_nothing(good, tmp_path, caplog):
-    """In a model that is in use; each error is of a kind that the command and the service turn into one line."""
+    """In a model that is in use; each error is of a kind that the command and the service turn into
+    one line.
+    """
     caplog.set_level(logging.CRITICAL)
     running = houlsby_peft.load(good)
     model, files = running.model, {path.name: path.read_bytes() for path in good.iterdir()}
-    before, shape = running.predict(WORDS), [(name, type(module)) for name, module in model.named_modules()]
+    before, shape = (
+        running.predict(WORDS),
+        [(name, type(module)) for name, module in model.named_modules()],
+    )
     loaded = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of keys that PEFT does not know

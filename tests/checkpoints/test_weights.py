@@ -7,7 +7,13 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    set_peft_model_state_dict,
+)
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
@@ -56,7 +62,9 @@ def pickle_it(folder):
 
 
 def of_a_lora(folder):
-    get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(folder / "lora")
+    get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(
+        folder / "lora"
+    )
     shutil.copy(folder / "lora" / FILE, folder)
 
 
@@ -65,20 +73,42 @@ def becomes(key, change):
 
 
 BROKEN = {
-    "cut off": (lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100]), "incomplete"),
+    "cut off": (
+        lambda folder: (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100]),
+        "incomplete",
+    ),
     "pickled": (pickle_it, "has only adapter_model.bin, a pickled file, which can run any code"),
-    "another shape": (becomes(UP, lambda _: torch.zeros(3, 5)), r"has the shape \(3, 5\), the model needs \(32, 4\)"),
+    "another shape": (
+        becomes(UP, lambda _: torch.zeros(3, 5)),
+        r"has the shape \(3, 5\), the model needs \(32, 4\)",
+    ),
     "a tensor less": (weights(lambda tensors: tensors.pop(UP)), r"it lacks .*up_proj\.weight\. "),
     "no head": (weights(lambda tensors: tensors.pop(HEAD)), "its file lacks classifier.weight"),
     "a tensor more": (
-        weights(lambda tensors: tensors.update({UP.replace("attention.output", "output"): torch.zeros(32, 4)})),
+        weights(
+            lambda tensors: tensors.update(
+                {UP.replace("attention.output", "output"): torch.zeros(32, 4)}
+            )
+        ),
         "it has .*up_proj.weight, which this model and configuration have no place for",
     ),
-    "another name": (weights(lambda tensors: tensors.update({f"{UP}s": tensors.pop(UP)})), "it lacks .*; it has "),
+    "another name": (
+        weights(lambda tensors: tensors.update({f"{UP}s": tensors.pop(UP)})),
+        "it lacks .*; it has ",
+    ),
     "another size configured": (config(r=2), r"has the shape \(4, 32\), the model needs \(2, 32\)"),
-    "NaN": (becomes(UP, lambda tensor: tensor.fill_(torch.nan)), r"must hold finite numbers of torch\.float32"),
-    "NaN in the head": (becomes(HEAD, lambda tensor: tensor.fill_(torch.nan)), "must hold finite numbers"),
-    "whole numbers": (becomes(UP, lambda tensor: tensor.int()), r"floating-point numbers .* got torch\.int32"),
+    "NaN": (
+        becomes(UP, lambda tensor: tensor.fill_(torch.nan)),
+        r"must hold finite numbers of torch\.float32",
+    ),
+    "NaN in the head": (
+        becomes(HEAD, lambda tensor: tensor.fill_(torch.nan)),
+        "must hold finite numbers",
+    ),
+    "whole numbers": (
+        becomes(UP, lambda tensor: tensor.int()),
+        r"floating-point numbers .* got torch\.int32",
+    ),
     "whole numbers in the head": (becomes(HEAD, lambda tensor: tensor.long()), r"got torch\.int64"),
 }
 
@@ -138,14 +168,18 @@ def test_weights_that_are_set_are_checked_before_any_is_copied(saved, tmp_path):
 def test_what_half_precision_cannot_hold_is_refused_where_it_is_used(saved, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "changed")
     becomes(UP, lambda tensor: tensor.fill_(1e5))(folder)
-    with pytest.raises(AdapterError, match=r"finite numbers of torch\.float16, got 1e\+05.* load it in float32"):
+    with pytest.raises(
+        AdapterError, match=r"finite numbers of torch\.float16, got 1e\+05.* load it in float32"
+    ):
         PeftModel.from_pretrained(tiny_bert().half(), folder, autocast_adapter_dtype=False)
     PeftModel.from_pretrained(tiny_bert().half(), folder)  # the adapter is in float32
 
 
 @pytest.mark.parametrize("autocast", [True, False])
 @pytest.mark.parametrize("low_cpu_mem_usage", [True, False])
-def test_a_base_in_half_precision_does_not_round_an_adapter_unless_asked_to(autocast, low_cpu_mem_usage, tmp_path):
+def test_a_base_in_half_precision_does_not_round_an_adapter_unless_asked_to(
+    autocast, low_cpu_mem_usage, tmp_path
+):
     """PEFT moves an adapter to its module's device and dtype, here those of linear layers."""
     config = HoulsbyConfig(r=4, target_modules=["attention.output.dense"])
     model = get_peft_model(tiny_bert(), config)
@@ -185,12 +219,19 @@ def test_init_from_and_load_refuse_them_too(base, tmp_path):
 def test_a_label_is_never_made_of_nan(base, tmp_path):
     """Large weights may make outputs infinite together, although each could be right."""
     folder = make_adapter(tmp_path / "adapter", base, str(base), train_layer_norm=False)
-    weights(lambda tensors: [tensor.fill_(1e19) for key, tensor in tensors.items() if "houlsby" in key])(folder)
+    weights(
+        lambda tensors: [tensor.fill_(1e19) for key, tensor in tensors.items() if "houlsby" in key]
+    )(folder)
     good = make_adapter(tmp_path / "good", base, str(base))
     text = TEXTS[0][0]
-    with pytest.raises(AdapterError, match="The outputs of an adapter must be finite; those of 'default' are NaN"):
+    with pytest.raises(
+        AdapterError, match="The outputs of an adapter must be finite; those of 'default' are NaN"
+    ):
         houlsby_peft.load(folder).predict(text)
     bank = TaskBank({"bad": folder, "good": good})
     with pytest.raises(AdapterError, match="those of 'bad' are NaN or infinite"):
         bank.predict([("good", text), ("bad", text)])
-    assert bank.predict([("good", text)])[0]["label"] == houlsby_peft.load(good).predict(text)[0]["label"]
+    assert (
+        bank.predict([("good", text)])[0]["label"]
+        == houlsby_peft.load(good).predict(text)[0]["label"]
+    )

@@ -1,4 +1,6 @@
-"""Legitimate uses that an adapter of this method must not refuse, and what a failed one leaves behind: nothing."""
+"""Legitimate uses that an adapter of this method must not refuse, and what a failed one leaves
+behind: nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_values_of_numpy_and_of_json_are_pythons(tmp_path):
     assert config.layers_to_transform == list(range(12))
     config.save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
-    file.write_bytes(b"\xef\xbb\xbf" + json.dumps({**json.loads(file.read_text()), "r": 8.0}).encode())
+    file.write_bytes(
+        b"\xef\xbb\xbf" + json.dumps({**json.loads(file.read_text()), "r": 8.0}).encode()
+    )
     assert HoulsbyConfig.from_pretrained(tmp_path) == config
     assert HoulsbyConfig(layers_to_transform={10, 9}).layers_to_transform == [9, 10]
     assert HoulsbyConfig(target_modules={"b", "a"}).target_modules == ["a", "b"]
@@ -44,7 +48,9 @@ def test_an_adapters_name_may_be_part_of_the_methods_names():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4), "out")
     for name in ("down_", "weigh"):
         model.add_adapter(name, HoulsbyConfig(r=4))
-    keys = [get_peft_model_state_dict(model, adapter_name=name).keys() for name in model.peft_config]
+    keys = [
+        get_peft_model_state_dict(model, adapter_name=name).keys() for name in model.peft_config
+    ]
     assert all(each == keys[0] for each in keys)
 
 
@@ -62,7 +68,9 @@ def test_the_name_of_the_base_model_stays_as_it_was_given(tmp_path):
     tiny_bert().save_pretrained(folder)
     base = AutoModelForSequenceClassification.from_pretrained(folder)
     get_peft_model(base, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "adapter")
-    assert HoulsbyConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(folder)
+    assert HoulsbyConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path == str(
+        folder
+    )
 
 
 def test_pickled_weights_are_written_and_never_read(tmp_path):
@@ -93,7 +101,8 @@ def test_a_compiled_model_gets_an_adapter_by_its_tensors(token_ids):
     source = get_peft_model(tiny_bert(num_hidden_layers=1), HoulsbyConfig(r=4)).eval()
     perturb(source)
     weights = {
-        key.removeprefix("base_model.model."): value for key, value in get_peft_model_state_dict(source).items()
+        key.removeprefix("base_model.model."): value
+        for key, value in get_peft_model_state_dict(source).items()
     }
     compiled = torch.compile(tiny_bert(num_hidden_layers=1), backend="eager")
     keys_of_compiled = {f"_orig_mod.{key}": value for key, value in weights.items()}
@@ -106,13 +115,19 @@ def test_a_pipeline_predicts_the_adapters_classes(base, tmp_path):
     """The adapter has three, the base model two."""
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     labels = {0: "no", 1: "maybe", 2: "yes"}
-    config = HoulsbyConfig(r=4, share_layers=3, train_layer_norm="all", id2label=labels, task_type="SEQ_CLS")
+    config = HoulsbyConfig(
+        r=4, share_layers=3, train_layer_norm="all", id2label=labels, task_type="SEQ_CLS"
+    )
     adapted = get_peft_model(model, config).eval()
     perturb(adapted)
     adapted.save_pretrained(tmp_path)
-    found = pipeline("text-classification", model=str(tmp_path), tokenizer=str(base))("one two", top_k=None)
+    found = pipeline("text-classification", model=str(tmp_path), tokenizer=str(base))(
+        "one two", top_k=None
+    )
     assert {each["label"] for each in found} == {"no", "maybe", "yes"}
-    in_memory = pipeline("text-classification", model=adapted, tokenizer=str(base))("one two", top_k=None)
+    in_memory = pipeline("text-classification", model=adapted, tokenizer=str(base))(
+        "one two", top_k=None
+    )
     assert {each["label"]: each["score"] for each in found} == pytest.approx(
         {each["label"]: each["score"] for each in in_memory}, abs=1e-6
     )

@@ -22,7 +22,11 @@ from tiny_models import tiny_bert
         ({"positions": ("ffn",)}, "positions", "feed_forward"),
         ({"rank_pattern": {"output": 0}}, "rank_pattern", "at least 1"),
         ({"rank_pattern": {"output": 8}, "share_layers": 1}, "rank_pattern", "share_layers=0"),
-        ({"target_modules": ["query"], "kind": "parallel"}, "target_modules", "select sub-layers with positions"),
+        (
+            {"target_modules": ["query"], "kind": "parallel"},
+            "target_modules",
+            "select sub-layers with positions",
+        ),
         ({"modules_to_save": [], "task_type": "SEQ_CLS"}, "modules_to_save", "leave task_type out"),
         ({"scaling": float("nan")}, "scaling", "learned"),
         ({"id2label": {1: "a", 2: "b"}}, "id2label", "from 0 on"),
@@ -52,24 +56,37 @@ def test_peft_trains_the_head_of_some_task_types_whatever_the_modules_to_save():
     config = HoulsbyConfig(task_type="SEQ_CLS", modules_to_save=given)
     config.modules_to_save.clear()
     model = get_peft_model(tiny_bert(), config)
-    assert any("classifier" in name for name, weight in model.named_parameters() if weight.requires_grad)
+    assert any(
+        "classifier" in name for name, weight in model.named_parameters() if weight.requires_grad
+    )
     assert given == ["bert.pooler"]
 
 
 def test_defaults_are_the_papers():
     config = HoulsbyConfig()
-    assert (config.r, config.activation, config.dropout, config.share_layers) == (64, "gelu", 0.0, 0)
+    assert (config.r, config.activation, config.dropout, config.share_layers) == (
+        64,
+        "gelu",
+        0.0,
+        0,
+    )
     assert (config.init_std, config.train_layer_norm) == (0.01, True)
     assert config.positions == ("attention", "feed_forward")
     # Other kinds adapt what their papers adapt.
-    assert HoulsbyConfig(kind="pfeiffer").positions == HoulsbyConfig(kind="parallel").positions == ("feed_forward",)
+    assert (
+        HoulsbyConfig(kind="pfeiffer").positions
+        == HoulsbyConfig(kind="parallel").positions
+        == ("feed_forward",)
+    )
     assert HoulsbyConfig(kind="pfeiffer", positions=("attention",)).positions == ("attention",)
 
 
 def test_an_option_of_a_later_version_is_left_out(tmp_path):
     HoulsbyConfig(r=8).save_pretrained(tmp_path)
     file = tmp_path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "gated": True, "peft_version": "99.0"}))
+    file.write_text(
+        json.dumps({**json.loads(file.read_text()), "gated": True, "peft_version": "99.0"})
+    )
     with pytest.warns(UserWarning, match="gated"):
         assert PeftConfig.from_pretrained(str(tmp_path)).r == 8
 

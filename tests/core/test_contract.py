@@ -1,7 +1,8 @@
 """What users of PEFT expect of an adapter, for every row of a table of models and configurations.
 
-Nearly everything is compared with `reference`, which applies the tensors of an adapter's file to the base model by
-written-out formulas, so that a mistake in adding, sharing, naming, saving or choosing adapters shows.
+Nearly everything is compared with `reference`, which applies the tensors of an adapter's file to
+the base model by written-out formulas, so that a mistake in adding, sharing, naming, saving or
+choosing adapters shows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from peft import (
 )
 from safetensors.torch import load_file
 
-from contract_models import FILE_PREFIX, ROWS, Row, bert, ibert, output, output_with_gradient, reference
+from contract_models import (
+    FILE_PREFIX,
+    ROWS,
+    Row,
+    bert,
+    ibert,
+    output,
+    output_with_gradient,
+    reference,
+)
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
 from houlsby_peft.heads.head import HoulsbyHead
 from tiny_models import perturb_adapter
@@ -41,7 +51,10 @@ def with_two_adapters(row: Row) -> PeftModel:
 
 
 def file_of(model, adapter_name) -> dict[str, torch.Tensor]:
-    return {key: value.clone() for key, value in get_peft_model_state_dict(model, adapter_name=adapter_name).items()}
+    return {
+        key: value.clone()
+        for key, value in get_peft_model_state_dict(model, adapter_name=adapter_name).items()
+    }
 
 
 def expected_with(model, row, *names):
@@ -56,7 +69,9 @@ def test_an_adapter_does_what_its_file_says(row):
     for name in (FIRST, SECOND):
         model.set_adapter(name)
         torch.testing.assert_close(output(model, row), expected_with(model, row, name), **TOLERANCE)
-        assert (output(model, row) - base).abs().max() > 1e-2, "the adapter must change something for this to tell"
+        assert (output(model, row) - base).abs().max() > 1e-2, (
+            "the adapter must change something for this to tell"
+        )
 
 
 @every_row
@@ -77,8 +92,14 @@ def test_disabled_and_unloaded_adapters_leave_the_base_model_bit_for_bit(row):
     assert torch.equal(output(model, row), expected)
 
     base = row.base()
-    heads = {name for name, module in model.get_base_model().named_modules() if isinstance(module, HoulsbyHead)}
-    saved = {head for fields in (row.first, row.second) for head in fields.get("modules_to_save", [])}
+    heads = {
+        name
+        for name, module in model.get_base_model().named_modules()
+        if isinstance(module, HoulsbyHead)
+    }
+    saved = {
+        head for fields in (row.first, row.second) for head in fields.get("modules_to_save", [])
+    }
     assert heads == saved | ({"classifier"} if row.build in (bert, ibert) else set())
     unloaded = model.unload()
     assert [(name, type(module)) for name, module in unloaded.named_modules()] == [
@@ -96,7 +117,9 @@ def test_several_active_adapters_run_one_after_the_other(row):
     for names in ([FIRST, SECOND], [SECOND, FIRST]):
         model.base_model.set_adapter(names)
         assert model.active_adapters == names
-        torch.testing.assert_close(output(model, row), expected_with(model, row, *names), **TOLERANCE)
+        torch.testing.assert_close(
+            output(model, row), expected_with(model, row, *names), **TOLERANCE
+        )
 
 
 @every_row
@@ -106,12 +129,17 @@ def test_rows_of_different_adapters_equal_the_rows_one_by_one(row):
     for name in (FIRST, SECOND):
         model.set_adapter(name)
         alone[name] = output(model, row)
-    # Interleaved, in blocks, unevenly, of one only; each twice, as the second time nothing is stacked.
+    # Interleaved, in blocks, unevenly, of one only; each twice, as the second time nothing is
+    # stacked.
     for order in ("fsb" * 2, "ffssbb", "bfffsf", "bsffsf", "ffffff", "ssssss", "bbbbbb"):
         names = [{"f": FIRST, "s": SECOND, "b": "__base__"}[letter] for letter in order]
-        expected = torch.stack([{**alone, "__base__": base}[name][i] for i, name in enumerate(names)])
+        expected = torch.stack(
+            [{**alone, "__base__": base}[name][i] for i, name in enumerate(names)]
+        )
         for _ in range(2):
-            torch.testing.assert_close(output(model, row, adapter_names=names), expected, **TOLERANCE)
+            torch.testing.assert_close(
+                output(model, row, adapter_names=names), expected, **TOLERANCE
+            )
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -146,7 +174,9 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
     saved = load_file(tmp_path / SECOND / "adapter_model.safetensors")
     assert not any(SECOND in key for key in saved)
     assert sum(tensor.numel() for tensor in saved.values()) == sum(
-        tensor.numel() for name, tensor in (*model.named_parameters(), *model.named_buffers()) if f".{SECOND}." in name
+        tensor.numel()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if f".{SECOND}." in name
     )
     for loaded in (
         PeftModel.from_pretrained(row.base(), tmp_path / SECOND, adapter_name="renamed"),
@@ -156,7 +186,8 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
         found = file_of(loaded, loaded.active_adapters[0])
         assert found.keys() == file.keys() == saved.keys()
         assert all(torch.equal(found[key], file[key]) for key in file)
-        # Not to the last bit: some processors' convolutions depend on where in memory their inputs are.
+        # Not to the last bit: some processors' convolutions depend on where in memory their inputs
+        # are.
         torch.testing.assert_close(output(loaded, row), expected, atol=1e-6, rtol=1e-6)
         assert not any(parameter.requires_grad for parameter in loaded.parameters())
     loaded = PeftModel.from_pretrained(row.base(), tmp_path / SECOND, is_trainable=True)
@@ -175,9 +206,13 @@ def test_saved_adapters_load_as_they_were(row, tmp_path):
 @every_row
 def test_injected_adapters_give_and_take_the_same_tensors(row):
     source = with_two_adapters(row)
-    weights = {key.removeprefix(FILE_PREFIX): value for key, value in file_of(source, FIRST).items()}
+    weights = {
+        key.removeprefix(FILE_PREFIX): value for key, value in file_of(source, FIRST).items()
+    }
     for state_dict in (None, weights):
-        model = inject_adapter_in_model(HoulsbyConfig(**row.first), row.base(), "mine", state_dict=state_dict)
+        model = inject_adapter_in_model(
+            HoulsbyConfig(**row.first), row.base(), "mine", state_dict=state_dict
+        )
         set_peft_model_state_dict(model, weights, adapter_name="mine")
         assert torch.equal(output(model.eval(), row), output(source, row))
         again = get_peft_model_state_dict(model, adapter_name="mine")
@@ -201,7 +236,8 @@ def test_deleting_leaves_the_others_as_they_were(row):
     torch.testing.assert_close(mixed[::2], now[::2], **TOLERANCE)
     assert not torch.allclose(now, expected[FIRST], **TOLERANCE)
     with pytest.warns(
-        UserWarning, match=f"{SECOND} was active which is now deleted. Setting active adapter to {FIRST}"
+        UserWarning,
+        match=f"{SECOND} was active which is now deleted. Setting active adapter to {FIRST}",
     ):
         model.delete_adapter(SECOND)
     assert model.active_adapters == [FIRST]
@@ -227,8 +263,11 @@ def test_weights_that_change_count_in_the_next_mixed_batch(row):
 @every_row
 def test_the_reported_status_is_the_models(row):
     model = with_two_adapters(row)
-    layers = [m for m in model.modules() if isinstance(m, (HoulsbyLayer, HoulsbyLayerNorm, HoulsbyHead))]
-    # PEFT says so where an adapter that is not active trains a module that the active one leaves alone.
+    layers = [
+        m for m in model.modules() if isinstance(m, (HoulsbyLayer, HoulsbyLayerNorm, HoulsbyHead))
+    ]
+    # PEFT says so where an adapter that is not active trains a module that the active one leaves
+    # alone.
     active = "irregular" if "modules_to_save" in row.second else [FIRST]
     status = model.get_model_status()
     assert (status.adapter_model_type, status.num_adapter_layers) == ("HoulsbyModel", len(layers))
@@ -259,7 +298,10 @@ def test_gradients_follow_the_active_adapter_and_can_be_set(row):
                 found[owner].append(parameter.requires_grad)
             else:
                 assert not parameter.requires_grad, key
-        return {name: all(flags) if any(flags) == all(flags) else "some" for name, flags in found.items()}
+        return {
+            name: all(flags) if any(flags) == all(flags) else "some"
+            for name, flags in found.items()
+        }
 
     assert trained() == {FIRST: True, SECOND: False}
     model.set_adapter(SECOND)
@@ -280,7 +322,9 @@ def test_copies_are_independent_and_equal(row):
         assert torch.equal(output(copied, row), expected)
         assert torch.equal(output(copied, row, adapter_names=names), mixed)
         perturb_adapter(copied, FIRST, seed=4)
-        torch.testing.assert_close(output(copied, row), expected_with(copied, row, FIRST), **TOLERANCE)
+        torch.testing.assert_close(
+            output(copied, row), expected_with(copied, row, FIRST), **TOLERANCE
+        )
         assert torch.equal(output(model, row), expected)
 
 
@@ -290,19 +334,30 @@ def test_copies_are_independent_and_equal(row):
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_a_base_in_half_precision_with_adapters_in_full(row, dtype):
-    model = get_peft_model(row.base().to(dtype), HoulsbyConfig(**row.first), adapter_name=FIRST).eval()
+    model = get_peft_model(
+        row.base().to(dtype), HoulsbyConfig(**row.first), adapter_name=FIRST
+    ).eval()
     model.add_adapter(SECOND, HoulsbyConfig(**row.second))
-    assert {p.dtype for name, p in model.named_parameters() if ".houlsby_" in name} == {torch.float32}
+    assert {p.dtype for name, p in model.named_parameters() if ".houlsby_" in name} == {
+        torch.float32
+    }
     perturb_adapter(model, FIRST, seed=1)
     perturb_adapter(model, SECOND, seed=2)
-    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in row.inputs.items()}
+    inputs = {
+        key: value.to(dtype) if value.is_floating_point() else value
+        for key, value in row.inputs.items()
+    }
     row = replace(row, inputs=inputs)
     expected = reference(row, [(file_of(model, FIRST), row.first)], dtype)
-    heads = {p.dtype for name, p in model.named_parameters() if f".modules_to_save.{FIRST}." in name}
+    heads = {
+        p.dtype for name, p in model.named_parameters() if f".modules_to_save.{FIRST}." in name
+    }
     assert heads <= {torch.float32}
     assert output(model, row).dtype == (torch.float32 if heads else dtype)  # as a loss needs it
     assert distance(output(model, row), expected) < 0.03
-    assert distance(output(model, row, adapter_names=[FIRST, SECOND] * 3)[::2], expected[::2]) < 0.03
+    assert (
+        distance(output(model, row, adapter_names=[FIRST, SECOND] * 3)[::2], expected[::2]) < 0.03
+    )
     model.train()
     output_with_gradient(model, row).float().square().mean().backward()
     own = [p for name, p in model.named_parameters() if f".{FIRST}." in name]

@@ -1,4 +1,5 @@
-"""New adapters from existing ones: without layers (ablate, prune), combined, initialized from a saved one.
+"""New adapters from existing ones: without layers (ablate, prune), combined, initialized from a
+    saved one.
 
 Each is compared with plain computation on the modules or on the tensors of the saved files.
 """
@@ -10,7 +11,13 @@ from contextlib import suppress
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
+from peft import (
+    LoraConfig,
+    PeftModel,
+    get_peft_model,
+    get_peft_model_state_dict,
+    inject_adapter_in_model,
+)
 from safetensors.torch import load_file, save_file
 from transformers import BertForMaskedLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
@@ -23,7 +30,10 @@ from tiny_models import perturb, tiny_bert
 
 def adapted(dtype=torch.float32, autocast=True, seed=1, **options):
     model = get_peft_model(
-        tiny_bert().to(dtype), HoulsbyConfig(**{"r": 4, **options}), "one", autocast_adapter_dtype=autocast
+        tiny_bert().to(dtype),
+        HoulsbyConfig(**{"r": 4, **options}),
+        "one",
+        autocast_adapter_dtype=autocast,
     )
     perturb(model, seed=seed)
     return model.eval()
@@ -31,7 +41,9 @@ def adapted(dtype=torch.float32, autocast=True, seed=1, **options):
 
 def two_adapters(one=None, two=None, dtype=torch.float32, autocast=True):
     model = adapted(dtype, autocast, **(one or {}))
-    model.add_adapter("two", HoulsbyConfig(**{"r": 4, **(two or {})}), autocast_adapter_dtype=autocast)
+    model.add_adapter(
+        "two", HoulsbyConfig(**{"r": 4, **(two or {})}), autocast_adapter_dtype=autocast
+    )
     model.set_adapter("two")
     perturb(model, seed=2)
     return model.eval()
@@ -43,7 +55,10 @@ def logits(model, token_ids):
 
 
 def tensors(model, name):
-    return {key: tensor.clone() for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items()}
+    return {
+        key: tensor.clone()
+        for key, tensor in get_peft_model_state_dict(model, adapter_name=name).items()
+    }
 
 
 def assert_equal(found, expected):
@@ -67,7 +82,9 @@ class TestWithoutLayers:
             ("t5", False),
         ],
     )
-    def test_the_layers_are_bypassed_as_by_hand_and_the_pruned_adapter_loads(self, name, keep_norms, tmp_path):
+    def test_the_layers_are_bypassed_as_by_hand_and_the_pruned_adapter_loads(
+        self, name, keep_norms, tmp_path
+    ):
         row = next(row for row in ROWS if row.name == name)
         model = get_peft_model(row.base(), HoulsbyConfig(**row.first)).eval()
         perturb(model)
@@ -80,7 +97,9 @@ class TestWithoutLayers:
         model.save_pretrained(tmp_path, selected_adapters=["small"])
         loaded = PeftModel.from_pretrained(row.base(), tmp_path / "small").eval()
         assert torch.equal(output(loaded, row), ablated)
-        bottlenecks = [name for name, module in loaded.named_modules() if isinstance(module, HoulsbyLayer)]
+        bottlenecks = [
+            name for name, module in loaded.named_modules() if isinstance(module, HoulsbyLayer)
+        ]
         assert not any(in_layer_1(name) for name in bottlenecks)
         # By hand: without the wrappers in the module tree.
         wrappers = (HoulsbyLayer,) if keep_norms else (HoulsbyLayer, HoulsbyLayerNorm)
@@ -91,7 +110,9 @@ class TestWithoutLayers:
         assert torch.equal(output(model, row), ablated)
         assert not torch.allclose(ablated, before, atol=1e-3)
 
-    def test_ablated_blocks_nest_and_end_after_an_error_and_keep_disabled_adapters_disabled(self, token_ids):
+    def test_ablated_blocks_nest_and_end_after_an_error_and_keep_disabled_adapters_disabled(
+        self, token_ids
+    ):
         model = adapted()
         before = logits(model, token_ids)
         with houlsby_peft.ablate(model, [0, 1]):
@@ -116,40 +137,69 @@ class TestWithoutLayers:
         with houlsby_peft.ablate(model, [0, 2], keep_norms=False):
             model(input_ids=token_ids).logits.sum().backward()
             expected = logits(model, token_ids)
-        without = {name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None}
-        assert {name for name, weight in model.named_parameters() if weight.requires_grad} == trained
+        without = {
+            name
+            for name, weight in model.named_parameters()
+            if weight.requires_grad and weight.grad is None
+        }
+        assert {
+            name for name, weight in model.named_parameters() if weight.requires_grad
+        } == trained
         assert {name for name in trained if re.search(r"layer\.[02]\.", name)} == without
         for other in (model.base_model, model.get_base_model(), injected):
             with houlsby_peft.ablate(other, [0, 2], keep_norms=False):
                 assert torch.equal(logits(other, token_ids), expected)
 
-    def test_adapter_drop_skips_a_random_number_of_the_lowest_layers_in_each_step(self, token_ids, tmp_path):
+    def test_adapter_drop_skips_a_random_number_of_the_lowest_layers_in_each_step(
+        self, token_ids, tmp_path
+    ):
         model = adapted(layers_to_transform=[0, 1, 2])
-        rows = [{"input_ids": ids, "labels": torch.tensor(number % 2)} for number, ids in enumerate(token_ids)]
+        rows = [
+            {"input_ids": ids, "labels": torch.tensor(number % 2)}
+            for number, ids in enumerate(token_ids)
+        ]
         steps = []
 
         class Trained(TrainerCallback):
             def on_pre_optimizer_step(self, args, state, control, **kwargs):
-                names = [name for name, weight in model.named_parameters() if weight.grad is not None]
-                steps.append({int(layer[1]) for name in names if (layer := re.search(r"\.layer\.(\d)\.", name))})
+                names = [
+                    name for name, weight in model.named_parameters() if weight.grad is not None
+                ]
+                steps.append(
+                    {
+                        int(layer[1])
+                        for name in names
+                        if (layer := re.search(r"\.layer\.(\d)\.", name))
+                    }
+                )
 
         def train(**options):
             args = TrainingArguments(
                 tmp_path, seed=3, max_steps=12, per_device_train_batch_size=2, use_cpu=True, report_to="none",
                 disable_tqdm=True, save_steps=6, **options,
             )  # fmt: skip
-            trainer = Trainer(model, args, train_dataset=rows, callbacks=[houlsby_peft.AdapterDrop(), Trained()])
+            trainer = Trainer(
+                model, args, train_dataset=rows, callbacks=[houlsby_peft.AdapterDrop(), Trained()]
+            )
             trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-6") if steps else None)
             return trainer
 
         trainer = train(learning_rate=1e-2)
-        assert {frozenset(step) for step in steps} == {frozenset({2}), frozenset({1, 2}), frozenset({0, 1, 2})}
-        assert trainer.predict(rows).predictions == pytest.approx(logits(model, token_ids).numpy(), abs=1e-5)
+        assert {frozenset(step) for step in steps} == {
+            frozenset({2}),
+            frozenset({1, 2}),
+            frozenset({0, 1, 2}),
+        }
+        assert trainer.predict(rows).predictions == pytest.approx(
+            logits(model, token_ids).numpy(), abs=1e-5
+        )
         last = steps[6:]
         train(learning_rate=1e-2)
         assert steps[12:] == last
         whole, state = logits(model.eval(), token_ids), TrainerState(global_step=steps.index({2}))
-        houlsby_peft.AdapterDrop().on_step_begin(trainer.args, state, None, model=model)  # and an interrupt
+        houlsby_peft.AdapterDrop().on_step_begin(
+            trainer.args, state, None, model=model
+        )  # and an interrupt
         assert torch.equal(logits(model, token_ids), whole)
 
     def test_rows_of_a_mixed_batch_are_bypassed_as_well(self, token_ids):
@@ -160,7 +210,9 @@ class TestWithoutLayers:
             for name in ("one", "two"):
                 model.set_adapter(name)
                 rows = [row for row, other in enumerate(names) if other == name]
-                torch.testing.assert_close(mixed[rows], logits(model, token_ids)[rows], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(
+                    mixed[rows], logits(model, token_ids)[rows], atol=1e-5, rtol=1e-5
+                )
 
     @pytest.mark.parametrize(
         ("options", "dtype", "autocast"),
@@ -171,7 +223,9 @@ class TestWithoutLayers:
         ],
         ids=str,
     )
-    def test_a_pruned_adapter_is_like_its_source_and_can_be_pruned_again(self, options, dtype, autocast, token_ids):
+    def test_a_pruned_adapter_is_like_its_source_and_can_be_pruned_again(
+        self, options, dtype, autocast, token_ids
+    ):
         model = adapted(dtype, autocast, **options)
         with houlsby_peft.ablate(model, [0, 3], keep_norms=False):
             expected = logits(model, token_ids)
@@ -187,7 +241,9 @@ class TestWithoutLayers:
     def test_layers_and_names_that_do_not_exist_are_refused(self):
         model = adapted(layers_to_transform=[2, 3])
         for layers in ([1], [-1], [2, 9]):
-            with pytest.raises(ValueError, match=rf"here \[2, 3\]; got {re.escape(str(sorted(layers)))}"):
+            with pytest.raises(
+                ValueError, match=rf"here \[2, 3\]; got {re.escape(str(sorted(layers)))}"
+            ):
                 houlsby_peft.ablate(model, layers).__enter__()
         with pytest.raises(ValueError, match="here none"):
             houlsby_peft.ablate(tiny_bert(), [0]).__enter__()
@@ -232,19 +288,29 @@ class TestCombined:
         for module in model.get_base_model().modules():
             if isinstance(module, HoulsbyLayer):
                 both = module.bottleneck("both")
-                parts = {name: part for name in weights if (part := module.bottleneck(name)) is not None}
+                parts = {
+                    name: part for name in weights if (part := module.bottleneck(name)) is not None
+                }
                 assert (both is None) is (not parts)
                 if parts:
-                    check(both.up_proj.bias, {name: part.up_proj.bias for name, part in parts.items()})
+                    check(
+                        both.up_proj.bias, {name: part.up_proj.bias for name, part in parts.items()}
+                    )
             elif isinstance(module, HoulsbyLayerNorm):
-                check(module.norm("both").weight, {name: module.norm(name).weight for name in weights})
+                check(
+                    module.norm("both").weight, {name: module.norm(name).weight for name in weights}
+                )
             elif isinstance(module, HoulsbyHead):
-                heads = {name: next(head.parameters()) for name, head in module.modules_to_save.items()}
+                heads = {
+                    name: next(head.parameters()) for name, head in module.modules_to_save.items()
+                }
                 check(heads.pop("both"), heads)
         model.set_adapter("both")
         model.save_pretrained(tmp_path, selected_adapters=["both"])
         again = PeftModel.from_pretrained(tiny_bert(), tmp_path / "both").eval()
-        torch.testing.assert_close(logits(again, token_ids), logits(model, token_ids), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            logits(again, token_ids), logits(model, token_ids), atol=1e-6, rtol=1e-6
+        )
 
     @pytest.mark.parametrize("autocast", [True, False])
     def test_an_average_keeps_the_dtype_and_is_summed_in_float32(self, autocast):
@@ -318,7 +384,9 @@ class TestInitialized:
         ids=str,
     )
     @pytest.mark.filterwarnings("ignore:You have passed exclude_modules")
-    def test_bottlenecks_and_norms_are_the_saved_ones_and_the_head_is_not(self, name, options, bottlenecks, tmp_path):
+    def test_bottlenecks_and_norms_are_the_saved_ones_and_the_head_is_not(
+        self, name, options, bottlenecks, tmp_path
+    ):
         """The source may have another head, and exclude what only its model has."""
         config = HoulsbyConfig(r=4, exclude_modules=["cls.LayerNorm"], **options)
         source = get_peft_model(tiny_bert(num_labels=5), config, "one")
@@ -344,7 +412,11 @@ class TestInitialized:
             ({}, {"exclude_modules": ["layer.0.output.dropout"]}, "no place for"),
             # The file holds the owner's weights alone, whichever places are left out.
             (
-                {"share_layers": 4, "exclude_modules": ["layer.1.output.dropout"], "train_layer_norm": False},
+                {
+                    "share_layers": 4,
+                    "exclude_modules": ["layer.1.output.dropout"],
+                    "train_layer_norm": False,
+                },
                 {"share_layers": 4, "train_layer_norm": False},
                 r"only one has a bottleneck at encoder\.layer\.1\.output\.dropout",
             ),
@@ -364,11 +436,16 @@ class TestInitialized:
         before = tensors(model, "one")
         other = get_peft_model(tiny_bert(seed=1), HoulsbyConfig(r=4))
         other.save_pretrained(tmp_path / "base")
-        get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(tmp_path / "lora")
+        get_peft_model(tiny_bert(), LoraConfig(target_modules=["query"])).save_pretrained(
+            tmp_path / "lora"
+        )
         model.save_pretrained(tmp_path / "damaged")
         file = tmp_path / "damaged" / "one" / "adapter_model.safetensors"
         saved = load_file(file)
-        save_file({key: tensor for key, tensor in saved.items() if "layer.0.output.dropout" not in key}, file)
+        save_file(
+            {key: tensor for key, tensor in saved.items() if "layer.0.output.dropout" not in key},
+            file,
+        )
         for folder, message in (
             ("base", "on the same base model; .*other weights in"),
             ("lora", "must have peft_type .HOULSBY."),

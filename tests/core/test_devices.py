@@ -1,4 +1,6 @@
-"""Adapters on the CPU and on a GPU compute what they compute in float64, in training and in mixed batches."""
+"""Adapters on the CPU and on a GPU compute what they compute in float64, in training and in mixed
+batches.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from houlsby_peft import HoulsbyConfig
 from tiny_models import perturb, tiny_bert
 
 
-every_device = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+every_device = pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+)
 every_precision = pytest.mark.parametrize(
     ("dtype", "autocast", "tolerance"),
     [(torch.float32, False, 1e-5), (torch.float32, True, 0.05), (torch.bfloat16, False, 0.05)],
@@ -23,7 +27,9 @@ LABELS = torch.tensor([0, 1, 2, 0, 1])
 
 
 def adapted(dtype: torch.dtype = torch.float32, adapters: int = 1) -> PeftModel:
-    model = get_peft_model(tiny_bert().to(dtype), HoulsbyConfig(r=4, task_type="SEQ_CLS"), adapter_name=NAMES[0])
+    model = get_peft_model(
+        tiny_bert().to(dtype), HoulsbyConfig(r=4, task_type="SEQ_CLS"), adapter_name=NAMES[0]
+    )
     for name in NAMES[1:adapters]:
         model.add_adapter(name, HoulsbyConfig(r=4, task_type="SEQ_CLS"))
     for seed, name in enumerate(NAMES[:adapters]):
@@ -60,7 +66,9 @@ def test_adapters_are_created_and_loaded_where_the_base_model_is(device, token_i
     loaded = PeftModel.from_pretrained(tiny_bert().to(device), tmp_path / NAMES[0])
     assert {weight.device.type for weight in loaded.parameters()} == {device}
     expected = saved.double()(token_ids).logits
-    torch.testing.assert_close(loaded(token_ids.to(device)).logits.cpu().double(), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        loaded(token_ids.to(device)).logits.cpu().double(), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 @every_device
@@ -71,7 +79,10 @@ def test_rows_of_several_adapters(device, dtype, autocast, tolerance, token_ids)
     names = ["third", "first", "__base__", "third", "second"]
     alone = copy.deepcopy(model).double()
     expected = torch.cat(
-        [alone(row[None], adapter_names=[name]).logits for row, name in zip(token_ids, names, strict=True)]
+        [
+            alone(row[None], adapter_names=[name]).logits
+            for row, name in zip(token_ids, names, strict=True)
+        ]
     )
     with torch.autocast(device, torch.bfloat16, enabled=autocast):
         found = model.to(device)(token_ids.to(device), adapter_names=names).logits

@@ -1,4 +1,6 @@
-"""Adapters that version 0.1 has saved: every later version must load them and compute the recorded logits."""
+"""Adapters that version 0.1 has saved: every later version must load them and compute the recorded
+logits.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,36 @@ def bert_with_two_layer_head() -> nn.Module:
     return model
 
 
-# The folder of each adapter: what builds its base model, and the fields of its configuration but for r=2.
+# The folder of each adapter: what builds its base model, and the fields of its configuration but
+# for r=2.
 ADAPTERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "own": (tiny_bert, {"train_layer_norm": "all"}),
     "shared": (tiny_bert, {"share_layers": 3}),
     "shared_in_layer": (tiny_bert, {"share_layers": 1, "activation": "relu"}),
     "no_norms": (tiny_bert, {"train_layer_norm": False, "share_layers": 3}),
-    "some_layers": (tiny_bert, {"layers_to_transform": [1, 3], "rank_pattern": {"attention.output.dropout": 3}}),
+    "some_layers": (
+        tiny_bert,
+        {"layers_to_transform": [1, 3], "rank_pattern": {"attention.output.dropout": 3}},
+    ),
     "two_layer_head": (
         bert_with_two_layer_head,
-        {"two_layer_head": True, "task_type": "SEQ_CLS", "share_layers": 3, "train_layer_norm": False},
+        {
+            "two_layer_head": True,
+            "task_type": "SEQ_CLS",
+            "share_layers": 3,
+            "train_layer_norm": False,
+        },
     ),
-    "regression": (lambda: tiny_bert(num_labels=1, id2label={0: "similarity"}), {"share_layers": 1}),
+    "regression": (
+        lambda: tiny_bert(num_labels=1, id2label={0: "similarity"}),
+        {"share_layers": 1},
+    ),
     "classes": (lambda: tiny_bert(id2label=NAMES), {"share_layers": 1, "task_type": "SEQ_CLS"}),
     "pfeiffer": (tiny_bert, {"kind": "pfeiffer", "scaling": "learned", "train_layer_norm": False}),
-    "language": (tiny_bert, {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ("attention",)}),
+    "language": (
+        tiny_bert,
+        {"kind": "parallel", "scaling": 4.0, "invertible": "nice", "positions": ("attention",)},
+    ),
     # No row of the table of architectures describes this model.
     "inferred": (HomeMade, {"modules_to_save": ["classifier"]}),
 }
@@ -55,12 +72,16 @@ HEADS = {
 
 
 def base_of(name: str) -> nn.Module:
-    """Build a base model whose weights come from a formula, so that no version of a random generator matters."""
+    """Build a base model whose weights come from a formula, so that no version of a random
+    generator matters.
+    """
     model = ADAPTERS[name][0]()
     with torch.no_grad():
         for index, parameter in enumerate(model.parameters()):
             values = torch.arange(parameter.numel(), dtype=torch.float64) * 0.7 + index
-            parameter.copy_((torch.sin(values) * 0.2 + (parameter.dim() == 1)).reshape(parameter.shape))
+            parameter.copy_(
+                (torch.sin(values) * 0.2 + (parameter.dim() == 1)).reshape(parameter.shape)
+            )
     return model.eval()
 
 
@@ -100,7 +121,8 @@ def test_what_the_files_say_of_the_adapter(name):
 
 
 if __name__ == "__main__":
-    # Writes the folders that are missing. Run it only after adding a new kind of adapter, never to make a test pass.
+    # Writes the folders that are missing. Run it only after adding a new kind of adapter, never to
+    # make a test pass.
     ids = torch.randint(0, 99, (5, 7), generator=torch.Generator().manual_seed(0))
     for name, (_, fields) in ADAPTERS.items():
         folder = GOLDEN / name

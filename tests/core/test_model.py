@@ -18,17 +18,22 @@ from tiny_models import perturb, tiny_bert
 
 
 def count(model, part=""):
-    return sum(p.numel() for name, p in model.named_parameters() if part in name and p.requires_grad)
+    return sum(
+        p.numel() for name, p in model.named_parameters() if part in name and p.requires_grad
+    )
 
 
 # Sizes on BERT-base with r=64, as the papers print or imply them.
 @pytest.mark.parametrize(
-    ("share_layers", "owners", "parameters"), [(0, 24, 2_379_264), (1, 12, 1_189_632), (3, 4, 396_544)]
+    ("share_layers", "owners", "parameters"),
+    [(0, 24, 2_379_264), (1, 12, 1_189_632), (3, 4, 396_544)],
 )
 def test_adapter_parameters_on_bert_base(share_layers, owners, parameters):
     with torch.device("meta"):
         base = BertForSequenceClassification(BertConfig())
-    model = get_peft_model(base, HoulsbyConfig(r=64, share_layers=share_layers), low_cpu_mem_usage=True)
+    model = get_peft_model(
+        base, HoulsbyConfig(r=64, share_layers=share_layers), low_cpu_mem_usage=True
+    )
     layers = [module for module in model.modules() if isinstance(module, HoulsbyLayer)]
     assert len(layers) == 24
     assert sum(len(layer.houlsby_adapter) for layer in layers) == owners
@@ -45,7 +50,9 @@ def test_all_25_norms_and_no_norms_on_bert_base():
     every = get_peft_model(base, HoulsbyConfig(train_layer_norm="all"), low_cpu_mem_usage=True)
     assert sum(isinstance(module, HoulsbyLayerNorm) for module in every.modules()) == 25
     assert count(every, "houlsby_norm") == 38_400
-    none = get_peft_model(other, HoulsbyConfig(train_layer_norm=False, modules_to_save=[]), low_cpu_mem_usage=True)
+    none = get_peft_model(
+        other, HoulsbyConfig(train_layer_norm=False, modules_to_save=[]), low_cpu_mem_usage=True
+    )
     # Whritenour and Schoch 2019 print both numbers.
     assert none.get_nb_trainable_parameters() == (2_379_264, 111_863_042)
 
@@ -83,7 +90,8 @@ def adapted(bottleneck, x):
 
 
 @pytest.mark.parametrize(
-    ("share_layers", "owner_of_layer"), [(0, None), (1, [0, 1, 2, 3]), (2, [0, 0, 2, 2]), (3, [0, 0, 0, 3])]
+    ("share_layers", "owner_of_layer"),
+    [(0, None), (1, [0, 1, 2, 3]), (2, [0, 0, 2, 2]), (3, [0, 0, 0, 3])],
 )
 def test_forward_equals_the_papers_formula(share_layers, owner_of_layer, token_ids):
     config = HoulsbyConfig(r=5, activation="tanh", share_layers=share_layers)
@@ -98,11 +106,16 @@ def test_forward_equals_the_papers_formula(share_layers, owner_of_layer, token_i
         if owner_of_layer:
             places = [f"bert.encoder.layer.{owner_of_layer[index]}.attention.output.dropout"] * 2
         bottlenecks = [weights[f"{place}.houlsby_adapter.default"] for place in places]
-        norms = [weights[f"{own}.{name}LayerNorm.houlsby_norm.default"] for name in ("attention.output.", "output.")]
+        norms = [
+            weights[f"{own}.{name}LayerNorm.houlsby_norm.default"]
+            for name in ("attention.output.", "output.")
+        ]
         hidden = written_out_layer(layer, hidden, 4, bottlenecks, norms)
     pooled = torch.tanh(hidden[:, 0] @ bert.pooler.dense.weight.T + bert.pooler.dense.bias)
     head = weights["classifier.modules_to_save.default"]
-    torch.testing.assert_close(model(token_ids).logits, pooled @ head.weight.T + head.bias, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        model(token_ids).logits, pooled @ head.weight.T + head.bias, atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -117,14 +130,18 @@ def test_forward_equals_the_papers_formula(share_layers, owner_of_layer, token_i
 def test_training_moves_exactly_the_adapters_norms_and_modules_to_save(options, token_ids):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, **options))
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.0
+    )
     model.train()
     for step in range(20):
         optimizer.zero_grad()
         model(token_ids, labels=(token_ids[:, 0] + step) % 3).loss.backward()
         optimizer.step()
     for name, parameter in model.named_parameters():
-        ours = any(part in name for part in ("houlsby_adapter", "houlsby_norm", "modules_to_save.default"))
+        ours = any(
+            part in name for part in ("houlsby_adapter", "houlsby_norm", "modules_to_save.default")
+        )
         assert parameter.requires_grad == ours, name
         assert (parameter.grad is not None) == ours, name
         assert torch.equal(parameter, before[name]) != ours, name
@@ -137,7 +154,9 @@ def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_i
         logits = model(token_ids).logits
         assert (logits - expected).abs().max() <= tolerance
     logits.square().sum().backward()
-    assert all(weight.grad.any() for name, weight in model.named_parameters() if "up_proj" in name), "it must learn"
+    assert all(
+        weight.grad.any() for name, weight in model.named_parameters() if "up_proj" in name
+    ), "it must learn"
 
 
 @pytest.mark.parametrize(
@@ -146,24 +165,40 @@ def test_a_fresh_adapter_is_near_the_base_and_exactly_it_with_init_std_0(token_i
         (HoulsbyConfig(layers_to_transform=[1]), {"1.attention", "1.output"}),
         (HoulsbyConfig(layers_to_transform=3, positions="attention"), {"3.attention"}),
         (HoulsbyConfig(exclude_modules=r".*layer\.[0-2]\..*"), {"3.attention", "3.output"}),
-        (HoulsbyConfig(target_modules=r".*layer\.\d\.output\.dense", layers_to_transform=[0]), {"0.output"}),
-        (HoulsbyConfig(target_modules=["intermediate.dense"], layers_to_transform=[2]), {"2.intermediate"}),
+        (
+            HoulsbyConfig(target_modules=r".*layer\.\d\.output\.dense", layers_to_transform=[0]),
+            {"0.output"},
+        ),
+        (
+            HoulsbyConfig(target_modules=["intermediate.dense"], layers_to_transform=[2]),
+            {"2.intermediate"},
+        ),
     ],
 )
 def test_which_modules_are_adapted(config, keys):
     model = get_peft_model(tiny_bert(), config)
-    found = {name.split("layer.")[1] for name, m in model.named_modules() if isinstance(m, HoulsbyLayer)}
+    found = {
+        name.split("layer.")[1] for name, m in model.named_modules() if isinstance(m, HoulsbyLayer)
+    }
     assert {".".join(name.split(".")[:2]) for name in found} == keys
     layers = {key[0] for key in keys}
-    norms = {name.split("layer.")[1][0] for name, m in model.named_modules() if isinstance(m, HoulsbyLayerNorm)}
+    norms = {
+        name.split("layer.")[1][0]
+        for name, m in model.named_modules()
+        if isinstance(m, HoulsbyLayerNorm)
+    }
     assert norms == layers
 
 
 def test_rank_pattern_gives_places_their_own_size():
-    config = HoulsbyConfig(r=4, rank_pattern={"attention.output.dropout": 2, r"layer\.3\.output\.dropout": 8})
+    config = HoulsbyConfig(
+        r=4, rank_pattern={"attention.output.dropout": 2, r"layer\.3\.output\.dropout": 8}
+    )
     model = get_peft_model(tiny_bert(), config)
     sizes = {
-        name.split("layer.")[1].removesuffix(".dropout"): module.houlsby_adapter["default"].down_proj.out_features
+        name.split("layer.")[1].removesuffix(".dropout"): module.houlsby_adapter[
+            "default"
+        ].down_proj.out_features
         for name, module in model.named_modules()
         if isinstance(module, HoulsbyLayer)
     }

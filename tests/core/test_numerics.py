@@ -9,18 +9,30 @@ import torch
 from packaging.version import Version
 from peft import PeftModel, get_peft_model
 from peft.helpers import disable_input_dtype_casting
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TorchAoConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TorchAoConfig,
+)
 
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer
 from tiny_models import perturb, tiny_bert
 
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-VARIANTS = [{"share_layers": 3, "train_layer_norm": "all"}, {"kind": "pfeiffer"}, {"kind": "parallel"}]
+VARIANTS = [
+    {"share_layers": 3, "train_layer_norm": "all"},
+    {"kind": "pfeiffer"},
+    {"kind": "parallel"},
+]
 
 
 def adapted(fields=None, **changes):
-    model = get_peft_model(tiny_bert(**{**NO_DROPOUT, **changes}), HoulsbyConfig(r=4, **(fields or {})))
+    model = get_peft_model(
+        tiny_bert(**{**NO_DROPOUT, **changes}), HoulsbyConfig(r=4, **(fields or {}))
+    )
     perturb(model)
     return model.eval()
 
@@ -50,14 +62,19 @@ def test_peft_may_ask_not_to_cast_inputs(token_ids):
 def test_gradient_checkpointing_gives_the_same_gradients(fields, use_reentrant, token_ids):
     model = adapted(fields).train()
     expected = gradients(model, token_ids)
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": use_reentrant})
     calls = []
     first = next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
     first.register_forward_hook(lambda *args: calls.append(1))
     assert_close(gradients(model, token_ids), expected)
     assert len(calls) == 2, "the layer must have run again in the backward pass"
-    assert not any(module.skip._inputs for module in model.modules() if getattr(module, "skip", None))
+    assert not any(
+        module.skip._inputs for module in model.modules() if getattr(module, "skip", None)
+    )
 
 
 traced = pytest.mark.skipif(
@@ -74,7 +91,9 @@ def test_compiled_without_a_graph_break(token_ids):
     model.base_model.set_adapter(["default", "beside"])
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     with torch.no_grad():
-        torch.testing.assert_close(compiled(token_ids).logits, model(token_ids).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            compiled(token_ids).logits, model(token_ids).logits, atol=1e-5, rtol=1e-5
+        )
     model.train()
     assert_close(gradients(model, token_ids, call=compiled), gradients(model, token_ids))
 
@@ -84,7 +103,9 @@ def test_exported_for_inference(token_ids):
     model = adapted(VARIANTS[0], num_hidden_layers=2)
     with torch.no_grad():
         exported = torch.export.export(model, (token_ids,)).module()
-        torch.testing.assert_close(exported(token_ids.flip(0)).logits, model(token_ids.flip(0)).logits)
+        torch.testing.assert_close(
+            exported(token_ids.flip(0)).logits, model(token_ids.flip(0)).logits
+        )
 
 
 LLAMA = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -105,27 +126,38 @@ def torchao_int8():
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.filterwarnings("ignore")  # These packages warn of kernels for other machines, and of their own future.
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # These packages warn of kernels for other machines, and of their own future.
 def test_a_quantized_base(name, tmp_path, caplog):
     package, config = QUANTIZED[name]
-    pytest.importorskip(package, reason=f"{package} is not installed: pip install 'houlsby-peft[quantized]'")
+    pytest.importorskip(
+        package, reason=f"{package} is not installed: pip install 'houlsby-peft[quantized]'"
+    )
     caplog.set_level(logging.ERROR)
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**LLAMA, num_attention_heads=2, num_key_value_heads=2)).save_pretrained(tmp_path)
+    LlamaForCausalLM(
+        LlamaConfig(**LLAMA, num_attention_heads=2, num_key_value_heads=2)
+    ).save_pretrained(tmp_path)
     ids = torch.randint(3, 64, (4, 6))
 
     def load():
-        return AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config(), device_map={"": "cpu"})
+        return AutoModelForCausalLM.from_pretrained(
+            tmp_path, quantization_config=config(), device_map={"": "cpu"}
+        )
 
     def logits(model, **kwargs):
         with torch.no_grad():
             return model(input_ids=ids, **kwargs).logits
 
-    # Before anything else, as bitsandbytes' 4-bit layers cannot be trained through once they have inferred on a CPU.
+    # Before anything else, as bitsandbytes' 4-bit layers cannot be trained through once they have
+    # inferred on a CPU.
     model = get_peft_model(load(), HoulsbyConfig(r=4, task_type="CAUSAL_LM")).train()
     model(input_ids=ids, labels=ids).loss.backward()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 and p.dtype == torch.float32 for p in trained)
+    assert all(
+        p.grad is not None and p.grad.abs().sum() > 0 and p.dtype == torch.float32 for p in trained
+    )
 
     base = load()
     weight = base.model.layers[0].mlp.down_proj.weight

@@ -1,4 +1,6 @@
-"""Base models whose weights accelerate keeps on the CPU or on disk, on the meta device, or places by a map."""
+"""Base models whose weights accelerate keeps on the CPU or on disk, on the meta device, or places
+by a map.
+"""
 
 from __future__ import annotations
 
@@ -78,25 +80,33 @@ def test_offloading_a_model_with_an_adapter(saved, token_ids):
 
 
 def test_offloaded_adapters_are_neither_combined_nor_initialized(saved):
-    """They have no weights at hand: the sums would be lost, and PyTorch only warns that nothing is copied."""
+    """They have no weights at hand: the sums would be lost, and PyTorch only warns that nothing is
+    copied.
+    """
     model = PeftModel.from_pretrained(load(saved), saved / "adapter")
     cpu_offload(model, execution_device=CPU)
     with pytest.raises(ValueError, match=r"must be in memory .*default.*offloaded"):
         model.add_weighted_adapter(["default"], [0.5], "half")
-    with pytest.raises(ValueError, match=r"must be in memory .* initialized; got .*, which is offloaded"):
+    with pytest.raises(
+        ValueError, match=r"must be in memory .* initialized; got .*, which is offloaded"
+    ):
         init_from(model, saved / "adapter")
     assert list(model.peft_config) == ["default"]
 
 
 # Both announce the end of torch.ao's quantization.
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor, torch.quantize_per_channel:UserWarning"
+)
 @pytest.mark.parametrize(("change", "said"), [(cpu_offload, "offloaded"), (quantize, "quantized")])
 def test_adapters_that_are_not_at_hand_are_neither_saved_nor_pruned(change, said, saved, tmp_path):
     model = PeftModel.from_pretrained(load(saved), saved / "adapter")
     model = change(model) or model
     for call in (partial(model.save_pretrained, tmp_path), partial(prune, model, [0], "small")):
-        with pytest.raises(ValueError, match=f"must be in memory and not quantized .*, which is {said}"):
+        with pytest.raises(
+            ValueError, match=f"must be in memory and not quantized .*, which is {said}"
+        ):
             call()
     assert list(model.peft_config) == ["default"]
     assert not list(tmp_path.glob("*.safetensors"))
@@ -126,7 +136,9 @@ def test_a_mixed_batch(build, with_adapters):
         torch.testing.assert_close(mixed[3], model(IDS).logits[3], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:The PEFT config's `base_model_name_or_path` was renamed:UserWarning"
+)
 def test_a_base_with_layers_on_disk(saved, tmp_path, token_ids):
     """PEFT cannot load an adapter with one that has no hooks yet, but onto one that has an adapter."""
     base = load(saved, device_map=ON_DISK, offload_folder=tmp_path)

@@ -1,4 +1,6 @@
-"""The cache of the frozen layers below the first adapter: equal results, computed once, in memory and in a folder."""
+"""The cache of the frozen layers below the first adapter: equal results, computed once, in memory
+and in a folder.
+"""
 
 from __future__ import annotations
 
@@ -66,11 +68,15 @@ def assert_equal(found, expected):
 
 
 def runs_of(model, layers=range(2)):
-    """Return a list that gets the number of texts each time that a frozen layer reaches its first linear layer."""
+    """Return a list that gets the number of texts each time that a frozen layer reaches its first
+    linear layer.
+    """
     stack = next(module for module in model.modules() if isinstance(module, nn.ModuleList))
     runs = []
     for index in layers:
-        linear = next(each for each in stack[index].modules() if isinstance(each, (nn.Linear, Conv1D)))
+        linear = next(
+            each for each in stack[index].modules() if isinstance(each, (nn.Linear, Conv1D))
+        )
         linear.register_forward_hook(lambda _, inputs, output: runs.append(len(inputs[0])))
     return runs
 
@@ -84,23 +90,40 @@ def mpnet():
 
 
 def deberta(**options):
-    options = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8, **options}
+    options = {
+        "relative_attention": True,
+        "pos_att_type": ["c2p", "p2c"],
+        "position_buckets": 8,
+        **options,
+    }
     return DebertaV2ForSequenceClassification(DebertaV2Config(**SMALL, num_labels=3, **options))
 
 
 def roformer():
-    return RoFormerForSequenceClassification(RoFormerConfig(**SMALL, embedding_size=32, num_labels=3))
+    return RoFormerForSequenceClassification(
+        RoFormerConfig(**SMALL, embedding_size=32, num_labels=3)
+    )
 
 
 def bloom():
     return BloomForSequenceClassification(
-        BloomConfig(vocab_size=99, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0, num_labels=3)
+        BloomConfig(
+            vocab_size=99, hidden_size=32, n_layer=4, n_head=4, pad_token_id=0, num_labels=3
+        )
     )
 
 
 def mpt():
     return MptForSequenceClassification(
-        MptConfig(vocab_size=99, d_model=32, n_layers=4, n_heads=4, max_seq_len=32, pad_token_id=0, num_labels=3)
+        MptConfig(
+            vocab_size=99,
+            d_model=32,
+            n_layers=4,
+            n_heads=4,
+            max_seq_len=32,
+            pad_token_id=0,
+            num_labels=3,
+        )
     )
 
 
@@ -115,15 +138,33 @@ def mpt():
         (mpt, 4, (2, 3)),  # its biases are (heads, 1, tokens)
         (bloom, 4, (1,)),  # its biases are (texts * heads, 1, tokens)
         (deberta, 16, (2, 3)),  # its position embeddings are (2 * position_buckets, width)
-        (partial(deberta, conv_kernel_size=3), 5, (1,)),  # its convolution reads the first layer's input and output
+        (
+            partial(deberta, conv_kernel_size=3),
+            5,
+            (1,),
+        ),  # its convolution reads the first layer's input and output
     ],
-    ids=["bert", "gpt2", "llama", "mpnet", "roformer", "mpt", "bloom", "deberta", "deberta with a convolution"],
+    ids=[
+        "bert",
+        "gpt2",
+        "llama",
+        "mpnet",
+        "roformer",
+        "mpt",
+        "bloom",
+        "deberta",
+        "deberta with a convolution",
+    ],
 )
 def test_every_epoch_is_that_without_the_cache(build, texts, layers, tmp_path):
-    """The first one bit for bit; later batches may be padded otherwise, and hold texts that are new."""
+    """The first one bit for bit; later batches may be padded otherwise, and hold texts that are
+    new.
+    """
     ids = torch.randint(3, 20, (texts, 6), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
-    model = upper(build(), layers, task_type=None if build not in (gpt2, llama) else "CAUSAL_LM").eval()
+    model = upper(
+        build(), layers, task_type=None if build not in (gpt2, llama) else "CAUSAL_LM"
+    ).eval()
     expected, part = step(model, ids, mask), step(model, ids[2:4, :5], mask[2:4, :5])
     runs = runs_of(model, range(layers[0]))
     prefix = FrozenPrefix(model, folder=str(tmp_path))
@@ -156,7 +197,9 @@ def test_padding_and_token_types(options, token_ids):
     expected = step(model, token_ids, token_type_ids=types)
     outputs = {}
     for index, layer in enumerate(model.get_base_model().bert.encoder.layer):
-        layer.register_forward_hook(lambda _, inputs, output, index=index: outputs.update({index: output}))
+        layer.register_forward_hook(
+            lambda _, inputs, output, index=index: outputs.update({index: output})
+        )
     step(model, token_ids, token_type_ids=types)
     # Nothing below the first adapter takes part in the backward pass, cached or not.
     assert [outputs[index].requires_grad for index in range(4)] == [False, False, True, True]
@@ -173,7 +216,12 @@ def test_padding_and_token_types(options, token_ids):
     # The same tokens with other token types are another text, and token types are not positions.
     numbers = (torch.arange(7) % 2).expand(5, 7)
     plain = upper(**options)
-    for more in ({}, {"token_type_ids": numbers}, {"position_ids": numbers}, {"position_ids": numbers[:1]}):
+    for more in (
+        {},
+        {"token_type_ids": numbers},
+        {"position_ids": numbers},
+        {"position_ids": numbers[:1]},
+    ):
         assert_equal(step(model, token_ids, **more), step(plain, token_ids, **more))
     assert len(runs) == 2 + 3 * 2
 
@@ -198,7 +246,9 @@ def stack(seed, **options):
     torch.manual_seed(0)
     model = get_peft_model(tiny_bert(**NO_DROPOUT), HoulsbyConfig(**options), adapter_name="lang")
     perturb(model, seed)
-    model.add_adapter("task", HoulsbyConfig(r=4, layers_to_transform=[2, 3], train_layer_norm=False))
+    model.add_adapter(
+        "task", HoulsbyConfig(r=4, layers_to_transform=[2, 3], train_layer_norm=False)
+    )
     model.base_model.set_adapter(["lang", "task"])
     model.set_requires_grad("lang", False)
     return model.train()
@@ -222,9 +272,12 @@ def test_other_frozen_weights_have_a_folder_of_their_own(token_ids, tmp_path):
 
 
 def test_what_is_stored(tmp_path):
-    """Processes share a folder, without what a crash has left incomplete; a full store keeps what it has."""
+    """Processes share a folder, without what a crash has left incomplete; a full store keeps what
+    it has.
+    """
     rows = {
-        str(number): torch.randn(3, 4).to(dtype) for number, dtype in enumerate((torch.float32, torch.bfloat16))
+        str(number): torch.randn(3, 4).to(dtype)
+        for number, dtype in enumerate((torch.float32, torch.bfloat16))
     } | {"empty": torch.zeros(0, 4)}
     for folder in (None, tmp_path / "full"):
         store = Store(72, folder)
@@ -241,7 +294,9 @@ def test_what_is_stored(tmp_path):
 def test_dropout_is_off_in_the_frozen_layers_only(token_ids):
     model = upper(tiny_bert(hidden_dropout_prob=0.3))
     hidden = []
-    model.get_base_model().bert.encoder.layer[2].register_forward_pre_hook(lambda _, inputs: hidden.append(inputs[0]))
+    model.get_base_model().bert.encoder.layer[2].register_forward_pre_hook(
+        lambda _, inputs: hidden.append(inputs[0])
+    )
     prefix = FrozenPrefix(model, max_bytes=0)
     a, b = (model(input_ids=token_ids, attention_mask=MASK).logits for _ in range(2))
     assert torch.equal(hidden[-1], hidden[-2])
@@ -260,13 +315,17 @@ def test_the_forward_methods_of_accelerate_are_restored(token_ids):
     model = upper(base)
     prefix = FrozenPrefix(model)
     for _ in range(2):
-        torch.testing.assert_close(model(input_ids=token_ids).logits, expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            model(input_ids=token_ids).logits, expected, atol=1e-6, rtol=1e-5
+        )
     prefix.remove()
     torch.testing.assert_close(model(input_ids=token_ids).logits, expected, atol=1e-6, rtol=1e-5)
 
 
 def t5():
-    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4, dropout_rate=0.0)
+    config = T5Config(
+        vocab_size=99, d_model=32, d_kv=8, d_ff=48, num_layers=4, num_heads=4, dropout_rate=0.0
+    )
     return T5EncoderModel(config)
 
 
@@ -309,7 +368,10 @@ def test_what_identifies_no_text_or_is_not_cached_is_refused(token_ids):
     model = upper()
     FrozenPrefix(model)
     for inputs, message in (
-        ({"attention_mask": MASK[:, None, None].expand(5, 1, 7, 7)}, r"attention_mask of the shape \(5, 1, 7, 7\)"),
+        (
+            {"attention_mask": MASK[:, None, None].expand(5, 1, 7, 7)},
+            r"attention_mask of the shape \(5, 1, 7, 7\)",
+        ),
         ({"output_attentions": True}, "output_attentions=True"),
         ({"output_hidden_states": True}, "output_hidden_states=True"),
         ({"input_ids": None, "inputs_embeds": torch.randn(5, 7, 32)}, "got no input_ids"),
@@ -321,7 +383,10 @@ def test_what_identifies_no_text_or_is_not_cached_is_refused(token_ids):
     FrozenPrefix(decoder)
     with pytest.raises(ValueError, match="got past_key_values of DynamicCache"):
         decoder(input_ids=torch.ones(2, 3, dtype=torch.long), past_key_values=DynamicCache())
-    for options, message in (({"layers": [0, 1]}, "layer 0 is"), ({"invertible": "nice"}, "embeddings are")):
+    for options, message in (
+        ({"layers": [0, 1]}, "layer 0 is"),
+        ({"invertible": "nice"}, "embeddings are"),
+    ):
         with pytest.raises(ValueError, match=f"{message}.*with layers_to_transform"):
             FrozenPrefix(upper(**options))
 
@@ -336,14 +401,18 @@ def test_padding_on_the_left_changes_the_positions():
         }
         for left in (0, 3)
     ]
-    model = get_peft_model(gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        gpt2(), HoulsbyConfig(r=4, layers_to_transform=[1], task_type="CAUSAL_LM")
+    )
     perturb(model.eval())
     with torch.no_grad():
         expected = model(**padded).logits[:, 3:]
         prefix = FrozenPrefix(model)
         assert not torch.allclose(model(**plain).logits, expected, atol=1e-3)
         for _ in range(2):
-            torch.testing.assert_close(model(**padded).logits[:, 3:], expected, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                model(**padded).logits[:, 3:], expected, atol=1e-6, rtol=1e-5
+            )
     prefix.remove()
 
 
@@ -354,14 +423,20 @@ def test_gradient_checkpointing(use_reentrant, token_ids):
 
     def gradients():
         model.zero_grad()
-        pooled = [model.get_base_model().bert(each).last_hidden_state[:, 0] for each in (token_ids, token_ids[:, :4])]
+        pooled = [
+            model.get_base_model().bert(each).last_hidden_state[:, 0]
+            for each in (token_ids, token_ids[:, :4])
+        ]
         (pooled[0] @ pooled[1].T).square().mean().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     expected = gradients()
     if use_reentrant:
         model.enable_input_require_grads()
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable = (
+        getattr(model, "activation_checkpointing_enable", None)
+        or model.gradient_checkpointing_enable
+    )
     enable({"use_reentrant": use_reentrant})
     FrozenPrefix(model)
     for _ in range(2):
@@ -371,9 +446,15 @@ def test_gradient_checkpointing(use_reentrant, token_ids):
 def test_the_encoder_can_be_called_alone_and_with_a_positional_mask(token_ids):
     model = upper()
     encoder = model.get_base_model().bert
-    expected = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    expected = [
+        encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state,
+        encoder(token_ids, MASK).last_hidden_state,
+    ]
     FrozenPrefix(model)
     model(token_ids, MASK)
-    found = [encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state, encoder(token_ids, MASK).last_hidden_state]
+    found = [
+        encoder(token_ids[:, :5], MASK[:, :5]).last_hidden_state,
+        encoder(token_ids, MASK).last_hidden_state,
+    ]
     for one, other, mask in zip(found, expected, (MASK[:, :5], MASK), strict=True):
         torch.testing.assert_close(one[mask.bool()], other[mask.bool()], atol=1e-6, rtol=1e-5)

@@ -1,4 +1,6 @@
-"""The user's settings are apart from the record of an adapter: copies, several models, loading, recorded places."""
+"""The user's settings are apart from the record of an adapter: copies, several models, loading,
+recorded places.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +33,33 @@ COPIES = {
 
 
 def bert_of(*labels, **changes):
-    return tiny_bert(num_labels=len(labels), id2label=dict(enumerate(labels)), label2id=None, **changes)
+    return tiny_bert(
+        num_labels=len(labels), id2label=dict(enumerate(labels)), label2id=None, **changes
+    )
 
 
 def tiny_bart(**changes) -> BartForSequenceClassification:
-    options = {"vocab_size": 99, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
-    options |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "eos_token_id": 2}
+    options = {
+        "vocab_size": 99,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+    }
+    options |= {
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "eos_token_id": 2,
+    }
     return BartForSequenceClassification(BartConfig(**options, **changes))
 
 
 @pytest.mark.parametrize("make", COPIES.values(), ids=COPIES)
 def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
-    """Neither the first model's labels, head nor base model reach the second one; the first one keeps its own."""
+    """Neither the first model's labels, head nor base model reach the second one; the first one
+    keeps its own.
+    """
     config = HoulsbyConfig(r=4)
     first = get_peft_model(bert_of("no", "yes"), config)
     second_config = make(config)
@@ -53,7 +70,8 @@ def test_a_used_configuration_is_clean_for_any_other_model(make, tmp_path):
     first.save_pretrained(tmp_path / "first")
     second.save_pretrained(tmp_path / "second")
     of_first, of_second = (
-        json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("first", "second")
+        json.loads((tmp_path / name / "adapter_config.json").read_text())
+        for name in ("first", "second")
     )
     assert of_first["recorded"]["id2label"] == {"0": "no", "1": "yes"}
     assert of_second["recorded"]["id2label"] == {"0": "a", "1": "b", "2": "c"}
@@ -83,14 +101,18 @@ def saved(tmp_path):
 IDS = torch.arange(12).reshape(2, 6)
 
 
-@pytest.mark.parametrize("change", [lambda c: replace(c, r=2), lambda c: setattr(c, "r", 2)], ids=["replace", "set"])
+@pytest.mark.parametrize(
+    "change", [lambda c: replace(c, r=2), lambda c: setattr(c, "r", 2)], ids=["replace", "set"]
+)
 def test_a_loaded_configuration_with_another_size_makes_a_new_adapter(saved, change):
     config = HoulsbyConfig.from_pretrained(saved[0])
     config = change(config) or config
     assert not config.is_loaded
     model = get_peft_model(bert_of("no", "yes", seed=5), config)
     down = (
-        next(module for module in model.modules() if isinstance(module, HoulsbyLayer)).bottleneck("default").down_proj
+        next(module for module in model.modules() if isinstance(module, HoulsbyLayer))
+        .bottleneck("default")
+        .down_proj
     )
     assert down.out_features == 2
     assert config.record.base != HoulsbyConfig.from_pretrained(saved[0]).record.base
@@ -106,10 +128,15 @@ def test_a_loaded_configuration_that_is_used_for_loading_keeps_its_record(saved)
 
 def test_a_copied_or_pickled_model_saves_the_same_record(saved, tmp_path):
     loaded = PeftModel.from_pretrained(bert_of("x", "y"), saved[0])
-    for number, model in enumerate((loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)))):
+    for number, model in enumerate(
+        (loaded, copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded)))
+    ):
         model.save_pretrained(tmp_path / str(number))
         fields = json.loads((tmp_path / str(number) / "adapter_config.json").read_text())
-        assert fields["recorded"] == json.loads((saved[0] / "adapter_config.json").read_text())["recorded"]
+        assert (
+            fields["recorded"]
+            == json.loads((saved[0] / "adapter_config.json").read_text())["recorded"]
+        )
 
 
 ROW = {"position": "norm", "stack": "s", "layers": "0-3", "module": "m", "projection": "m"}
@@ -119,7 +146,10 @@ ROW = {"position": "norm", "stack": "s", "layers": "0-3", "module": "m", "projec
     ("field", "value"),
     [
         ("places", [{"position": "norm", "stack": "s"}]),
-        *(("places", [ROW | change]) for change in ({"layers": "0-99999999"}, {"layers": "-1"}, {"r": "9" * 40})),
+        *(
+            ("places", [ROW | change])
+            for change in ({"layers": "0-99999999"}, {"layers": "-1"}, {"r": "9" * 40})
+        ),
         ("places", [ROW | {"layers": ",".join(["0-9999"] * 99)}]),
         ("heads", [1]),
         ("id2label", {"0": 1}),
@@ -131,8 +161,12 @@ def test_a_record_that_this_package_does_not_write_is_refused(field, value):
 
 
 def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tmp_path):
-    """Inferred places move when their architecture gets a row; a saved adapter stays where it was trained."""
-    monkeypatch.setattr(places, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"})
+    """Inferred places move when their architecture gets a row; a saved adapter stays where it was
+    trained.
+    """
+    monkeypatch.setattr(
+        places, "ARCHITECTURES", {k: v for k, v in ARCHITECTURES.items() if k != "bert"}
+    )
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, train_layer_norm="all")).eval()
     perturb(model)
     model.save_pretrained(tmp_path)
@@ -140,7 +174,9 @@ def test_a_saved_adapter_keeps_its_places_when_the_table_changes(monkeypatch, tm
     assert any(key.endswith("output.dense") for key in inferred)
 
     monkeypatch.undo()
-    assert not any(key.endswith("output.dense") for key in find_places(tiny_bert(), HoulsbyConfig()))
+    assert not any(
+        key.endswith("output.dense") for key in find_places(tiny_bert(), HoulsbyConfig())
+    )
     loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path)
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 

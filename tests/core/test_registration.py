@@ -1,4 +1,6 @@
-"""What `import houlsby_peft` does: the method's place in PEFT's registry, and the names that are there."""
+"""What `import houlsby_peft` does: the method's place in PEFT's registry, and the names that are
+there.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_method_of_the_same_name_from_elsewhere_is_not_clobbered(monkeypatch):
     assert PEFT_TYPE_TO_CONFIG_MAPPING["HOULSBY"] is peft.LoraConfig
 
 
-def test_unpickling_a_model_is_enough_to_register_and_imports_neither_the_hub_nor_serving(tmp_path, token_ids):
+def test_unpickling_a_model_is_enough_to_register_and_imports_neither_the_hub_nor_serving(
+    tmp_path, token_ids
+):
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, share_layers=3)).eval()
     torch.save({"model": model, "ids": token_ids}, tmp_path / "model.pt")
     script = """
@@ -68,7 +72,9 @@ assert "houlsby_peft.serving.load" in loaded() and "houlsby_peft.hub.push" not i
 houlsby_peft.push_to_hub
 assert "houlsby_peft.hub.push" in loaded()
 """
-    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path / "model.pt")], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "model.pt")], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) == pytest.approx(model(token_ids).logits.sum().item(), abs=1e-5)
 

@@ -34,7 +34,9 @@ from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
 
 
 # PEFT says this whenever a model gets a second adapter by way of transformers.
-second_adapter = pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+second_adapter = pytest.mark.filterwarnings(
+    "ignore:Already found a `peft_config` attribute:UserWarning"
+)
 
 
 def tiny(class_name):
@@ -83,7 +85,9 @@ def test_adapters_by_way_of_transformers(tmp_path, token_ids):
     assert torch.equal(model(token_ids).logits, base)
     model.enable_adapters()
     assert torch.equal(model(token_ids).logits, two)
-    trained = {name.split(".houlsby_")[0] for name, p in model.named_parameters() if p.requires_grad}
+    trained = {
+        name.split(".houlsby_")[0] for name, p in model.named_parameters() if p.requires_grad
+    }
     assert "classifier.modules_to_save.two.weight" in trained
     model.set_adapter("one")
     assert torch.equal(model(token_ids).logits, one)
@@ -141,7 +145,9 @@ def test_trainer_saves_resumes_and_loads_the_best(tmp_path):
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
     resumed = trainer(tmp_path / "resumed", fields)
-    shutil.copytree(tmp_path / "whole" / "run" / "checkpoint-3", tmp_path / "resumed" / "run" / "checkpoint-3")
+    shutil.copytree(
+        tmp_path / "whole" / "run" / "checkpoint-3", tmp_path / "resumed" / "run" / "checkpoint-3"
+    )
     resumed.train(resume_from_checkpoint=str(tmp_path / "resumed" / "run" / "checkpoint-3"))
     again = load_file(tmp_path / "resumed" / "run" / "checkpoint-9" / "adapter_model.safetensors")
     last = load_file(tmp_path / "whole" / "run" / "checkpoint-9" / "adapter_model.safetensors")
@@ -171,7 +177,11 @@ def test_a_lora_beside(lora_first, token_ids):
                 weight = merged.get_submodule(name).weight
                 weight += module.get_delta_weight("low_rank")
     alone = get_peft_model(merged, HoulsbyConfig(r=4), "mine").eval()
-    own = {f"base_model.model.{key}": value for key, value in model.state_dict().items() if ".mine." in key}
+    own = {
+        f"base_model.model.{key}": value
+        for key, value in model.state_dict().items()
+        if ".mine." in key
+    }
     assert not alone.load_state_dict(own, strict=False).unexpected_keys
     torch.testing.assert_close(logits, alone(token_ids).logits, atol=1e-5, rtol=1e-5)
 
@@ -183,9 +193,13 @@ def test_a_lora_beside(lora_first, token_ids):
 
 @pytest.mark.filterwarnings("ignore:Already found")
 def test_a_bottleneck_after_a_lora_in_the_same_module_is_refused(token_ids):
-    """The file of the LoRA would have names that no other model has, and the order would change what both compute."""
+    """The file of the LoRA would have names that no other model has, and the order would change
+    what both compute.
+    """
     model = tiny_bert()
-    model.add_adapter(LoraConfig(target_modules=["output.dense"], init_lora_weights=False), "low_rank")
+    model.add_adapter(
+        LoraConfig(target_modules=["output.dense"], init_lora_weights=False), "low_rank"
+    )
     before = model.eval()(token_ids).logits
     with pytest.raises(ValueError, match="Add this adapter before"):
         model.add_adapter(HoulsbyConfig(r=4, target_modules=["output.dense"]), "mine")
@@ -225,11 +239,15 @@ def test_a_lora_around_bottlenecks_of_the_same_modules(share_layers, tmp_path, t
 
 
 # PEFT says that the model has been adapted before.
-@pytest.mark.filterwarnings("ignore:You are trying to modify a model with PEFT for a second time:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:You are trying to modify a model with PEFT for a second time:UserWarning"
+)
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
 def test_adapters_of_other_methods_need_other_names(token_ids):
     lora = get_peft_model(tiny_bert(), LoraConfig(**LORA))
-    with pytest.raises(ValueError, match=r"unique in the model; 'default' is that of .* peft\.tuners\.lora"):
+    with pytest.raises(
+        ValueError, match=r"unique in the model; 'default' is that of .* peft\.tuners\.lora"
+    ):
         get_peft_model(lora.base_model.model, HoulsbyConfig(r=4))
     assert list(lora.peft_config) == ["default"]
     assert isinstance(lora.peft_config["default"], LoraConfig)
@@ -266,6 +284,8 @@ def test_trained_tokens(build, tmp_path):
     loaded = PeftModel.from_pretrained(base(), tmp_path / "two")
     assert torch.equal(loaded(IDS).logits, expected)
     model.add_weighted_adapter(["one", "two"], [2.0, -1.0], "mean")
-    one, two, mean = (get_peft_model_state_dict(model, adapter_name=name) for name in ("one", "two", "mean"))
+    one, two, mean = (
+        get_peft_model_state_dict(model, adapter_name=name) for name in ("one", "two", "mean")
+    )
     assert any("token" in key for key in mean)
     assert all(torch.allclose(mean[key], 2 * one[key] - two[key], atol=1e-6) for key in mean)

@@ -23,7 +23,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as 
 
 @pytest.mark.parametrize("kind", ["tiny", pytest.param("pretrained", marks=pytest.mark.slow)])
 def test_the_snippets_of_the_page(kind, tmp_path, monkeypatch):
-    """With random weights they only run; the answers that the page shows are those of the pretrained model."""
+    """With random weights they only run; the answers that the page shows are those of the
+    pretrained model.
+    """
     text = PAGE
     if kind == "tiny":
         save_tiny_decoder(tmp_path)
@@ -39,7 +41,12 @@ def test_the_snippets_of_the_page(kind, tmp_path, monkeypatch):
 
 def test_the_page_shows_the_places_and_the_sizes():
     """By the model's configuration; nothing of it is needed but its shape."""
-    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
+    sizes = {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+    }
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=True))
@@ -49,5 +56,7 @@ def test_the_page_shows_the_places_and_the_sizes():
         [megabytes] = re.findall(rf"\({count} bottlenecks\)\s+takes ([\d.]+) MB", PAGE)
         assert float(megabytes) == pytest.approx(4e-6 * (count * bottleneck + norms), abs=0.05)
         with torch.device("meta"):
-            adapted = get_peft_model(copy.deepcopy(model), HoulsbyConfig(r=64, share_layers=share_layers))
+            adapted = get_peft_model(
+                copy.deepcopy(model), HoulsbyConfig(r=64, share_layers=share_layers)
+            )
         assert adapted.get_nb_trainable_parameters()[0] == count * bottleneck + norms

@@ -1,4 +1,5 @@
-"""The GLUE recipe on two processes: 3-shared bottlenecks under every strategy, and runs that break off.
+"""The GLUE recipe on two processes: 3-shared bottlenecks under every strategy, and runs that break
+    off.
 
 DDP runs in every suite, the other strategies with `-m slow`; `.ci/run` adds FSDP2 and ZeRO-3.
 """
@@ -50,7 +51,9 @@ def check_all(two: Run, one: Run, name: str, inputs: Path) -> None:
 @pytest.mark.parametrize("name", ["fsdp2", "zero1", "zero2", "zero3"])
 def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
     if name.startswith("zero"):
-        pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed', which is not installed")
+        pytest.importorskip(
+            "deepspeed", reason="needs the extra 'deepspeed', which is not installed"
+        )
     check_all(run(inputs, tmp_path, name, *SHARED), one, name, inputs)
 
 
@@ -59,14 +62,20 @@ def test_two_processes_do_what_one_does(name, inputs, one, tmp_path):
 def test_two_processes_do_what_one_does_inside_the_norm(name, inputs, tmp_path):
     """The bottlenecks read the norm of the sum, which the strategy has sharded."""
     if name.startswith("zero"):
-        pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed', which is not installed")
+        pytest.importorskip(
+            "deepspeed", reason="needs the extra 'deepspeed', which is not installed"
+        )
     shared = (*SHARED, "--kind", "pfeiffer")
     one = run(inputs, tmp_path / "one", None, *shared)
     check_all(run(inputs, tmp_path / name, name, *shared), one, name, inputs)
 
 
-def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it_saves(inputs, one, tmp_path):
-    """It leaves half a checkpoint, and the run starts again from the one before, although only one is to be kept."""
+def test_two_processes_under_ddp_do_what_one_does_even_if_one_is_killed_while_it_saves(
+    inputs, one, tmp_path
+):
+    """It leaves half a checkpoint, and the run starts again from the one before, although only one
+    is to be kept.
+    """
     flags = (*SHARED, "--resume_from_checkpoint", "last", "--save_total_limit", "1")
     killed = run(inputs, tmp_path, "ddp", *flags, launcher=("--max_restarts", "3"), kill_in_save=8)
     log = (tmp_path / "log.txt").read_text()
@@ -83,7 +92,10 @@ def test_two_launchers_make_one_run(inputs, one, tmp_path):
         port = str(free.getsockname()[1])
     address = ("--main_process_ip", "127.0.0.1", "--main_process_port", port)
     machines = [
-        start(inputs, tmp_path, "several_nodes", *SHARED, launcher=("--machine_rank", rank, *address)) for rank in "01"
+        start(
+            inputs, tmp_path, "several_nodes", *SHARED, launcher=("--machine_rank", rank, *address)
+        )
+        for rank in "01"
     ]
     for machine in machines:
         output, _ = machine.communicate(timeout=300)

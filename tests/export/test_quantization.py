@@ -1,4 +1,6 @@
-"""Models with adapters can be quantized to 8-bit integers, by torch.ao and torchao, and used as before."""
+"""Models with adapters can be quantized to 8-bit integers, by torch.ao and torchao, and used as
+before.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ NAMES = ["first", "second", "__base__", "second", "first"]
 
 
 def with_torch_ao(model, inplace=False):
-    return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8, inplace=inplace)
+    return torch.ao.quantization.quantize_dynamic(
+        model, {torch.nn.Linear}, dtype=torch.qint8, inplace=inplace
+    )
 
 
 def with_torchao(model, inplace=False):
@@ -52,7 +56,9 @@ def model():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("quantize", [with_torch_ao, pytest.param(with_torchao, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "quantize", [with_torch_ao, pytest.param(with_torchao, marks=pytest.mark.slow)]
+)
 def test_every_linear_layer_is_quantized_and_the_outputs_stay_close(model, token_ids, quantize):
     quantized = quantize(model)
     for module in quantized.modules():
@@ -76,4 +82,6 @@ def test_a_loaded_adapter_predicts_after_quantization_in_place(base, tmp_path):
     with_torch_ao(adapter.model, inplace=True)
     after = adapter.predict(texts)
     assert [item["score"] for item in after] != [item["score"] for item in before]
-    assert [item["score"] for item in after] == pytest.approx([item["score"] for item in before], abs=0.1)
+    assert [item["score"] for item in after] == pytest.approx(
+        [item["score"] for item in before], abs=0.1
+    )

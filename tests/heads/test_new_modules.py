@@ -1,4 +1,6 @@
-"""A checkpoint without a pooler: the new one is trained, saved and loaded with the adapter, and nothing else is."""
+"""A checkpoint without a pooler: the new one is trained, saved and loaded with the adapter, and
+nothing else is.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,14 @@ def test_a_new_pooler_comes_with_the_adapter(without_pooler, token_ids, tmp_path
     assert torch.equal(loaded(token_ids).logits, expected)
     predictor = houlsby_peft.load(tmp_path, base_model=str(without_pooler))
     assert torch.equal(predictor.model.eval()(token_ids).logits, expected)
-    trained = {name for name, weight in model.named_parameters() if weight.requires_grad and "pooler" in name}
+    trained = {
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and "pooler" in name
+    }
     assert trained == {
-        f"base_model.model.bert.pooler.modules_to_save.default.dense.{kind}" for kind in ("weight", "bias")
+        f"base_model.model.bert.pooler.modules_to_save.default.dense.{kind}"
+        for kind in ("weight", "bias")
     }
 
 
@@ -93,7 +100,9 @@ def test_none_is_trained_where_none_is_new(with_pooler, without_pooler):
     assert config.record.heads == []
 
 
-def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pooler, without_pooler, tmp_path):
+def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(
+    with_pooler, without_pooler, tmp_path
+):
     get_peft_model(load(with_pooler), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(load(without_pooler), tmp_path)
     assert loaded.peft_config["default"].record.heads == ["classifier"]
@@ -109,13 +118,19 @@ def test_an_adapter_that_was_trained_elsewhere_says_itself_what_it_has(with_pool
     ],
     ids=str,
 )
-def test_a_new_head_of_a_language_model_is_named_as_it_does_not_train(fields, said, without_pooler, caplog):
+def test_a_new_head_of_a_language_model_is_named_as_it_does_not_train(
+    fields, said, without_pooler, caplog
+):
     """Its output layer is tied to the embeddings, which the checkpoint has."""
     log_once.cache_clear()
-    model = get_peft_model(BertForMaskedLM.from_pretrained(without_pooler), HoulsbyConfig(r=4, **fields))
+    model = get_peft_model(
+        BertForMaskedLM.from_pretrained(without_pooler), HoulsbyConfig(r=4, **fields)
+    )
     assert ("They stay random" in caplog.text) == bool(said)
     assert said in caplog.text
-    trained = any("cls" in name for name, weight in model.named_parameters() if weight.requires_grad)
+    trained = any(
+        "cls" in name for name, weight in model.named_parameters() if weight.requires_grad
+    )
     assert trained == (fields.get("modules_to_save") == ["cls.predictions.transform"])
 
 
@@ -130,7 +145,13 @@ def test_resized_embeddings_are_not_new(tmp_path, caplog):
 
 
 def test_images_have_no_pooler(tmp_path):
-    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
+    config = ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=32,
+    )
     ViTForImageClassification(config).vit.save_pretrained(tmp_path)
     assert find_new_modules(ViTForImageClassification.from_pretrained(tmp_path)) == ["classifier"]
 
@@ -138,4 +159,6 @@ def test_images_have_no_pooler(tmp_path):
 def test_the_recipes_other_methods_train_it_too(without_pooler):
     for method in ("lora", "linear", "layer_norm"):
         model = apply_method(load(without_pooler), MethodArguments(method=method), HoulsbyConfig())
-        assert any("pooler" in name for name, weight in model.named_parameters() if weight.requires_grad), method
+        assert any(
+            "pooler" in name for name, weight in model.named_parameters() if weight.requires_grad
+        ), method

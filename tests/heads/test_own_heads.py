@@ -1,4 +1,6 @@
-"""An adapter with a head of its own: other labels than the base model's, a hidden layer, the base unchanged."""
+"""An adapter with a head of its own: other labels than the base model's, a hidden layer, the base
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,15 @@ def labels(number: int) -> dict[int, str]:
 
 def tiny_roberta(**changes) -> RobertaForSequenceClassification:
     torch.manual_seed(0)
-    options = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return RobertaForSequenceClassification(RobertaConfig(**options, intermediate_size=16, **changes)).eval()
+    options = {
+        "vocab_size": 99,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    return RobertaForSequenceClassification(
+        RobertaConfig(**options, intermediate_size=16, **changes)
+    ).eval()
 
 
 @pytest.mark.parametrize("make", [tiny_bert, tiny_roberta])
@@ -53,7 +62,11 @@ def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids
         model.set_adapter(name)
         alone[name] = model(token_ids).logits
         assert alone[name].shape == (5, outputs)
-        heads = {key for key, weight in model.named_parameters() if weight.requires_grad and "modules_to_save" in key}
+        heads = {
+            key
+            for key, weight in model.named_parameters()
+            if weight.requires_grad and "modules_to_save" in key
+        }
         assert heads
         assert all(f".{name}." in key for key in heads)
     mixed = model(token_ids, adapter_names=["five", "two", "one", "__base__", "five"]).logits
@@ -79,14 +92,20 @@ def test_adapters_with_other_numbers_of_labels_on_one_base_model(make, token_ids
     loaded.load_adapter(tmp_path / "one", "task_2")
     for folder, name in (("five", "task_1"), ("one", "task_2")):
         file = load_file(tmp_path / folder / "adapter_model.safetensors")
-        own = {key: value for key, value in loaded.state_dict().items() if f"modules_to_save.{name}." in key}
+        own = {
+            key: value
+            for key, value in loaded.state_dict().items()
+            if f"modules_to_save.{name}." in key
+        }
         assert own
         for key, value in own.items():
             assert torch.equal(value, file[key.replace(f"modules_to_save.{name}.", "")])
 
 
 def test_a_new_head_is_initialized_as_the_models_own():
-    model = get_peft_model(tiny_bert(initializer_range=0.02), HoulsbyConfig(r=4, id2label=labels(8)))
+    model = get_peft_model(
+        tiny_bert(initializer_range=0.02), HoulsbyConfig(r=4, id2label=labels(8))
+    )
     head = model.base_model.model.classifier.modules_to_save["default"]
     assert head.bias.eq(0).all()
     assert 0.01 < head.weight.std() < 0.03
@@ -105,7 +124,9 @@ def test_a_new_head_is_initialized_as_the_models_own():
     ],
     ids=["more classes", "classes, not a score", "a score", "several scores", "several labels"],
 )
-def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, targets, loss, task_type, token_ids):
+def test_the_loss_is_that_of_the_active_adapters_labels(
+    options, of_base, targets, loss, task_type, token_ids
+):
     base = tiny_bert(num_labels=of_base)
     model = get_peft_model(base, HoulsbyConfig(r=4, task_type=task_type), "of_base").eval()
     model.add_adapter("own", HoulsbyConfig(r=4, task_type=task_type, **options))
@@ -115,7 +136,9 @@ def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, target
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
     # Inferred from the labels, and kept for predictions.
     kind = model.peft_config["own"].kind_of_problem
-    assert (kind == "multi_label_classification") == (loss is functional.binary_cross_entropy_with_logits)
+    assert (kind == "multi_label_classification") == (
+        loss is functional.binary_cross_entropy_with_logits
+    )
     # The other adapter, and the base model, compute the base model's loss.
     targets = torch.tensor([0, 1, 1, 0, 1]) if of_base == 2 else torch.rand(5)
     loss = functional.cross_entropy if of_base == 2 else functional.mse_loss
@@ -129,12 +152,14 @@ def test_the_loss_is_that_of_the_active_adapters_labels(options, of_base, target
 
 def test_the_loss_of_a_model_that_reads_the_number_of_labels_from_its_configuration(token_ids):
     config = BartConfig(
-        **{**ROWS["bart"].config, "vocab_size": 99}, num_labels=2, problem_type="single_label_classification"
+        **{**ROWS["bart"].config, "vocab_size": 99},
+        num_labels=2,
+        problem_type="single_label_classification",
     )
     base = BartForSequenceClassification(config).eval()
-    token_ids = torch.cat([token_ids[:, :-1], torch.full((5, 1), config.eos_token_id)], dim=1).where(
-        torch.arange(token_ids.shape[1]) == token_ids.shape[1] - 1, token_ids.clamp(min=3)
-    )
+    token_ids = torch.cat(
+        [token_ids[:, :-1], torch.full((5, 1), config.eos_token_id)], dim=1
+    ).where(torch.arange(token_ids.shape[1]) == token_ids.shape[1] - 1, token_ids.clamp(min=3))
     model = get_peft_model(base, HoulsbyConfig(r=4, id2label=labels(3))).eval()
     for targets in (torch.tensor([0, 2, 1, 1, 2]), torch.tensor([0, 1, 1, 0, 1])):
         output = model(input_ids=token_ids, labels=targets)
@@ -157,7 +182,11 @@ def test_a_head_does_not_train_before_its_adapter_is_active(task_type):
         own = [weight for key, weight in model.named_parameters() if f".{name}." in key]
         assert not any(weight.requires_grad for weight in own)
     model.set_adapter("own")
-    trained = {key for key, weight in model.named_parameters() if weight.requires_grad and "modules_to_save" in key}
+    trained = {
+        key
+        for key, weight in model.named_parameters()
+        if weight.requires_grad and "modules_to_save" in key
+    }
     assert {key.rsplit("modules_to_save.", 1)[1] for key in trained} == {"own.weight", "own.bias"}
 
 
@@ -166,7 +195,9 @@ def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tm
     words = BertForMaskedLM(BertConfig(**TINY_BERT))
     words.bert.load_state_dict(tiny_bert().bert.state_dict(), strict=False)  # all but the pooler
     get_peft_model(words, HoulsbyConfig(r=4)).save_pretrained(tmp_path / "none")
-    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, modules_to_save=[])).save_pretrained(tmp_path / "left out")
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=4, modules_to_save=[])).save_pretrained(
+        tmp_path / "left out"
+    )
     get_peft_model(tiny_bert(), HoulsbyConfig(r=4)).save_pretrained(tmp_path / "task")
     model = PeftModel.from_pretrained(tiny_bert(), tmp_path / "task", adapter_name="task")
     assert isinstance(model, PeftModelForSequenceClassification)
@@ -177,7 +208,11 @@ def test_an_adapter_without_a_head_on_a_model_that_has_a_task_type(token_ids, tm
     for name, saved in {"new": [], "none": None, "left out": []}.items():
         model.set_adapter(name)
         assert model(input_ids=token_ids).logits.isfinite().all()
-        assert not [key for key, weight in model.named_parameters() if weight.requires_grad and "classifier" in key]
+        assert not [
+            key
+            for key, weight in model.named_parameters()
+            if weight.requires_grad and "classifier" in key
+        ]
         again = HoulsbyConfig.from_pretrained(tmp_path / "again" / name)
         assert (again.modules_to_save, again.record.heads) == (saved, [])
         PeftModel.from_pretrained(tiny_bert(), tmp_path / "again" / name)
@@ -198,10 +233,15 @@ def test_the_loss_of_a_mixed_batch_is_that_of_its_rows_adapters(task_type, token
     model = get_peft_model(
         tiny_bert(), HoulsbyConfig(r=4, task_type=task_type, id2label={0: "score"}), "rating"
     ).eval()
-    for name, options in {"three": {"id2label": labels(3)}, "of_base": {}, "two": {"id2label": labels(2)}}.items():
+    for name, options in {
+        "three": {"id2label": labels(3)},
+        "of_base": {},
+        "two": {"id2label": labels(2)},
+    }.items():
         model.add_adapter(name, HoulsbyConfig(r=4, task_type=task_type, **options))
     classes, scores = torch.tensor([0, 1, 1, 0, 1]), torch.rand(5, 1)
-    # The active adapter is another one than the rows', and the base model's labels are others than "rating" has.
+    # The active adapter is another one than the rows', and the base model's labels are others than
+    # "rating" has.
     for active, rows, targets, loss in (
         ("rating", ["three"], classes + 1, functional.cross_entropy),
         ("rating", ["two"], classes, functional.cross_entropy),
@@ -214,7 +254,8 @@ def test_the_loss_of_a_mixed_batch_is_that_of_its_rows_adapters(task_type, token
         torch.testing.assert_close(output.loss, loss(output.logits, targets))
     names = ["two", "three", "rating", "__base__", "two"]
     with pytest.raises(
-        ValueError, match=r"same number of labels .* got two: 2 \(single_label_classification\); three: 3"
+        ValueError,
+        match=r"same number of labels .* got two: 2 \(single_label_classification\); three: 3",
     ):
         model(input_ids=token_ids, labels=classes, adapter_names=names)
     assert model(input_ids=token_ids, adapter_names=names).loss is None
@@ -269,7 +310,12 @@ def test_a_model_without_a_head_cannot_give_one():
 @pytest.mark.parametrize("own_labels", [{}, {"id2label": dict(enumerate("abcde"))}], ids=str)
 def test_a_head_with_batch_norm(own_labels, tmp_path):
     """Its counts are whole numbers, which are saved and loaded with it."""
-    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "decoder_hidden_size": 8}
+    sizes = {
+        "hidden_sizes": [8] * 4,
+        "depths": [1] * 4,
+        "num_attention_heads": [1] * 4,
+        "decoder_hidden_size": 8,
+    }
     base = SegformerForSemanticSegmentation(SegformerConfig(**sizes, num_labels=3))
     encoder = copy.deepcopy(base)
     model = get_peft_model(base, HoulsbyConfig(r=2, **own_labels))
@@ -278,6 +324,10 @@ def test_a_head_with_batch_norm(own_labels, tmp_path):
     model.train()(image)
     model.save_pretrained(tmp_path)
     loaded = PeftModel.from_pretrained(encoder, tmp_path)
-    counts = {name: count for name, count in loaded.named_buffers() if "default" in name and "num_batches" in name}
+    counts = {
+        name: count
+        for name, count in loaded.named_buffers()
+        if "default" in name and "num_batches" in name
+    }
     assert [count.item() for count in counts.values()] == [1]
     torch.testing.assert_close(loaded.eval()(image).logits, model.eval()(image).logits)

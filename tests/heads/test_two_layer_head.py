@@ -56,16 +56,22 @@ def test_its_formula_and_its_first_weights():
 def test_a_head_that_is_not_one_linear_layer_stays():
     with torch.device("meta"):
         model = RobertaForSequenceClassification(RobertaConfig(num_hidden_layers=1))
-    with pytest.raises(ValueError, match=r"one linear layer .* has classifier \(RobertaClassificationHead\)"):
+    with pytest.raises(
+        ValueError, match=r"one linear layer .* has classifier \(RobertaClassificationHead\)"
+    ):
         put_two_layer_head(model)
 
 
 @pytest.fixture(scope="module")
 def saved(base, tmp_path_factory):
-    """The folders of a base model and of an adapter with such a head, and the logits that it gives for TEXTS."""
+    """The folders of a base model and of an adapter with such a head, and the logits that it gives
+    for TEXTS.
+    """
     folder = tmp_path_factory.mktemp("adapter")
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), two_layer_head=True)
+    config = HoulsbyConfig(
+        task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), two_layer_head=True
+    )
     model = get_peft_model(model, config)
     perturb(model)
     model.save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""Cards state facts about the adapter and its runs, and keep what people write around the generated part."""
+"""Cards state facts about the adapter and its runs, and keep what people write around the generated
+part.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,33 @@ RUN = {
         "rows": {"train": 1200, "validation": 300},
     },
     "epochs": [
-        {"epoch": 1.0, "step": 38, "seconds": 4.5, "loss": 0.9, "accuracy": 0.71, "f1": 0.7, "runtime": 2.0},
-        {"epoch": 2.0, "step": 76, "seconds": 9.1, "loss": 0.5, "accuracy": 0.80, "f1": 0.79, "runtime": 2.0},
-        {"epoch": 3.0, "step": 114, "seconds": 13.6, "loss": 0.6, "accuracy": 0.78, "f1": 0.77, "runtime": 2.0},
+        {
+            "epoch": 1.0,
+            "step": 38,
+            "seconds": 4.5,
+            "loss": 0.9,
+            "accuracy": 0.71,
+            "f1": 0.7,
+            "runtime": 2.0,
+        },
+        {
+            "epoch": 2.0,
+            "step": 76,
+            "seconds": 9.1,
+            "loss": 0.5,
+            "accuracy": 0.80,
+            "f1": 0.79,
+            "runtime": 2.0,
+        },
+        {
+            "epoch": 3.0,
+            "step": 114,
+            "seconds": 13.6,
+            "loss": 0.6,
+            "accuracy": 0.78,
+            "f1": 0.77,
+            "runtime": 2.0,
+        },
     ],
     "best_epoch": 2.0,
     "chosen_by": "accuracy",
@@ -63,7 +89,13 @@ RUN = {
     "hardware": "2 CPU cores | none else",
     "strategy": {"type": "DDP", "processes": 2, "mixed_precision": "bf16"},
     "versions": {"python": "3.11.7", "torch": "2.13.0"},
-    "arguments": {"learning_rate": 3e-4, "weight_decay": 0.0, "max_length": 128, "seed": 1, "hub_token": "secret"},
+    "arguments": {
+        "learning_rate": 3e-4,
+        "weight_decay": 0.0,
+        "max_length": 128,
+        "seed": 1,
+        "hub_token": "secret",
+    },
     "defaults": {"learning_rate": 3e-4, "weight_decay": 0, "max_length": 256, "seed": 42},
     "command": "python recipes/glue.py --task messages",
 }
@@ -83,7 +115,11 @@ def headings(card):
 
 
 def row(card, name):
-    return next(line for line in card.text.splitlines() if line.startswith((f"| {name} |", f"- **{name}**:")))
+    return next(
+        line
+        for line in card.text.splitlines()
+        if line.startswith((f"| {name} |", f"- **{name}**:"))
+    )
 
 
 def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(adapter):
@@ -103,7 +139,9 @@ def test_a_card_without_a_run_says_what_the_adapter_is_and_leaves_the_rest_out(a
 
 
 def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
-    card = make_card(adapter, "user/messages", results=RUN, example=("a", "b"), answer=[{"label": "praise"}])
+    card = make_card(
+        adapter, "user/messages", results=RUN, example=("a", "b"), answer=[{"label": "praise"}]
+    )
     assert tuple(headings(card)) == SECTIONS
     assert "secret" not in card.content
     assert "\n```text\n{'label': 'praise'}\n```" in card.text
@@ -132,7 +170,10 @@ def test_a_card_of_a_run_states_its_facts_and_no_secret(adapter):
     assert result["dataset"] == {
         "type": "org/messages", "name": "Messages", "config": "3", "split": "validation", "revision": "abc"
     }  # fmt: skip
-    assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {"accuracy": 0.8, "f1": 0.79}
+    assert {metric["type"]: metric["value"] for metric in result["metrics"]} == {
+        "accuracy": 0.8,
+        "f1": 0.79,
+    }
 
 
 def test_any_part_of_a_run_may_be_missing(adapter):
@@ -151,29 +192,50 @@ def test_several_seeds_give_mean_and_standard_error(adapter, tmp_path):
         epochs = [{"epoch": 1.0, "step": 38, "accuracy": accuracy}]
         runs.append(tmp_path / f"{seed}.json")
         own = {"adapter_crc32": zlib.crc32(adapter.weights_file.read_bytes())} if seed == 2 else {}
-        runs[-1].write_text(json.dumps({**RUN, **own, "seed": seed, "epochs": epochs, "best_epoch": 1}))
+        runs[-1].write_text(
+            json.dumps({**RUN, **own, "seed": seed, "epochs": epochs, "best_epoch": 1})
+        )
     card = make_card(adapter, "user/messages", results=runs)
     mean, error = statistics.fmean(SEEDS.values()), statistics.stdev(SEEDS.values()) / 3**0.5
     assert row(card, "score") == "| score | mean ± standard error | seed 2 | seed 1 | seed 3 |"
-    assert row(card, "accuracy") == (f"| accuracy | {mean:.3f} ± {error:.3f} | 0.840 | 0.800 | 0.790 |")
-    assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(mean)
+    assert row(card, "accuracy") == (
+        f"| accuracy | {mean:.3f} ± {error:.3f} | 0.840 | 0.800 | 0.790 |"
+    )
+    assert card.data.to_dict()["model-index"][0]["results"][0]["metrics"][0][
+        "value"
+    ] == pytest.approx(mean)
     assert "There is only one run" not in card.text
     assert format_mean([88.25, 89.15]) == "88.7 ± 0.5"  # large scores have one decimal
 
 
 def test_the_parameters_are_those_that_the_model_trains(base, adapter, tmp_path):
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
-    trained, _ = PeftModel.from_pretrained(model, adapter.folder, is_trainable=True).get_nb_trainable_parameters()
+    trained, _ = PeftModel.from_pretrained(
+        model, adapter.folder, is_trainable=True
+    ).get_nb_trainable_parameters()
     d, r, layers = 32, 4, 2
-    expected = {"bottlenecks": 2 * layers * (2 * r * d + d + r), "layer norms": 2 * layers * 2 * d, "head": 3 * d + 3}
+    expected = {
+        "bottlenecks": 2 * layers * (2 * r * d + d + r),
+        "layer norms": 2 * layers * 2 * d,
+        "head": 3 * d + 3,
+    }
     assert count_parameters(adapter) == expected
     assert sum(expected.values()) == trained
-    assert f"- **trained parameters**: {trained:,} (bottlenecks 1,168, " in make_card(adapter, "user/x").text
+    assert (
+        f"- **trained parameters**: {trained:,} (bottlenecks 1,168, "
+        in make_card(adapter, "user/x").text
+    )
     two = make_adapter(tmp_path, base, trainable_token_indices=[5, 6])
     assert count_parameters(SavedAdapter.open(two)) == {**expected, "tokens": 2 * d}
 
 
-OPTIONS = {"share_layers": 1, "kind": "parallel", "scaling": 4.0, "activation": "relu", "layers_to_transform": [0]}
+OPTIONS = {
+    "share_layers": 1,
+    "kind": "parallel",
+    "scaling": 4.0,
+    "activation": "relu",
+    "layers_to_transform": [0],
+}
 
 
 def test_the_options_are_those_that_differ_from_their_defaults(base, tmp_path):
@@ -182,12 +244,19 @@ def test_the_options_are_those_that_differ_from_their_defaults(base, tmp_path):
     assert eval(text, {"HoulsbyConfig": lambda **options: options}) == {
         **OPTIONS, "r": 4, "positions": ("feed_forward",)
     }  # fmt: skip
-    assert "`HoulsbyConfig(r=4)`" in make_card(SavedAdapter.open(make_adapter(tmp_path / "plain", base))).text
+    assert (
+        "`HoulsbyConfig(r=4)`"
+        in make_card(SavedAdapter.open(make_adapter(tmp_path / "plain", base))).text
+    )
 
 
-@pytest.mark.parametrize("kind", ["multi_label_classification", "tags", "single_label_classification"])
+@pytest.mark.parametrize(
+    "kind", ["multi_label_classification", "tags", "single_label_classification"]
+)
 def test_only_classes_that_exclude_each_other_are_told_apart(kind, base, tmp_path):
-    auto_class = AutoModelForTokenClassification if kind == "tags" else AutoModelForSequenceClassification
+    auto_class = (
+        AutoModelForTokenClassification if kind == "tags" else AutoModelForSequenceClassification
+    )
     options = {} if kind == "tags" else {"problem_type": kind}
     config = HoulsbyConfig(r=4, id2label=dict(enumerate(LABELS)), **options)
     get_peft_model(auto_class.from_pretrained(base), config).save_pretrained(tmp_path)
@@ -198,27 +267,41 @@ def test_only_classes_that_exclude_each_other_are_told_apart(kind, base, tmp_pat
 
 
 def of_images(folder):
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4)
+    config = ViTConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=8, patch_size=4
+    )
     ViTForImageClassification(config).save_pretrained(folder)
-    model = AutoModelForImageClassification.from_pretrained(folder, num_labels=3, ignore_mismatched_sizes=True)
+    model = AutoModelForImageClassification.from_pretrained(
+        folder, num_labels=3, ignore_mismatched_sizes=True
+    )
     return model, {}, torch.rand(2, 3, 8, 8)
 
 
 def of_texts(folder, **labels):
-    AutoModelForSequenceClassification.from_pretrained(make_base(folder), num_labels=5).save_pretrained(folder)
+    AutoModelForSequenceClassification.from_pretrained(
+        make_base(folder), num_labels=5
+    ).save_pretrained(folder)
     options = {} if labels else {"num_labels": 3, "ignore_mismatched_sizes": True}
     model = AutoModelForSequenceClassification.from_pretrained(folder, **options)
     return model, labels, torch.arange(5, 17).reshape(2, 6)
 
 
-@pytest.mark.parametrize("labels", [None, {}, {"id2label": dict(enumerate(LABELS))}], ids=["images", "head", "labels"])
-def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(labels, tmp_path, monkeypatch):
-    base, options, inputs = of_images(tmp_path / "base") if labels is None else of_texts(tmp_path / "base", **labels)
+@pytest.mark.parametrize(
+    "labels", [None, {}, {"id2label": dict(enumerate(LABELS))}], ids=["images", "head", "labels"]
+)
+def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(
+    labels, tmp_path, monkeypatch
+):
+    base, options, inputs = (
+        of_images(tmp_path / "base") if labels is None else of_texts(tmp_path / "base", **labels)
+    )
     model = get_peft_model(base, HoulsbyConfig(r=4, **options)).eval()
     perturb(model)
     model.save_pretrained(tmp_path / "user" / "x")
     monkeypatch.chdir(tmp_path)
-    text = make_card(SavedAdapter.open(tmp_path / "user" / "x"), "user/x", base_model="org/base").text
+    text = make_card(
+        SavedAdapter.open(tmp_path / "user" / "x"), "user/x", base_model="org/base"
+    ).text
     snippets = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(snippets) == (1 if labels is None else 2)
     for snippet in snippets:
@@ -228,7 +311,9 @@ def test_the_snippets_run_as_printed_on_a_checkpoint_with_another_head(labels, t
         torch.testing.assert_close(loaded.eval()(inputs).logits, model(inputs).logits)
 
 
-@pytest.mark.parametrize("example", ["a \"b\" 'c'\n\\d é ```", ("a", "b"), ["a", "b" * 200], [("a", "b"), ("c", "d")]])
+@pytest.mark.parametrize(
+    "example", ["a \"b\" 'c'\n\\d é ```", ("a", "b"), ["a", "b" * 200], [("a", "b"), ("c", "d")]]
+)
 def test_the_example_of_the_snippet_is_the_one_that_was_run(adapter, example):
     card = make_card(adapter, "user/messages", example=example, answer=[1, 2])
     snippet = ast.parse(re.search(r"```python\n(.*?)\n```", card.text, re.DOTALL)[1]).body
@@ -261,12 +346,16 @@ def test_the_base_model_is_named_as_on_the_hub_or_not_at_all(adapter, tmp_path):
     snapshot.mkdir(parents=True)
 
     def find(recorded, given=None, revision=None):
-        return find_base(HoulsbyConfig(base_model_name_or_path=str(recorded), revision=revision), given)
+        return find_base(
+            HoulsbyConfig(base_model_name_or_path=str(recorded), revision=revision), given
+        )
 
     assert find("org/tiny-bert", revision="v1") == ("org/tiny-bert", "v1")
     assert find(snapshot) == ("org/tiny-bert", commit)
     assert find(snapshot, "org/tiny-bert") == ("org/tiny-bert", commit)
-    assert find("org/tiny-bert", "org/mirror", "v1") == ("org/mirror", None), "a commit of another repository"
+    assert find("org/tiny-bert", "org/mirror", "v1") == ("org/mirror", None), (
+        "a commit of another repository"
+    )
     assert find(tmp_path) == (None, None)
     assert find(tmp_path, "org/tiny-bert") == ("org/tiny-bert", None)
     for wrong in ("/home/me/bert", "runs/bert/base", "../bert"):
@@ -287,20 +376,33 @@ def test_figures_of_the_adapter_and_of_its_run_are_shown(base, tmp_path):
 
 
 def test_what_is_written_around_the_generated_part_is_kept(adapter):
-    old = make_card(adapter, "user/messages", results=RUN, metadata={"license": "mit", "tags": ["mine"]}).content
-    old = old.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png").replace("# messages", "# Edited")
-    begin, end = old.index("<!-- Generated"), old.index("part. -->\n", old.index("<!-- End")) + len("part. -->\n")
+    old = make_card(
+        adapter, "user/messages", results=RUN, metadata={"license": "mit", "tags": ["mine"]}
+    ).content
+    old = old.replace("license: mit", "license: cc-by-4.0\nthumbnail: me.png").replace(
+        "# messages", "# Edited"
+    )
+    begin, end = (
+        old.index("<!-- Generated"),
+        old.index("part. -->\n", old.index("<!-- End")) + len("part. -->\n"),
+    )
     edited = f"{old[:begin]}![badge](a.png)\n\n{old[begin:end]}\n## Who\n\nWe did. [More Information Needed]\n"
     new = make_card(adapter, "user/messages")
     for text in (edited, edited.replace("\n", "\r\n")):
         kept = keep_written(new, [text])
-        assert kept.text == f"\n![badge](a.png)\n\n{new.text.strip()}\n\n## Who\n\nWe did. [More Information Needed]\n"
+        assert (
+            kept.text
+            == f"\n![badge](a.png)\n\n{new.text.strip()}\n\n## Who\n\nWe did. [More Information Needed]\n"
+        )
         data = kept.data.to_dict()
         assert (data["license"], data["thumbnail"]) == ("cc-by-4.0", "me.png")
         assert data["tags"] == ["adapter", "houlsby", "mine", "peft"]
         assert "model-index" not in data, "scores of weights that are no more"
         assert keep_written(new, [kept.content]).content == kept.content
-    assert keep_written(make_card(adapter, metadata={"license": "mit"}), [edited]).data.license == "mit"
+    assert (
+        keep_written(make_card(adapter, metadata={"license": "mit"}), [edited]).data.license
+        == "mit"
+    )
     # The first card with words of its own counts; metadata come from both.
     other = f"---\nlicense: mit\nthumbnail: no.png\ninference: false\n---\n\n{new.text}\nAnother.\n"
     both = keep_written(new, [new.content, edited, other])
@@ -311,29 +413,44 @@ def test_what_is_written_around_the_generated_part_is_kept(adapter):
 
 def test_a_card_from_elsewhere_follows_the_generated_part_unless_it_is_a_template(adapter):
     new = make_card(adapter, "user/messages")
-    assert keep_written(new, ["---\nlicense: mit\n---\n# Mine\n"]).text.strip() == f"{new.text.strip()}\n\n# Mine"
+    assert (
+        keep_written(new, ["---\nlicense: mit\n---\n# Mine\n"]).text.strip()
+        == f"{new.text.strip()}\n\n# Mine"
+    )
     template = ModelCard.from_template(ModelCardData()).content
     assert keep_written(new, [template]).content == keep_written(new, []).content
 
 
 def elements(markdown_it, text):
     """Return the elements of a page in order, without its text."""
-    tokens = [inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]]
-    return [(token.type, token.tag) for token in tokens if token.type not in ("text", "text_special", "softbreak")]
+    tokens = [
+        inner for token in markdown_it.parse(text) for inner in [token, *(token.children or [])]
+    ]
+    return [
+        (token.type, token.tag)
+        for token in tokens
+        if token.type not in ("text", "text_special", "softbreak")
+    ]
 
 
 def test_names_from_outside_do_not_change_the_page(base, tmp_path):
-    markdown_it = pytest.importorskip("markdown_it").MarkdownIt("gfm-like", {"linkify": False, "html": True})
+    markdown_it = pytest.importorskip("markdown_it").MarkdownIt(
+        "gfm-like", {"linkify": False, "html": True}
+    )
     folder = make_adapter(tmp_path, base)
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text())
 
     def card(words):
-        labels = {"recorded": config["recorded"] | {"id2label": {"0": words, "1": "b"}}, "id2label": None}
+        labels = {
+            "recorded": config["recorded"] | {"id2label": {"0": words, "1": "b"}},
+            "id2label": None,
+        }
         path.write_text(json.dumps(config | labels | {"revision": words}))
         run = {
             **RUN,
-            "dataset": RUN["dataset"] | {"name": words, "config": words, "split": words, "rows": {words: 3}},
+            "dataset": RUN["dataset"]
+            | {"name": words, "config": words, "split": words, "rows": {words: 3}},
             "epochs": [{**row, words: 0.5} for row in RUN["epochs"]],
             "test": {words: 0.1},
             "hardware": words,
@@ -342,13 +459,17 @@ def test_names_from_outside_do_not_change_the_page(base, tmp_path):
             "command": words,
             "chosen_by": words,
         }
-        return make_card(SavedAdapter.open(folder), "user/messages", results=run, example=words, answer=[words])
+        return make_card(
+            SavedAdapter.open(folder), "user/messages", results=run, example=words, answer=[words]
+        )
 
     expected = elements(markdown_it, card("harmless").text)
     for text in [*HOSTILE, "<!-- End of the generated part. -->"]:
         page = card(text)
         assert elements(markdown_it, page.text) == expected, text
-        rendered = [line for line in markdown_it.render(page.text).splitlines() if "<strong>classes" in line]
+        rendered = [
+            line for line in markdown_it.render(page.text).splitlines() if "<strong>classes" in line
+        ]
         assert html.unescape(re.sub(r"<[^>]*>", "", rendered[0])) == f"classes: {one_line(text)}, b"
         assert page.data.eval_results[0].dataset_name == text
         assert ModelCard(page.content).data.to_dict() == page.data.to_dict()

@@ -46,7 +46,13 @@ def run(hub, home, *arguments):
 
 def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapter, tmp_path):
     hub.add(BASE, base)
-    options = ("--metadata", "language=en", "license=mit", "--example", "How late is the last train?")
+    options = (
+        "--metadata",
+        "language=en",
+        "license=mit",
+        "--example",
+        "How late is the last train?",
+    )
     status, printed, error = run(hub, tmp_path, "push", adapter, "messages", *options)
     assert status == 0, error
     repo = hub.store.repos["user/messages"]
@@ -55,7 +61,9 @@ def test_push_updates_a_repository_and_keeps_what_people_wrote(hub, base, adapte
     assert "texts = 'How late is the last train?'" in first.files["README.md"].decode()
 
     edited = first.files["README.md"].decode() + "\n## Who made it\n\nWe did.\n"
-    repo.commit("by hand", {"README.md": edited.replace("license: mit", "license: cc-by-4.0").encode()})
+    repo.commit(
+        "by hand", {"README.md": edited.replace("license: mit", "license: cc-by-4.0").encode()}
+    )
     make_adapter(adapter, base, seed=2)
     (adapter / "training_args.bin").write_bytes(b"pickled")
     (adapter / "optimizer.pt").write_bytes(b"pickled")
@@ -110,7 +118,9 @@ def test_info_describes_an_adapter_whose_task_is_unknown(base, tmp_path, capsys)
     main(["info", str(tmp_path), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert found["task"] is None
-    assert found["parameters"]["total"] == sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    assert found["parameters"]["total"] == sum(
+        weight.numel() for weight in model.parameters() if weight.requires_grad
+    )
     main(["info", str(tmp_path)])
     assert capsys.readouterr().out.startswith("options ")
 
@@ -119,7 +129,10 @@ def test_info_prints_plain_text(base, tmp_path, capsys):
     folder = make_adapter(tmp_path, base, str(base))
     path = folder / "adapter_config.json"
     path.write_text(
-        json.dumps(json.loads(path.read_text()) | {"id2label": dict(enumerate(["*a*", "\x1b[31m", "c\nd"]))})
+        json.dumps(
+            json.loads(path.read_text())
+            | {"id2label": dict(enumerate(["*a*", "\x1b[31m", "c\nd"]))}
+        )
     )
     main(["info", str(folder)])
     printed = capsys.readouterr().out
@@ -133,20 +146,32 @@ def test_predict_reads_texts_pairs_and_lines(base, adapter, capsys, monkeypatch)
     command = ["predict", str(adapter), "--base-model", str(base)]
 
     main([*command, *texts])
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(texts)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(
+        texts
+    )
 
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(texts) + "\n"))
     main([*command, "-"])
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(texts)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(
+        texts
+    )
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{texts[2]}\t{texts[3]}\n"))
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{texts[2]}\t{texts[3]}\n")
+    )
     main([*command, "--pairs", "-"])
     pairs = [(texts[0], texts[1]), (texts[2], texts[3])]
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(pairs)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == predictor.predict(
+        pairs
+    )
 
     for wrong in (texts[2], "", f"{texts[2]}\t{texts[3]}\t"):
-        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{wrong}\n{texts[0]}\n"))
-        with pytest.raises(SystemExit, match=r"error: Each input must be a text or a pair of texts; got \("):
+        monkeypatch.setattr(
+            sys, "stdin", io.StringIO(f"{texts[0]}\t{texts[1]}\n{wrong}\n{texts[0]}\n")
+        )
+        with pytest.raises(
+            SystemExit, match=r"error: Each input must be a text or a pair of texts; got \("
+        ):
             main([*command, "--pairs", "-"])
 
 
@@ -174,7 +199,11 @@ finally:
     command = [sys.executable, "-c", code, *flag.split()]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    said = f"houlsby-peft {houlsby_peft.__version__}" if flag == "--version" else "usage: houlsby-peft "
+    said = (
+        f"houlsby-peft {houlsby_peft.__version__}"
+        if flag == "--version"
+        else "usage: houlsby-peft "
+    )
     assert done.stdout.startswith(said)
     assert flag != "predict --help" or "--output" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
@@ -182,7 +211,11 @@ finally:
 
 def test_flags_may_have_underscores(base, adapter, capsys):
     text = TEXTS[0][0]
-    for flag in (["--base-model", str(base)], [f"--base_model={base}"], ["--base_model", str(base), "--top_k", "2"]):
+    for flag in (
+        ["--base-model", str(base)],
+        [f"--base_model={base}"],
+        ["--base_model", str(base), "--top_k", "2"],
+    ):
         main(["predict", str(adapter), *flag, "--", text, "--a_b"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == lines[2:4]
@@ -194,7 +227,9 @@ def test_a_reader_that_stops_early_is_no_error(adapter):
     os.close(reading)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "houlsby_peft_cli", "info", str(adapter)]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment)
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
+    )
     os.close(writing)
     assert done.returncode == 0, done.stderr
     assert "BrokenPipeError" not in done.stderr

@@ -1,4 +1,6 @@
-"""Push and pull over a local Hub with the real client, each side in its own process and with its own cache."""
+"""Push and pull over a local Hub with the real client, each side in its own process and with its
+own cache.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from huggingface_hub import HfApi, snapshot_download
 from peft import AutoPeftModelForSequenceClassification, PeftModel, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME
 from safetensors.torch import load, load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizer, TrainingArguments, pipeline
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizer,
+    TrainingArguments,
+    pipeline,
+)
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, TaskBank, TaskSource, plan_push
@@ -21,10 +29,20 @@ from snippets import run_snippets
 
 
 ROOT = Path(__file__).parents[2]
-NEW_TEXTS = ["The soup was late and cold.", "Is the menu in town?", "A quick train to the coast, wonderful."]
+NEW_TEXTS = [
+    "The soup was late and cold.",
+    "Is the menu in town?",
+    "A quick train to the coast, wonderful.",
+]
 RESULTS = {
     "seed": 1,
-    "dataset": {"id": "org/messages", "name": "Messages", "config": "short", "split": "test", "revision": "abc123"},
+    "dataset": {
+        "id": "org/messages",
+        "name": "Messages",
+        "config": "short",
+        "split": "test",
+        "revision": "abc123",
+    },
     "epochs": [{"epoch": 1.0, "step": 20, "accuracy": 0.75}],
 }
 
@@ -32,7 +50,9 @@ RESULTS = {
 def train_and_push():
     """Client: train on a base model from the Hub and push; return the URLs and the model's logits."""
     tokenizer = AutoTokenizer.from_pretrained(BASE)
-    base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, id2label=dict(enumerate(LABELS)))
+    base = AutoModelForSequenceClassification.from_pretrained(
+        BASE, num_labels=3, id2label=dict(enumerate(LABELS))
+    )
     model = get_peft_model(base, HoulsbyConfig(r=8, share_layers=1), adapter_name="messages")
     batch = tokenizer([text for text, _ in TEXTS], padding=True, return_tensors="pt")
     labels = torch.tensor([label for _, label in TEXTS])
@@ -46,7 +66,13 @@ def train_and_push():
         losses.append(loss.item())
     metadata = {"license": "mit", "language": "en", "tags": ["customers"]}
     url = houlsby_peft.push_to_hub(
-        model, "messages", tokenizer=tokenizer, results=RESULTS, example=NEW_TEXTS[0], metadata=metadata, private=True
+        model,
+        "messages",
+        tokenizer=tokenizer,
+        results=RESULTS,
+        example=NEW_TEXTS[0],
+        metadata=metadata,
+        private=True,
     )
     still_training = model.training
     model.save_pretrained("saved")
@@ -66,7 +92,9 @@ def train_and_push():
 
 
 def pull(name, revision):
-    """Client: load in every way that users load; return the logits of each way, and the predictions."""
+    """Client: load in every way that users load; return the logits of each way, and the
+    predictions.
+    """
     adapter = houlsby_peft.load(name, revision=revision)
     batch = adapter.tokenizer(NEW_TEXTS, padding=True, return_tensors="pt")
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3)
@@ -79,7 +107,12 @@ def pull(name, revision):
     with torch.no_grad():
         logits = {way: model.eval()(**batch).logits.tolist() for way, model in ways.items()}
     ours = adapter.pipeline(top_k=None)(NEW_TEXTS)[0]
-    theirs = pipeline("text-classification", model=adapter.pipeline().model, tokenizer=adapter.tokenizer, device=-1)
+    theirs = pipeline(
+        "text-classification",
+        model=adapter.pipeline().model,
+        tokenizer=adapter.tokenizer,
+        device=-1,
+    )
     return {
         "logits": logits,
         "labels": adapter.labels,
@@ -102,11 +135,15 @@ def load_offline(name):
 def load_with_peft(name):
     """Client: download what PEFT needs of an adapter, and the base model with its tokenizer."""
     AutoTokenizer.from_pretrained(BASE)
-    PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3), name)
+    PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3), name
+    )
 
 
 def serve_revisions(name, first):
-    """Client: a bank with tasks of the first and the latest commit; then the repository gets another commit."""
+    """Client: a bank with tasks of the first and the latest commit; then the repository gets
+    another commit.
+    """
     bank = TaskBank({"pinned": TaskSource(name, revision=first), "latest": name})
 
     def predict():
@@ -122,11 +159,19 @@ def serve_revisions(name, first):
     HfApi().upload_folder(repo_id=name, folder_path=own)
     kept = predict()
     reloaded = [bank.reload(task) for task in ("pinned", "latest")]
-    return {"before": before, "unchanged": unchanged, "kept": kept, "reloaded": reloaded, "after": predict()}
+    return {
+        "before": before,
+        "unchanged": unchanged,
+        "kept": kept,
+        "reloaded": reloaded,
+        "after": predict(),
+    }
 
 
 def replace_by_another(name, bases):
-    """Client: push an adapter with its tokenizer, then one of another base without; return the texts' tokens."""
+    """Client: push an adapter with its tokenizer, then one of another base without; return the
+    texts' tokens.
+    """
     for base in bases:
         model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
         tokenizer = AutoTokenizer.from_pretrained(base)
@@ -159,9 +204,15 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
         assert logits == pushed["logits"], way
     assert pulled["labels"] == list(LABELS)
     expected = torch.tensor(pushed["logits"]).softmax(-1)
-    assert [found["label"] for found in pulled["predicted"]] == [LABELS[i] for i in expected.argmax(-1)]
-    assert [found["score"] for found in pulled["predicted"]] == pytest.approx(expected.amax(-1).tolist(), rel=1e-5)
-    assert [found["label"] for found in pulled["pipeline"]] == [found["label"] for found in pulled["predicted"]]
+    assert [found["label"] for found in pulled["predicted"]] == [
+        LABELS[i] for i in expected.argmax(-1)
+    ]
+    assert [found["score"] for found in pulled["predicted"]] == pytest.approx(
+        expected.amax(-1).tolist(), rel=1e-5
+    )
+    assert [found["label"] for found in pulled["pipeline"]] == [
+        found["label"] for found in pulled["predicted"]
+    ]
     assert {found["label"] for found in pulled["all_labels"]} == set(LABELS)
     assert pulled["revision"] == hub.store.repos[BASE].head.oid
 
@@ -169,7 +220,9 @@ def test_a_new_process_with_an_empty_cache_gets_the_same_logits_and_labels(hub, 
     assert offline == pulled["predicted"]
 
 
-def test_an_adapter_that_peft_has_downloaded_loads_offline_with_the_tokenizer_of_its_base(hub, pushed, tmp_path):
+def test_an_adapter_that_peft_has_downloaded_loads_offline_with_the_tokenizer_of_its_base(
+    hub, pushed, tmp_path
+):
     hub.call(load_with_peft, "user/messages", home=tmp_path)
     offline = hub.call(load_offline, "user/messages", home=tmp_path, HF_HUB_OFFLINE="1")
     assert len(offline) == len(NEW_TEXTS)
@@ -181,7 +234,9 @@ def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushe
     first = hub.add("user/served", hub.store.repos["user/messages"].head.files).head.oid
     found = hub.call(serve_revisions, "user/served", first, home=home)
     old = torch.tensor(pushed["logits"])
-    assert [[one["label"] for one in task] for task in found["before"]] == [[LABELS[i] for i in old.argmax(-1)]] * 2
+    assert [[one["label"] for one in task] for task in found["before"]] == [
+        [LABELS[i] for i in old.argmax(-1)]
+    ] * 2
     assert found["unchanged"] is False
     assert found["kept"] == found["before"]
     assert found["reloaded"] == [False, True]
@@ -192,15 +247,28 @@ def test_tasks_of_a_bank_have_their_revisions_until_they_are_reloaded(hub, pushe
 
 def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
     repo = hub.store.repos["user/messages"]
-    assert [commit.message for commit in repo.commits] == ["initial commit", "Upload Houlsby adapter"]
-    own = {"adapter_config.json", "adapter_model.safetensors", "README.md", "tokenizer.json", "tokenizer_config.json"}
+    assert [commit.message for commit in repo.commits] == [
+        "initial commit",
+        "Upload Houlsby adapter",
+    ]
+    own = {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "README.md",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert set(repo.head.files) == {".gitattributes", *own}
     assert repo.private
     assert pushed["url"] == f"{hub.url}/user/messages/commit/{repo.head.oid}"
     assert pushed["still_training"]
     weights = load(repo.head.files["adapter_model.safetensors"])
-    assert {tuple(weights[key].shape) for key in weights if key.endswith("down_proj.weight")} == {(8, 32)}
-    text = b"".join(content for path, content in repo.head.files.items() if not path.endswith("safetensors"))
+    assert {tuple(weights[key].shape) for key in weights if key.endswith("down_proj.weight")} == {
+        (8, 32)
+    }
+    text = b"".join(
+        content for path, content in repo.head.files.items() if not path.endswith("safetensors")
+    )
     assert str(Path.home()).encode() not in text
     assert b"/tmp/" not in text
 
@@ -208,7 +276,10 @@ def test_one_commit_holds_the_needed_files_and_nothing_else(hub, pushed):
 def test_a_push_without_a_tokenizer_leaves_none_of_an_earlier_push(hub, pushed, home, tmp_path):
     other = make_base(tmp_path / "other", seed=1)
     vocabulary = json.loads((other / "tokenizer.json").read_text())["model"]["vocab"]
-    words = sorted(vocabulary, key=lambda word: vocabulary[word] if vocabulary[word] < 5 else 1000 - vocabulary[word])
+    words = sorted(
+        vocabulary,
+        key=lambda word: vocabulary[word] if vocabulary[word] < 5 else 1000 - vocabulary[word],
+    )
     BertTokenizer(vocab={word: number for number, word in enumerate(words)}).save_pretrained(other)
     hub.add("org/other", other)
     found = hub.call(replace_by_another, "user/replaced", [BASE, "org/other"], home=home)
@@ -221,10 +292,15 @@ def test_a_recipe_pushes_what_it_saved_in_place_of_the_trainer(hub, pushed):
     assert pushed["url_of_recipe"] == f"{hub.url}/user/by-recipe/commit/{by_recipe.head.oid}"
     assert not pushed["trainer_pushes"]
     assert by_recipe.private
-    assert by_recipe.head.files["adapter_model.safetensors"] == by_hand.head.files["adapter_model.safetensors"]
+    assert (
+        by_recipe.head.files["adapter_model.safetensors"]
+        == by_hand.head.files["adapter_model.safetensors"]
+    )
     saved = json.loads(by_recipe.head.files["adapter_config.json"])
     assert saved["revision"] == hub.store.repos[BASE].head.oid
-    assert saved["recorded"]["id2label"] == {str(number): name for number, name in enumerate(LABELS)}
+    assert saved["recorded"]["id2label"] == {
+        str(number): name for number, name in enumerate(LABELS)
+    }
     assert plan_push(TrainingArguments("runs"), BASE) is None
 
 

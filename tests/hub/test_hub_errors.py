@@ -1,4 +1,6 @@
-"""Failed pushes and loads: each gives one clear line, leaves no partial upload and can be tried again."""
+"""Failed pushes and loads: each gives one clear line, leaves no partial upload and can be tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -121,12 +123,17 @@ def test_each_mistake_gives_one_clear_line(hub, base, adapter, tmp_path):
     outcomes = hub.call(push_and_load_wrongly, *folders, home=tmp_path / "home", token=None)
     hub.faults.clear()
     found = {case: f"{kind}: {message}" for case, (kind, message) in outcomes.items()}
-    assert [text for case, text in found.items() if not re.match(EXPECTED[case] + "[^\n]*$", text)] == []
+    assert [
+        text for case, text in found.items() if not re.match(EXPECTED[case] + "[^\n]*$", text)
+    ] == []
     assert set(found) == set(EXPECTED)
     # A refusal leaves no empty repository.
     assert not {"user/a", "user/license"} & set(hub.store.repos)
     assert len(hub.store.repos["other/theirs"].commits) == 1
-    assert {path.name for path in adapter.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    assert {path.name for path in adapter.iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
 
 
 FAULTS = {
@@ -176,7 +183,9 @@ def test_a_broken_upload_leaves_no_half_commit_and_a_retry_succeeds(hub, base, h
 
 
 def push_model_without_a_right(base):
-    """Client: push a model to a repository of others; return the error, and the predictions of the folder it names."""
+    """Client: push a model to a repository of others; return the error, and the predictions of the
+    folder it names.
+    """
     tokenizer = AutoTokenizer.from_pretrained(base)
     model = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3)
     model = get_peft_model(model, HoulsbyConfig(r=4))
@@ -198,7 +207,9 @@ def push_links(cached, linked):
     return [snapshot, _attempt(houlsby_peft.push_to_hub, linked, "user/dvc")]
 
 
-def test_links_to_files_are_followed_in_the_folder_that_the_user_names(hub, base, adapter, home, tmp_path):
+def test_links_to_files_are_followed_in_the_folder_that_the_user_names(
+    hub, base, adapter, home, tmp_path
+):
     hub.add("user/first", adapter)
     linked = tmp_path / "linked"
     linked.mkdir()
@@ -208,7 +219,10 @@ def test_links_to_files_are_followed_in_the_folder_that_the_user_names(hub, base
     assert [kind for kind, _ in outcomes] == ["ok", "ok"], outcomes
     for name in ("user/again", "user/dvc"):
         pushed = hub.store.repos[name].head.files
-        assert pushed["adapter_model.safetensors"] == (adapter / "adapter_model.safetensors").read_bytes()
+        assert (
+            pushed["adapter_model.safetensors"]
+            == (adapter / "adapter_model.safetensors").read_bytes()
+        )
 
 
 def read_configuration(name):
@@ -221,12 +235,16 @@ def test_a_configuration_is_read_without_its_weights_and_without_a_network(hub, 
     kind, settings = hub.call(read_configuration, "user/config", home=home)
     assert kind == "ok", settings
     assert not [request for request in hub.requests if "safetensors" in request]
-    closed = hub.call(read_configuration, "user/config", home=home, HF_ENDPOINT="http://127.0.0.1:9")
+    closed = hub.call(
+        read_configuration, "user/config", home=home, HF_ENDPOINT="http://127.0.0.1:9"
+    )
     assert closed == ["ok", settings]
 
 
 def push_with_a_cached_base(folder, older):
-    """Client: push with one commit of the base model in the cache, then with an older one beside it."""
+    """Client: push with one commit of the base model in the cache, then with an older one beside
+    it.
+    """
     houlsby_peft.load(folder)
     only = _attempt(houlsby_peft.push_to_hub, folder, "user/only")
     base = AutoModelForSequenceClassification.from_pretrained(BASE, num_labels=3, revision=older)
@@ -235,7 +253,9 @@ def push_with_a_cached_base(folder, older):
     return [only, _attempt(houlsby_peft.push_to_hub, folder, "user/unknown"), given]
 
 
-def test_a_push_records_the_commit_of_the_base_model_only_if_it_is_known(hub, base, adapter, tmp_path):
+def test_a_push_records_the_commit_of_the_base_model_only_if_it_is_known(
+    hub, base, adapter, tmp_path
+):
     older = hub.store.repos[BASE].head.oid
     newest = hub.store.repos[BASE].commit("newer", {"notes.md": b"A note."}).oid
     before = (adapter / "adapter_config.json").read_bytes()
@@ -245,4 +265,6 @@ def test_a_push_records_the_commit_of_the_base_model_only_if_it_is_known(hub, ba
     for name, commit in (("only", newest), ("unknown", None), ("given", older)):
         pushed = hub.store.repos[f"user/{name}"].head.files
         assert json.loads(pushed["adapter_config.json"])["revision"] == commit
-        assert (f"- **revision**: `{commit}`" in pushed["README.md"].decode()) == (commit is not None)
+        assert (f"- **revision**: `{commit}`" in pushed["README.md"].decode()) == (
+            commit is not None
+        )

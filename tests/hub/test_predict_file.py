@@ -1,4 +1,6 @@
-"""`houlsby-peft predict --file`: tables of every format, in and out, with all columns and the predictions."""
+"""`houlsby-peft predict --file`: tables of every format, in and out, with all columns and the
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -67,23 +69,36 @@ def read(path: Path, separator: str = ",") -> list[dict]:
 
 
 def predict(adapter: Path, source: Path, target: Path, *flags: object) -> list[dict]:
-    main(["predict", str(adapter), "--file", str(source), "--output", str(target), *map(str, flags)])
+    main(
+        ["predict", str(adapter), "--file", str(source), "--output", str(target), *map(str, flags)]
+    )
     assert not target.with_name(f"{target.name}.part").exists()
     return read(target, "\t" if target.suffix == ".tsv" else ",")
 
 
 def assert_alike(rows, results):
     assert [row["label"] for row in rows] == [result["label"] for result in results]
-    assert [float(row["score"]) for row in rows] == pytest.approx([each["score"] for each in results], abs=2e-6)
+    assert [float(row["score"]) for row in rows] == pytest.approx(
+        [each["score"] for each in results], abs=2e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("in.csv", "out.tsv"), ("in.tsv", "out.jsonl"), ("in.jsonl", "out.tsv"), ("in.parquet", "out.csv")],
+    [
+        ("in.csv", "out.tsv"),
+        ("in.tsv", "out.jsonl"),
+        ("in.jsonl", "out.tsv"),
+        ("in.parquet", "out.csv"),
+    ],
 )
-def test_every_format_keeps_the_columns_and_adds_the_predictions(source, target, adapter, predictor, tmp_path, capsys):
+def test_every_format_keeps_the_columns_and_adds_the_predictions(
+    source, target, adapter, predictor, tmp_path, capsys
+):
     options = {"delimiter": "\t"} if source == "in.tsv" else {}
-    found = predict(adapter, write(tmp_path / source, ROWS, **options), tmp_path / target, "--batch_size", 2)
+    found = predict(
+        adapter, write(tmp_path / source, ROWS, **options), tmp_path / target, "--batch_size", 2
+    )
     assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
     assert list(found[0]) == [*ROWS[0], "label", "score"]
     assert_alike([row for row in found if row["Message"]], predictor.predict(WITH_TEXT))
@@ -95,9 +110,14 @@ def test_every_format_keeps_the_columns_and_adds_the_predictions(source, target,
 
 
 def test_types_of_json_lines_are_kept(adapter, tmp_path):
-    rows = [{"text": "a", "n": 1, "tags": ["x"], "big": 1.5, "id": 2**60}, {"text": "b", "n": 2, "other": True}]
+    rows = [
+        {"text": "a", "n": 1, "tags": ["x"], "big": 1.5, "id": 2**60},
+        {"text": "b", "n": 2, "other": True},
+    ]
     kept = predict(adapter, write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl")
-    assert [{name: row[name] for name in given} for given, row in zip(rows, kept, strict=True)] == rows
+    assert [
+        {name: row[name] for name in given} for given, row in zip(rows, kept, strict=True)
+    ] == rows
     plain = predict(adapter, tmp_path / "in.jsonl", tmp_path / "out.csv")
     assert [(row["n"], row["tags"], row["big"], row["other"]) for row in plain] == [
         ("1", '["x"]', "1.5", ""), ("2", "", "", "true")
@@ -123,7 +143,12 @@ def test_a_column_that_is_there_already_is_not_overwritten(adapter, tmp_path):
     for task in ("Label", "Label_score"):
         shutil.copytree(adapter, tmp_path / "bank" / task)
     (row,) = predict(tmp_path / "bank", tmp_path / "in.csv", tmp_path / "bank.csv")
-    assert list(row)[3:] == ["predicted_Label", "Label_score", "predicted_Label_score", "Label_score_score"]
+    assert list(row)[3:] == [
+        "predicted_Label",
+        "Label_score",
+        "predicted_Label_score",
+        "Label_score_score",
+    ]
     assert row["Label"] == "mine"
 
 
@@ -142,13 +167,20 @@ def test_a_label_is_not_a_formula_of_a_spreadsheet(tmp_path):
 def test_the_separator_and_the_encoding_are_found(encoding, separator, tmp_path):
     rows = [{"id": str(i), "text": f"größe, {i}; a|b\nc"} for i in range(5)]
     quoting = csv.QUOTE_ALL
-    table = TableReader(write(tmp_path / "in.csv", rows, delimiter=separator, encoding=encoding, quoting=quoting))
+    table = TableReader(
+        write(tmp_path / "in.csv", rows, delimiter=separator, encoding=encoding, quoting=quoting)
+    )
     assert (table.separator, table.encoding, table.count) == (separator, encoding, 5)
     assert list(table.parts(9)) == [rows]
 
 
 def test_quotation_marks_of_tab_separated_files_are_text_unless_they_quote(tmp_path):
-    for text, expected in (('a "b" c', 'a "b" c'), ('"a', '"a'), ('"a ""b"""', 'a "b"'), ('"a\nb"', "a\nb")):
+    for text, expected in (
+        ('a "b" c', 'a "b" c'),
+        ('"a', '"a'),
+        ('"a ""b"""', 'a "b"'),
+        ('"a\nb"', "a\nb"),
+    ):
         (tmp_path / "in.tsv").write_text(f"id\ttext\n1\t{text}\n")
         assert list(TableReader(tmp_path / "in.tsv").rows()) == [(2, {"id": "1", "text": expected})]
 
@@ -159,7 +191,9 @@ def test_an_encoding_that_is_not_found_can_be_given(tmp_path):
 
 
 def test_columns_without_a_name(tmp_path):
-    """The index of a data frame is kept, and the empty columns that a spreadsheet adds are left out."""
+    """The index of a data frame is kept, and the empty columns that a spreadsheet adds are left
+    out.
+    """
     (tmp_path / "in.csv").write_text(",text\n0,a\n")
     assert list(TableReader(tmp_path / "in.csv").rows()) == [(2, {"": "0", "text": "a"})]
     (tmp_path / "in.csv").write_text("id, text ,,\n1, a,,\n")
@@ -167,13 +201,19 @@ def test_columns_without_a_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.jsonl"])
-def test_a_pair_comes_from_two_columns_and_needs_one_of_its_texts(name, adapter, predictor, tmp_path, capsys):
+def test_a_pair_comes_from_two_columns_and_needs_one_of_its_texts(
+    name, adapter, predictor, tmp_path, capsys
+):
     texts = [text for text, _ in TEXTS[:2]]
     pairs = [(texts[0], texts[1]), ("", texts[1]), (None, texts[0]), ("", " ")]
-    source = write(tmp_path / name, [{"Sentence2": second, "sentence1": first} for first, second in pairs])
+    source = write(
+        tmp_path / name, [{"Sentence2": second, "sentence1": first} for first, second in pairs]
+    )
     expected = predictor.predict([(first or "", second) for first, second in pairs[:3]])
     for flags in ([], ["--text_column", "sentence1", "SENTENCE2"]):
-        assert_alike(predict(adapter, source, tmp_path / f"out{len(flags)}.csv", *flags)[:3], expected)
+        assert_alike(
+            predict(adapter, source, tmp_path / f"out{len(flags)}.csv", *flags)[:3], expected
+        )
     assert "1 of 4 rows have no text" in capsys.readouterr().err
 
 
@@ -193,7 +233,9 @@ def test_the_columns_of_the_training_are_read(adapter, predictor, tmp_path, caps
     pairs = with_record(adapter, tmp_path / "pairs", "title", "body")
     single = with_record(adapter, tmp_path / "single", "Title")
     for folder, inputs in ((pairs, (texts[2], texts[1])), (single, texts[2])):
-        assert_alike(predict(folder, source, tmp_path / f"{folder.name}.csv"), predictor.predict([inputs]))
+        assert_alike(
+            predict(folder, source, tmp_path / f"{folder.name}.csv"), predictor.predict([inputs])
+        )
     # What the user names comes first.
     capsys.readouterr()
     predict(single, source, tmp_path / "named.csv", "--text-column", "body")
@@ -205,14 +247,26 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
     source = write(tmp_path / "in.csv", [{"text": "a", "sentence1": "b", "sentence2": "c"}])
     pairs = with_record(adapter, tmp_path / "pairs", "title", "body\x1b[2J")
     single = with_record(adapter, tmp_path / "single", "body")
-    for folder, flags, inputs in ((pairs, ["--pairs"], [tuple(texts)]), (single, [], texts), (adapter, [], texts)):
+    for folder, flags, inputs in (
+        (pairs, ["--pairs"], [tuple(texts)]),
+        (single, [], texts),
+        (adapter, [], texts),
+    ):
         main(["predict", str(folder), *flags, *texts])
         printed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         assert printed == houlsby_peft.load(adapter).predict(inputs)
-    with pytest.raises(houlsby_peft.AdapterError, match="must read pairs of texts"):  # also for the example of a card
+    with pytest.raises(
+        houlsby_peft.AdapterError, match="must read pairs of texts"
+    ):  # also for the example of a card
         houlsby_peft.load(pairs).predict(texts)
-    for given in (texts, ["--file", str(source)], ["--file", str(source), "--text-column", "sentence1"]):
-        with pytest.raises(SystemExit, match=r"must read pairs of texts, .* on 'title' and 'body\\x1b\[2J'; got"):
+    for given in (
+        texts,
+        ["--file", str(source)],
+        ["--file", str(source), "--text-column", "sentence1"],
+    ):
+        with pytest.raises(
+            SystemExit, match=r"must read pairs of texts, .* on 'title' and 'body\\x1b\[2J'; got"
+        ):
             main(["predict", str(pairs), *given])
     for given in (texts, ["--file", str(source)]):
         with pytest.raises(SystemExit, match=r"must read single texts, .* on 'body'; got"):
@@ -222,7 +276,9 @@ def test_another_number_of_texts_than_in_the_training_is_refused(adapter, tmp_pa
 def save_adapter(folder: Path, base: Path, auto_class, **options) -> Path:
     torch.manual_seed(3)
     labels = {"id2label": options["id2label"]} if "id2label" in options else {}
-    model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options))
+    model = get_peft_model(
+        auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options)
+    )
     perturb(model, 3)
     model.save_pretrained(folder)
     return folder
@@ -238,16 +294,22 @@ def test_question_answering_tagging_regression_and_several_labels(base, tmp_path
     assert not without_context["answer"]
 
     source = write(tmp_path / "text.csv", [{"id": "1", "sentence": text}])
-    folder = save_adapter(tmp_path / "tags", base, AutoModelForTokenClassification, id2label={0: "O", 1: "B-X"})
+    folder = save_adapter(
+        tmp_path / "tags", base, AutoModelForTokenClassification, id2label={0: "O", 1: "B-X"}
+    )
     (row,) = predict(folder, source, tmp_path / "tags.csv")
     entities = houlsby_peft.load(folder).predict(text)[0]
-    assert [found["word"] for found in json.loads(row["entities"])] == [entity["word"] for entity in entities]
+    assert [found["word"] for found in json.loads(row["entities"])] == [
+        entity["word"] for entity in entities
+    ]
 
     options = {"id2label": {0: "rating"}, "problem_type": "regression"}
     folder = save_adapter(tmp_path / "value", base, AutoModelForSequenceClassification, **options)
     (row,) = predict(folder, source, tmp_path / "value.csv")
     assert list(row) == ["id", "sentence", "score"]
-    assert float(row["score"]) == pytest.approx(houlsby_peft.load(folder).predict(text)[0]["score"], abs=2e-6)
+    assert float(row["score"]) == pytest.approx(
+        houlsby_peft.load(folder).predict(text)[0]["score"], abs=2e-6
+    )
 
     options = {"id2label": dict(enumerate(LABELS)), "problem_type": "multi_label_classification"}
     folder = save_adapter(tmp_path / "several", base, AutoModelForSequenceClassification, **options)
@@ -267,7 +329,11 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("in.csv", "id,text\n1,a\n2,b,c\n", "in.csv, line 3: must have 2 fields like the header, got 3"),
+        (
+            "in.csv",
+            "id,text\n1,a\n2,b,c\n",
+            "in.csv, line 3: must have 2 fields like the header, got 3",
+        ),
         ("in.csv", "id,text\n1,b,c\n", "in.csv, line 2: must have 2 fields like the header, got 3"),
         ("in.csv", 'id,text\n1,"a\n', "in.csv, line 2: unexpected end of data"),
         ("in.csv", b"text\n\xc3\xa9\n\xe9\n", "in.csv: line 3 is not UTF-8 like the rest"),
@@ -276,7 +342,11 @@ def test_without_an_output_json_lines_are_printed(adapter, tmp_path, capsys):
         ("in.csv", "id,words\n1,a\n", "a column of a usual name.*; the file has id, words"),
         ("in.jsonl", '{"text": "a"}\n[1]\n', r"in.jsonl, line 2: must be a JSON object, got \[1\]"),
         ("in.jsonl", '{"text": "a"}\n{"text":\n', "in.jsonl, line 2: Expecting value"),
-        ("in.jsonl", '{"text": "b"}\n{"text": ["a"]}\n', "The column 'text' of .*in.jsonl must hold text"),
+        (
+            "in.jsonl",
+            '{"text": "b"}\n{"text": ["a"]}\n',
+            "The column 'text' of .*in.jsonl must hold text",
+        ),
         ("in.xlsx", "", r"must be a file that ends in .csv, .tsv, .jsonl, .parquet; got in.xlsx"),
         ("in.parquet", "no", "Parquet"),
     ],
@@ -306,7 +376,10 @@ def test_an_output_is_replaced_only_if_asked_for(adapter, tmp_path):
 def test_memory_does_not_grow_with_the_rows(suffix, tmp_path):
     peaks = []
     for count in (2_000, 10_000):
-        path = write(tmp_path / f"{count}.{suffix}", [{"text": f"{i} " + "words " * 20} for i in range(count)])
+        path = write(
+            tmp_path / f"{count}.{suffix}",
+            [{"text": f"{i} " + "words " * 20} for i in range(count)],
+        )
         tracemalloc.start()
         table = TableReader(path)
         with TableWriter(tmp_path / f"out.{suffix}", table, ["label"]) as writer:
@@ -331,4 +404,6 @@ def test_a_column_for_each_task_of_a_folder(adapter, base, tmp_path, capsys):
         assert [row[name] for row in both] == [row["label"] for row in alone]
     main(["predict", str(folder), *WITH_TEXT])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["topic"]["label"] for line in lines] == [row["topic"] for row in both if row["topic"]]
+    assert [line["topic"]["label"] for line in lines] == [
+        row["topic"] for row in both if row["topic"]
+    ]

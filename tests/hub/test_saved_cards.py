@@ -52,7 +52,8 @@ def test_saving_writes_the_card_and_keeps_what_people_wrote(base, tmp_path):
 
     path = folder / "README.md"
     path.write_text(
-        path.read_text().replace("tags:\n", "license: mit\ntags:\n- mine\n- 2024\n-\n", 1) + "\n## Why\n\nBecause.\n"
+        path.read_text().replace("tags:\n", "license: mit\ntags:\n- mine\n- 2024\n-\n", 1)
+        + "\n## Why\n\nBecause.\n"
     )
     model.save_pretrained(folder)
     again = ModelCard.load(path)
@@ -73,7 +74,8 @@ def test_each_adapter_has_its_card_beside_it(base, tmp_path):
 
 def test_the_cards_of_other_methods_stay_those_of_peft(base, tmp_path):
     lora = get_peft_model(
-        AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(target_modules=["query"])
+        AutoModelForSequenceClassification.from_pretrained(base),
+        LoraConfig(target_modules=["query"]),
     )
     lora.save_pretrained(tmp_path)
     assert "[More Information Needed]" in (tmp_path / "README.md").read_text()
@@ -83,7 +85,9 @@ def test_the_trainer_adds_to_the_card(base, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(base)
     options = TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True)
     data = [{**tokenizer(text), "label": label} for text, label in TEXTS]
-    trainer = Trainer(adapted(base, num_labels=3), options, train_dataset=data, processing_class=tokenizer)
+    trainer = Trainer(
+        adapted(base, num_labels=3), options, train_dataset=data, processing_class=tokenizer
+    )
     trainer.train()
     assert "A [Houlsby adapter]" in (tmp_path / "checkpoint-1" / "README.md").read_text()
     trainer.save_model()
@@ -107,13 +111,19 @@ def test_a_card_that_cannot_be_written_does_not_stop_saving(base, tmp_path):
     ("build", "options", "task_type"),
     [
         (AutoModelForSequenceClassification, {}, "SEQ_CLS"),
-        (AutoModelForSequenceClassification, {"modules_to_save": []}, None),  # PEFT would want the trained head
+        (
+            AutoModelForSequenceClassification,
+            {"modules_to_save": []},
+            None,
+        ),  # PEFT would want the trained head
         (AutoModelForTokenClassification, {}, "TOKEN_CLS"),
         (AutoModelForQuestionAnswering, {}, None),  # PEFT's class would drop BERT's token types
         (AutoModelForMaskedLM, {}, None),  # PEFT has no name for it
     ],
 )
-def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(build, options, task_type, base, tmp_path):
+def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(
+    build, options, task_type, base, tmp_path
+):
     def new():
         torch.manual_seed(0)
         return build.from_pretrained(base)
@@ -132,11 +142,17 @@ def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(build, opti
 
 def test_names_from_an_adapter_are_not_those_of_the_next_one(base, tmp_path):
     folder = make_adapter(tmp_path, base, str(base))
-    model = PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), folder)
+    model = PeftModel.from_pretrained(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), folder
+    )
     assert tuple(model.config.id2label.values()) == LABELS
     model.add_adapter("next", HoulsbyConfig(r=2))
-    assert model.peft_config["next"].record.id2label == {number: f"LABEL_{number}" for number in range(3)}
-    named = AutoModelForSequenceClassification.from_pretrained(base, id2label=dict(enumerate("xyz")))
+    assert model.peft_config["next"].record.id2label == {
+        number: f"LABEL_{number}" for number in range(3)
+    }
+    named = AutoModelForSequenceClassification.from_pretrained(
+        base, id2label=dict(enumerate("xyz"))
+    )
     PeftModel.from_pretrained(named, folder)
     assert tuple(named.config.id2label.values()) == LABELS
 

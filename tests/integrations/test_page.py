@@ -15,7 +15,8 @@ from snippets import run_snippets
 
 
 pytest.importorskip("datasets", reason="the extra recipes is not installed")
-# The libraries use what transformers 5.23 and others deprecate; PyTorch warns of pinned memory without a GPU.
+# The libraries use what transformers 5.23 and others deprecate; PyTorch warns of pinned memory
+# without a GPU.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -60,8 +61,15 @@ def files(folder):
 def test_transformers(models):
     names = run("transformers")
     assert isinstance(names["model"], BertForSequenceClassification)
-    assert all("houlsby_" in name or "classifier.modules_to_save" in name for name in trained(names["model"]))
-    assert files(models / "reviews") == {*ADAPTER - {"README.md"}, "tokenizer.json", "tokenizer_config.json"}
+    assert all(
+        "houlsby_" in name or "classifier.modules_to_save" in name
+        for name in trained(names["model"])
+    )
+    assert files(models / "reviews") == {
+        *ADAPTER - {"README.md"},
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert names["third"]["label"] in {"complaint", "praise"}
     model = names["base"]
     inputs = names["tokenizer"]("The soup was cold.", return_tensors="pt")

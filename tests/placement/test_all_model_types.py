@@ -1,13 +1,15 @@
-"""Every model type of transformers: its layers with attention are adapted as a whole, or refused with a remedy.
+"""Every model type of transformers: its layers with attention are adapted as a whole, or refused
+    with a remedy.
 
-Each type is built on the meta device from its default configuration. A dozen types belong to the ordinary tests. To
-check all of them, and to write a table of the outcomes, one row per type in the order in which they finish:
+Each type is built on the meta device from its default configuration. A dozen types belong to the
+ordinary tests. To check all of them, and to write a table of the outcomes, one row per type in the
+order in which they finish:
 
-    PLACEMENT_TABLE=/tmp/placement.tsv python -m pytest -q -n 2 tests/placement/test_all_model_types.py
-    cut -f 2 /tmp/placement.tsv | sort | uniq -c
+    PLACEMENT_TABLE=/tmp/placement.tsv python -m pytest -q -n 2
+    tests/placement/test_all_model_types.py cut -f 2 /tmp/placement.tsv | sort | uniq -c
 
-The outcomes are: known (by the table of architectures), inferred, both (a composite), refused, no attention, not
-built.
+The outcomes are: known (by the table of architectures), inferred, both (a composite), refused, no
+attention, not built.
 """
 
 from __future__ import annotations
@@ -53,14 +55,26 @@ def is_attention(module: nn.Module) -> bool:
         return True
     if not re.search(r"Attention|Attn", name) or name.endswith("MLP"):
         return False
-    return sum(isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D" for part in module.modules()) >= 2
+    return (
+        sum(
+            isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+            for part in module.modules()
+        )
+        >= 2
+    )
 
 
 def attentions_in_lists(model: nn.Module) -> dict[str, nn.Module]:
     """The innermost attentions, by name, that are in any numbered list."""
-    named = {key: module for key, module in model.named_modules() if re.search(r"(^|\.)\d+(\.|$)", key)}
+    named = {
+        key: module for key, module in model.named_modules() if re.search(r"(^|\.)\d+(\.|$)", key)
+    }
     found = {key: module for key, module in named.items() if is_attention(module)}
-    return {key: module for key, module in found.items() if not any(other.startswith(f"{key}.") for other in found)}
+    return {
+        key: module
+        for key, module in found.items()
+        if not any(other.startswith(f"{key}.") for other in found)
+    }
 
 
 def layers_around(key: str) -> list[str]:
@@ -73,11 +87,17 @@ def is_cross(key: str, module: nn.Module) -> bool:
     *_, own_names = re.split(r"\.\d+\.", re.sub(r"\.\d+$", "", key))
     names = f"{own_names.partition('.')[0] if own_names != key else key} {type(module).__name__}"
     # LXMERT's cross-attention is its "visual_attention".
-    return bool(re.search(r"cross|enc_?dec|encoder_attn|multihead_attn|visual_attention", names, re.IGNORECASE))
+    return bool(
+        re.search(
+            r"cross|enc_?dec|encoder_attn|multihead_attn|visual_attention", names, re.IGNORECASE
+        )
+    )
 
 
 def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str = "none") -> None:
-    """Compare the adapted places with the layers that have attention, but for the pattern of those left out."""
+    """Compare the adapted places with the layers that have attention, but for the pattern of those
+    left out.
+    """
     positions = defaultdict(Counter)
     for place in bottlenecks.values():
         positions[f"{place.stack}.{place.layer}"][place.position] += 1
@@ -89,8 +109,11 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
         assert len(around) == 1, f"{key} is in {len(around)} adapted layers"
         attentions[around[0]] += 1
     for layer, count in attentions.items():
-        assert positions[layer]["attention"] == count, f"{layer} has {count} attentions, adapted: {positions[layer]}"
-        # Each layer of Nemotron-H holds a single sub-layer, so that its feed-forwards are layers of their own.
+        assert positions[layer]["attention"] == count, (
+            f"{layer} has {count} attentions, adapted: {positions[layer]}"
+        )
+        # Each layer of Nemotron-H holds a single sub-layer, so that its feed-forwards are layers of
+        # their own.
         own = [
             layer,
             *(
@@ -99,9 +122,11 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
                 if other.rpartition(".")[0] == layer.rpartition(".")[0] and other not in attentions
             ),
         ]
-        assert any(positions[name]["feed_forward"] for name in own), f"{layer} has no adapted feed-forward"
-    # A layer without attention has its feed-forward where the others of its list have theirs. In Nemotron-H, a module
-    # of the same name may be a Mamba block instead, which has another class.
+        assert any(positions[name]["feed_forward"] for name in own), (
+            f"{layer} has no adapted feed-forward"
+        )
+    # A layer without attention has its feed-forward where the others of its list have theirs. In
+    # Nemotron-H, a module of the same name may be a Mamba block instead, which has another class.
     ends = defaultdict(set)
     modules = dict(model.named_modules())
     for place in bottlenecks.values():
@@ -111,7 +136,9 @@ def check_whole(model: nn.Module, bottlenecks: dict[str, Place], left_out: str =
         for index in range(len(modules[stack])):
             layer = f"{stack}.{index}"
             has_one = any(type(modules.get(f"{layer}.{name}")) is kind for name, kind in adapted)
-            assert has_one == (positions[layer]["feed_forward"] > 0), f"{layer} is not adapted as its neighbors are"
+            assert has_one == (positions[layer]["feed_forward"] > 0), (
+                f"{layer} is not adapted as its neighbors are"
+            )
 
 
 def build(model_type: str) -> nn.Module:
@@ -122,7 +149,9 @@ def build(model_type: str) -> nn.Module:
 def outcome_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     """The outcome for one model and what it was, after the check of its wholeness."""
     inferred = []
-    monkeypatch.setattr(places, "log_inferred", lambda found: inferred.extend({stack for stack, _ in found}))
+    monkeypatch.setattr(
+        places, "log_inferred", lambda found: inferred.extend({stack for stack, _ in found})
+    )
     try:
         plan = Plan(model, HoulsbyConfig())
     except ValueError as error:
@@ -133,26 +162,40 @@ def outcome_of(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[str, 
         if remedy := re.search(r"exclude_modules=(\[.*?\]|'.*?')", message):
             excluded = ast.literal_eval(remedy[1])
             pattern = (
-                excluded if isinstance(excluded, str) else "|".join(rf"{re.escape(name)}\..*" for name in excluded)
+                excluded
+                if isinstance(excluded, str)
+                else "|".join(rf"{re.escape(name)}\..*" for name in excluded)
             )
-            check_whole(model, Plan(model, HoulsbyConfig(exclude_modules=excluded)).bottlenecks, pattern)
+            check_whole(
+                model, Plan(model, HoulsbyConfig(exclude_modules=excluded)).bottlenecks, pattern
+            )
         return ("refused" if attentions_in_lists(model) else "no attention"), message
-    check_whole(model, plan.bottlenecks, r".*shared_transformer.*")  # Zamba2's, without a skip connection of its own
+    check_whole(
+        model, plan.bottlenecks, r".*shared_transformer.*"
+    )  # Zamba2's, without a skip connection of its own
     stacks = {place.stack for place in plan.bottlenecks.values()}
     kind = "known" if not inferred else "inferred" if stacks <= set(inferred) else "both"
-    return kind, f"{len(plan.bottlenecks)} bottlenecks, {len(plan.places) - len(plan.bottlenecks)} norms"
+    return (
+        kind,
+        f"{len(plan.bottlenecks)} bottlenecks, {len(plan.places) - len(plan.bottlenecks)} norms",
+    )
 
 
 # What transformers warns of while it builds a model is not this test's concern.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "model_type",
-    [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in sorted(MODEL_MAPPING_NAMES)],
+    [
+        pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow)
+        for name in sorted(MODEL_MAPPING_NAMES)
+    ],
 )
 def test_a_model_is_adapted_as_a_whole_or_refused(model_type, monkeypatch):
     try:
         model = build(model_type)
-    except Exception as error:  # the default configuration of some types is incomplete, or a package is missing
+    except (
+        Exception
+    ) as error:  # the default configuration of some types is incomplete, or a package is missing
         outcome = "not built", f"{type(error).__name__}: {error}"
     else:
         outcome = outcome_of(model, monkeypatch)

@@ -1,7 +1,8 @@
-"""Every architecture of the table, against its own code in transformers; the rows are in `architecture_rows.py`.
+"""Every architecture of the table, against its own code in transformers; the rows are in
+`architecture_rows.py`.
 
-The places are checked for every model type. What follows from the layer (saved files, mixed batches, other kinds of
-adapters) is checked for one of each layer.
+The places are checked for every model type. What follows from the layer (saved files, mixed
+batches, other kinds of adapters) is checked for one of each layer.
 """
 
 from __future__ import annotations
@@ -54,13 +55,17 @@ def one_of_each(names, key):
 
 LAYERS = one_of_each(ROWS, stacks)
 WITH_ENTRIES = list(filter(has_entries, ROWS))
-OF_OTHER_KINDS = dict.fromkeys(one_of_each(WITH_ENTRIES, stacks) + one_of_each(WITH_ENTRIES, EMBEDDINGS.get))
+OF_OTHER_KINDS = dict.fromkeys(
+    one_of_each(WITH_ENTRIES, stacks) + one_of_each(WITH_ENTRIES, EMBEDDINGS.get)
+)
 
 
 def adapted(row, model=None, **options):
     """The row's model with a trained adapter, in eval mode."""
     torch.manual_seed(0)
-    config = HoulsbyConfig(**{"r": 4, "positions": EVERY_POSITION, "init_weights": False, **options})
+    config = HoulsbyConfig(
+        **{"r": 4, "positions": EVERY_POSITION, "init_weights": False, **options}
+    )
     model = get_peft_model(row.model() if model is None else model, config)
     perturb(model)
     return model.eval()
@@ -76,7 +81,9 @@ def outputs(model, batch):
 
 
 def gradients(model, batch):
-    """Gradients of a training step by the name of the trainable weight, always with the same dropout."""
+    """Gradients of a training step by the name of the trainable weight, always with the same
+    dropout.
+    """
     torch.manual_seed(0)
     result = model.train()(**batch)
     sum(value.pow(2).sum() for value in result.values() if torch.is_tensor(value)).backward()
@@ -84,7 +91,9 @@ def gradients(model, batch):
 
 
 class Recorder:
-    """Records, at every call of a module, its first input, its second one if it is a tensor, and its output."""
+    """Records, at every call of a module, its first input, its second one if it is a tensor, and
+    its output.
+    """
 
     def __init__(self, module):
         self.inputs, self.outputs, self.reads = [], [], []
@@ -98,7 +107,9 @@ class Recorder:
 
 
 def record(row, model):
-    """Recorders, to be filled by a forward pass: for each layer, its own, its projections' and its bottlenecks'."""
+    """Recorders, to be filled by a forward pass: for each layer, its own, its projections' and its
+    bottlenecks'.
+    """
     recorders = []
     for name, layer, ends in row.layers(model.get_base_model()):
         projections = {}
@@ -106,13 +117,19 @@ def record(row, model):
             projection = layer.get_submodule(end)
             projections[position] = Recorder(getattr(projection, "base_layer", projection))
         adapters = [module for module in layer.modules() if isinstance(module, HoulsbyLayer)]
-        bottlenecks = [Recorder(each) for adapter in adapters if (each := adapter.bottleneck("default")) is not None]
+        bottlenecks = [
+            Recorder(each)
+            for adapter in adapters
+            if (each := adapter.bottleneck("default")) is not None
+        ]
         recorders.append((name, layer, Recorder(layer), projections, bottlenecks))
     return recorders
 
 
 def meet_skip(row, layer, hidden, branches):
-    """The output of a layer, written out from its input and what the adapters of its sub-layers give."""
+    """The output of a layer, written out from its input and what the adapters of its sub-layers
+    give.
+    """
     for position in ("attention", "cross_attention", "feed_forward"):
         if position not in branches:
             continue
@@ -122,17 +139,23 @@ def meet_skip(row, layer, hidden, branches):
         elif row.skip == "branch":
             hidden = hidden + layer.get_submodule(row.after[position])(branch)
         else:
-            hidden = hidden + branch * (getattr(layer, row.after[position]) if row.skip == "factor" else 1)
+            hidden = hidden + branch * (
+                getattr(layer, row.after[position]) if row.skip == "factor" else 1
+            )
     return hidden
 
 
 def check_place(row, recorders):
-    """A bottleneck's input is the output of its sub-layer's projection, and its output is what meets the skip."""
+    """A bottleneck's input is the output of its sub-layer's projection, and its output is what
+    meets the skip.
+    """
     for name, layer, whole, projections, bottlenecks in recorders:
         written_out = row.of_layer(row.layer, name) or partial(meet_skip, row)
         assert len(bottlenecks) == len(projections)
         # A list, because a layer that is written out may call recorded modules again.
-        for call, (hidden, output) in enumerate(list(zip(whole.inputs, whole.outputs, strict=True))):
+        for call, (hidden, output) in enumerate(
+            list(zip(whole.inputs, whole.outputs, strict=True))
+        ):
             branches = {
                 position: bottleneck.outputs[call]
                 for position, projection in projections.items()
@@ -141,7 +164,9 @@ def check_place(row, recorders):
             }
             assert branches.keys() == projections.keys()
             expected = written_out(layer, hidden, branches)
-            torch.testing.assert_close(expected, output[: len(expected)])  # Gemma 3n's first of several streams
+            torch.testing.assert_close(
+                expected, output[: len(expected)]
+            )  # Gemma 3n's first of several streams
 
 
 def check_dropout(row, model):
@@ -152,15 +177,21 @@ def check_dropout(row, model):
     recorders = record(row, model)
     trained = gradients(model, row.batch())
     assert all("houlsby_" in name for name in trained)
-    assert [name for name, gradient in trained.items() if gradient is None or not gradient.any()] == []
+    assert [
+        name for name, gradient in trained.items() if gradient is None or not gradient.any()
+    ] == []
     for name, _, _, projections, bottlenecks in recorders:
         with_dropout = row.of_layer(row.dropout, name)
         seen = [bottleneck.inputs[0] for bottleneck in bottlenecks]
         for position, projection in projections.items():
             given = projection.outputs[0]
             alike = [hidden for hidden in seen if hidden.shape == given.shape]
-            halved = [torch.allclose(hidden, torch.where(hidden == 0, 0, 2 * given)) for hidden in alike]
-            assert [torch.equal(hidden, given) for hidden in alike].count(True) == (position not in with_dropout)
+            halved = [
+                torch.allclose(hidden, torch.where(hidden == 0, 0, 2 * given)) for hidden in alike
+            ]
+            assert [torch.equal(hidden, given) for hidden in alike].count(True) == (
+                position not in with_dropout
+            )
             assert halved.count(True) == (position in with_dropout)
 
 
@@ -184,7 +215,8 @@ def test_one_of_each_layer(name, tmp_path):
     row = ROWS[name]
     names = ["default", "__base__", "other"]
     batch = row.batch(rows=len(names))
-    # Frozen as PEFT freezes it, because PyTorch may choose other kernels for weights without a gradient.
+    # Frozen as PEFT freezes it, because PyTorch may choose other kernels for weights without a
+    # gradient.
     base = row.model().requires_grad_(False)
     before = outputs(base, batch)
     model = adapted(row, base)
@@ -209,7 +241,9 @@ def test_one_of_each_layer(name, tmp_path):
 @pytest.mark.parametrize("name", OF_OTHER_KINDS)
 @torch.no_grad()
 def test_skip_and_embeddings(name):
-    """A bottleneck of Pfeiffer's kind reads the sum at the skip connection, and the first layer reads the coupling."""
+    """A bottleneck of Pfeiffer's kind reads the sum at the skip connection, and the first layer
+    reads the coupling.
+    """
     row, model_type = ROWS[name], name.partition(":")[0]
     options = {"positions": ("feed_forward",)} if model_type == "longformer" else {}
     has_embeddings = model_type in EMBEDDINGS
@@ -221,15 +255,23 @@ def test_skip_and_embeddings(name):
     model(**row.batch())
     read = 0
     for _, layer, whole, projections, bottlenecks in layers:
-        for call, (hidden, output) in enumerate(list(zip(whole.inputs, whole.outputs, strict=True))):
+        for call, (hidden, output) in enumerate(
+            list(zip(whole.inputs, whole.outputs, strict=True))
+        ):
             for position in ("attention", "cross_attention", "feed_forward"):
                 if position not in projections:
                     continue
-                norm = layer.get_submodule(row.after[position]) if row.skip == "post" else torch.nn.Identity()
+                norm = (
+                    layer.get_submodule(row.after[position])
+                    if row.skip == "post"
+                    else torch.nn.Identity()
+                )
                 given = branch = projections[position].outputs[call]
                 for bottleneck in bottlenecks:
                     if torch.equal(bottleneck.inputs[call], given):
-                        torch.testing.assert_close(bottleneck.reads[call], norm(hidden + given.reshape(hidden.shape)))
+                        torch.testing.assert_close(
+                            bottleneck.reads[call], norm(hidden + given.reshape(hidden.shape))
+                        )
                         branch = bottleneck.outputs[call]
                         read += call == 0
                 hidden = norm(hidden + branch.reshape(hidden.shape))
@@ -249,20 +291,33 @@ TASKS = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING"
 
 @pytest.mark.parametrize("task", TASKS)
 def test_head(task):
-    """What a checkpoint of the bare model lacks is exactly what trains beside bottlenecks and norms."""
+    """What a checkpoint of the bare model lacks is exactly what trains beside bottlenecks and
+    norms.
+    """
     mapping = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
     tried = 0
     for model_type in sorted(ROWS.keys() & mapping.keys()):
         row, classes = ROWS[model_type], mapping[model_type]
-        changes = {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]} if task == "SEMANTIC_SEGMENTATION" else {}
+        changes = (
+            {"num_hidden_layers": 4, "out_indices": [1, 2, 3, 4]}
+            if task == "SEMANTIC_SEGMENTATION"
+            else {}
+        )
         config = getattr(transformers, row.model_class).config_class(**{**row.config, **changes})
         for model_class in [classes] if isinstance(classes, str) else classes:
             with torch.device("meta"):
                 bare = getattr(transformers, row.model_class)(config)
                 base = getattr(transformers, model_class)(config)
-            known = {name.removeprefix(f"{bare.base_model_prefix}.") for name, _ in bare.named_parameters()}
+            known = {
+                name.removeprefix(f"{bare.base_model_prefix}.")
+                for name, _ in bare.named_parameters()
+            }
             names = [name for name, _ in base.named_parameters()]
-            missing = {name for name in names if name.removeprefix(f"{base.base_model_prefix}.") not in known}
+            missing = {
+                name
+                for name in names
+                if name.removeprefix(f"{base.base_model_prefix}.") not in known
+            }
             heads = tuple(f"{name}." for name in View(base).head)
             assert heads
             assert {name for name in names if name.startswith(heads)} == missing, model_class
@@ -271,12 +326,22 @@ def test_head(task):
 
 
 def test_a_head_named_like_another_module_and_one_that_is_a_list():
-    """The encoder's `feature_extractor` is not the head's, and of the list `tdnn` each module trains."""
+    """The encoder's `feature_extractor` is not the head's, and of the list `tdnn` each module
+    trains.
+    """
     base = transformers.Wav2Vec2ForXVector(ROWS["wav2vec2"].model().config)
     model = get_peft_model(base, HoulsbyConfig(r=4))
-    heads = {name.split(".modules_to_save")[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    heads = {
+        name.split(".modules_to_save")[0]
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
     heads = {name.removeprefix("base_model.model.") for name in heads if "houlsby_" not in name}
     tdnn = {f"tdnn.{index}" for index in range(len(base.tdnn))}
     assert heads == {"projector", *tdnn, "feature_extractor", "classifier", "objective"}
-    model = get_peft_model(transformers.Wav2Vec2ForXVector(base.config), HoulsbyConfig(r=4, modules_to_save=[]))
-    assert all("houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad)
+    model = get_peft_model(
+        transformers.Wav2Vec2ForXVector(base.config), HoulsbyConfig(r=4, modules_to_save=[])
+    )
+    assert all(
+        "houlsby_" in name for name, weight in model.named_parameters() if weight.requires_grad
+    )

@@ -1,4 +1,6 @@
-"""Architectures without a row: the inference against the table, on transformers made at home, and its refusals."""
+"""Architectures without a row: the inference against the table, on transformers made at home, and
+its refusals.
+"""
 
 from __future__ import annotations
 
@@ -49,14 +51,20 @@ ONE_OF_EACH = {
 def test_the_same_places_as_in_the_table(name, no_table):
     row = ROWS[name]
     base = row.model()
-    expected = {f"{name}.{end}": position for name, _, ends in row.layers(base) for position, end in ends.items()}
+    expected = {
+        f"{name}.{end}": position
+        for name, _, ends in row.layers(base)
+        for position, end in ends.items()
+    }
     places = find_places(base, HoulsbyConfig(positions=EVERY_POSITION))
     assert {key: place.position for key, place in places.items() if not place.is_norm} == expected
     assert sum(place.is_norm for place in places.values()) == row.norms
 
 
 def test_a_projection_that_is_never_called_is_no_candidate(no_table):
-    with pytest.raises(ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"):
+    with pytest.raises(
+        ValueError, match=r"for the attention of encoder\.layers\.0 there are 0 candidates"
+    ):
         get_peft_model(ROWS["wavlm"].model(), HoulsbyConfig(r=4))
 
 
@@ -66,7 +74,9 @@ def test_a_transformer_made_at_home_trains():
     before = base.eval()(ids)
     model = get_peft_model(base, HoulsbyConfig(r=4, modules_to_save=["classifier"]))
     keys = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert keys == [f"blocks.{index}.{end}" for index in range(3) for end in ("attention.to_out.0", "net0.2")]
+    assert keys == [
+        f"blocks.{index}.{end}" for index in range(3) for end in ("attention.to_out.0", "net0.2")
+    ]
     torch.testing.assert_close(model(ids), before, rtol=0.1, atol=0.1)
     perturb(model)
     assert not torch.allclose(model(ids), before, atol=1e-2)
@@ -77,17 +87,23 @@ def test_a_transformer_made_at_home_trains():
 
 
 def test_what_cannot_be_told_apart_is_an_error_with_its_remedy():
-    with pytest.raises(ValueError, match=r"2 candidates: net0\.2, net1\.2\. Name .* in target_modules"):
+    with pytest.raises(
+        ValueError, match=r"2 candidates: net0\.2, net1\.2\. Name .* in target_modules"
+    ):
         get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4))
     remedy = ["attention.to_out.0", "net0.2", "net1.2"]
     model = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, target_modules=remedy))
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 9
-    only_attention = get_peft_model(HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",)))
+    only_attention = get_peft_model(
+        HomeMade(feed_forwards=2), HoulsbyConfig(r=4, positions=("attention",))
+    )
     assert sum(isinstance(module, HoulsbyLayer) for module in only_attention.modules()) == 3
 
 
 def test_a_model_without_layers_is_an_error():
-    with pytest.raises(ValueError, match=r"list of layers with attention, or .* target_modules names; Sequential,"):
+    with pytest.raises(
+        ValueError, match=r"list of layers with attention, or .* target_modules names; Sequential,"
+    ):
         get_peft_model(nn.Sequential(nn.Linear(4, 4)), HoulsbyConfig(r=4))
 
 
@@ -99,7 +115,9 @@ class Hybrid(nn.Module):
         self.blocks = nn.ModuleList(Layer() for _ in range(3))
         for index in (0, 2):
             del self.blocks[index].attention
-            self.blocks[index].add_module(mixer, nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)))
+            self.blocks[index].add_module(
+                mixer, nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+            )
             self.blocks[index].add_module(feed_forward, self.blocks[index]._modules.pop("net0"))
 
 
@@ -120,22 +138,30 @@ def test_a_hybrid_gets_the_feed_forwards_of_all_layers_and_the_attention_that_it
     }
 
 
-@pytest.mark.parametrize("options", [{"positions": ("attention",)}, {"exclude_modules": ["net0"]}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"positions": ("attention",)}, {"exclude_modules": ["net0"]}], ids=str
+)
 def test_a_hybrid_of_which_only_the_attention_is_adapted(options):
     assert places_of(Hybrid(), **options) == {"blocks.1.attention.to_out.0": "attention"}
 
 
 def test_a_hybrid_whose_feed_forwards_have_other_names_is_refused():
-    with pytest.raises(ValueError, match=r"blocks\.0 has linear modules, such as mixer\.0, but .* a part net0,"):
+    with pytest.raises(
+        ValueError, match=r"blocks\.0 has linear modules, such as mixer\.0, but .* a part net0,"
+    ):
         find_places(Hybrid(feed_forward="other"), HoulsbyConfig())
-    assert set(places_of(Hybrid(feed_forward="other"), exclude_modules=["blocks.0", "blocks.2"])) == {
+    assert set(
+        places_of(Hybrid(feed_forward="other"), exclude_modules=["blocks.0", "blocks.2"])
+    ) == {
         "blocks.1.attention.to_out.0",
         "blocks.1.net0.2",
     }
 
 
 def test_a_square_feed_forward_ends_in_the_linear_module_that_is_not_named_as_its_input():
-    layers = [nn.ModuleDict({"attention": Layer().attention, "mlp": nn.ModuleDict()}) for _ in range(2)]
+    layers = [
+        nn.ModuleDict({"attention": Layer().attention, "mlp": nn.ModuleDict()}) for _ in range(2)
+    ]
     for layer in layers:
         layer["mlp"].update({"fc1": nn.Linear(16, 16), "fc2": nn.Linear(16, 16)})
     assert set(places_of(nn.ModuleDict({"blocks": nn.ModuleList(layers)}))) == {
@@ -160,7 +186,8 @@ def test_a_module_that_two_layers_hold_is_refused():
     base = HomeMade()
     base.blocks[2].attention.to_out[0] = base.blocks[1].attention.to_out[0]
     with pytest.raises(
-        ValueError, match=r"'blocks\.1\.attention\.to_out\.0': it is also 'blocks\.2\.attention\.to_out\.0'"
+        ValueError,
+        match=r"'blocks\.1\.attention\.to_out\.0': it is also 'blocks\.2\.attention\.to_out\.0'",
     ):
         get_peft_model(base, HoulsbyConfig(r=4, target_modules=["attention.to_out.0"]))
 
@@ -178,9 +205,13 @@ def test_a_list_that_cannot_be_inferred_is_named_with_the_option_that_leaves_it_
     assert len(places) == 4
 
 
-@pytest.mark.parametrize("names", [["image"], ["image.blocks"], ["blocks"], r"image\..*", r"(?!text\.).*"])
+@pytest.mark.parametrize(
+    "names", [["image"], ["image.blocks"], ["blocks"], r"image\..*", r"(?!text\.).*"]
+)
 def test_ways_to_leave_a_part_out(names):
-    assert {key.partition(".")[0] for key in places_of(two_towers(), exclude_modules=names)} == {"text"}
+    assert {key.partition(".")[0] for key in places_of(two_towers(), exclude_modules=names)} == {
+        "text"
+    }
 
 
 def test_an_excluded_candidate_leaves_the_other_one():
@@ -196,7 +227,9 @@ def test_decoder_layers_of_pytorch():
     before = base(hidden, memory)
     model = get_peft_model(base, HoulsbyConfig(r=4, positions=EVERY_POSITION))
     ends = [name for name, module in base.named_modules() if isinstance(module, HoulsbyLayer)]
-    assert ends == [f"decoder.layers.{index}.dropout{number}" for index in range(2) for number in (1, 2, 3)]
+    assert ends == [
+        f"decoder.layers.{index}.dropout{number}" for index in range(2) for number in (1, 2, 3)
+    ]
     perturb(model)
     assert not torch.allclose(model(hidden, memory), before, atol=1e-2)
     with model.disable_adapter():

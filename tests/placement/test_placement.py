@@ -40,7 +40,14 @@ def bert_base(tmp_path):
 
 
 def test_the_command_prints_the_map_of_bert_base(bert_base):
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "houlsby_peft.placement", bert_base]
+    command = [
+        sys.executable,
+        "-W",
+        "error::RuntimeWarning",
+        "-m",
+        "houlsby_peft.placement",
+        bert_base,
+    ]
     options = ["--model_class", "AutoModelForSequenceClassification", "--share_layers", "3"]
     result = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
     assert result.stdout == BERT_BASE
@@ -87,7 +94,9 @@ def test_the_command_refuses_in_words(arguments, message, bert_base, capsys):
 
 
 def test_the_page_has_every_architecture():
-    found = re.search(r"<!-- architectures:begin -->(.*)<!-- architectures:end -->", PAGE.read_text(), re.DOTALL)
+    found = re.search(
+        r"<!-- architectures:begin -->(.*)<!-- architectures:end -->", PAGE.read_text(), re.DOTALL
+    )
     assert found is not None
     names = re.findall(r"`(.+?)`", found[1])
     assert sorted(names) == sorted(ARCHITECTURES)

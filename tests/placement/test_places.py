@@ -1,4 +1,6 @@
-"""Models made of models, lists whose layers differ, and what selects places: layers, positions, exclusions."""
+"""Models made of models, lists whose layers differ, and what selects places: layers, positions,
+exclusions.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 
 
 def config_of(name, **changes):
-    return getattr(transformers, ROWS[name].model_class).config_class(**{**ROWS[name].config, **changes})
+    return getattr(transformers, ROWS[name].model_class).config_class(
+        **{**ROWS[name].config, **changes}
+    )
 
 
 def tiny(name, model_class, **changes):
@@ -47,7 +51,9 @@ def image_to_text():
 
 def image_and_text():
     config = transformers.LlavaConfig(
-        vision_config=config_of("clip_vision_model"), text_config=config_of("llama", hidden_size=24), image_token_id=49
+        vision_config=config_of("clip_vision_model"),
+        text_config=config_of("llama", hidden_size=24),
+        image_token_id=49,
     )
     return transformers.LlavaForConditionalGeneration(config)
 
@@ -69,12 +75,17 @@ def seamless():
 def wrapper():
     """A model of another library that holds one of transformers."""
     model = nn.Module()
-    model.parts = nn.Sequential(nn.ModuleDict({"auto_model": BertModel(BertConfig(**ROWS["bert"].config))}))
+    model.parts = nn.Sequential(
+        nn.ModuleDict({"auto_model": BertModel(BertConfig(**ROWS["bert"].config))})
+    )
     return model
 
 
 BERT = ("attention.output.dropout", "output.dropout")
-ENCODER, DECODER = ("attn_dropout", "ffn_dropout"), ("self_attn.out_proj", "ffn_dropout", "cross_attention.out_proj")
+ENCODER, DECODER = (
+    ("attn_dropout", "ffn_dropout"),
+    ("self_attn.out_proj", "ffn_dropout", "cross_attention.out_proj"),
+)
 COMPOSITES = {
     two_berts: {
         "encoder.encoder.layer": BERT,
@@ -82,7 +93,11 @@ COMPOSITES = {
     },
     image_to_text: {
         "encoder.layers": ("attention.o_proj", "mlp.fc2"),
-        "decoder.transformer.h": ("attn.resid_dropout", "mlp.dropout", "crossattention.resid_dropout"),
+        "decoder.transformer.h": (
+            "attn.resid_dropout",
+            "mlp.dropout",
+            "crossattention.resid_dropout",
+        ),
     },
     image_and_text: {
         "model.vision_tower.encoder.layers": ("self_attn.out_proj", "mlp.fc2"),
@@ -95,7 +110,11 @@ COMPOSITES = {
         "language_model.model.decoder.layers": ("self_attn.out_proj", "fc2"),
     },
     seamless: {
-        "speech_encoder.encoder.layers": ("self_attn_dropout", "ffn1.output_dropout", "ffn2.output_dropout"),
+        "speech_encoder.encoder.layers": (
+            "self_attn_dropout",
+            "ffn1.output_dropout",
+            "ffn2.output_dropout",
+        ),
         "speech_encoder.adapter.layers": ("self_attn_dropout", "ffn.output_dropout"),
         "text_encoder.layers": ENCODER,
         "text_decoder.layers": DECODER,
@@ -116,15 +135,21 @@ def test_every_part_of_a_model_is_found_by_its_own_type(build, stacks):
             ends[place.stack].add(place.relative(place.key))
     assert ends == {stack: set(each) for stack, each in stacks.items()}
     layers = {(place.stack, place.layer) for place in found.values()}
-    assert layers == {(stack, index) for stack in stacks for index in range(len(base.get_submodule(stack)))}
+    assert layers == {
+        (stack, index) for stack in stacks for index in range(len(base.get_submodule(stack)))
+    }
 
 
 @pytest.mark.parametrize("build", [two_berts, image_and_text])
 def test_the_parts_of_a_model_share_no_bottleneck(build):
     model = get_peft_model(build(), HoulsbyConfig(r=4, share_layers=LAYERS))
-    owners = [name for name, module in model.named_modules() if getattr(module, "houlsby_adapter", None)]
+    owners = [
+        name for name, module in model.named_modules() if getattr(module, "houlsby_adapter", None)
+    ]
     assert len(owners) == len(COMPOSITES[build])
-    assert all(f".{stack}." in owner for stack, owner in zip(COMPOSITES[build], owners, strict=True))
+    assert all(
+        f".{stack}." in owner for stack, owner in zip(COMPOSITES[build], owners, strict=True)
+    )
 
 
 def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
@@ -135,7 +160,10 @@ def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
 def test_layers_of_one_stack_only():
     base = ROWS["bart"].model()
     both = find_places(base, HoulsbyConfig(layers_to_transform=[1]))
-    assert {(place.stack, place.layer) for place in both.values()} == {("encoder.layers", 1), ("decoder.layers", 1)}
+    assert {(place.stack, place.layer) for place in both.values()} == {
+        ("encoder.layers", 1),
+        ("decoder.layers", 1),
+    }
     one = find_places(base, HoulsbyConfig(layers_to_transform=[1], layers_pattern="decoder.layers"))
     assert {(place.stack, place.layer) for place in one.values()} == {("decoder.layers", 1)}
     whole = find_places(base, HoulsbyConfig(layers_pattern="decoder.layers"))
@@ -143,7 +171,9 @@ def test_layers_of_one_stack_only():
 
 
 def test_cross_attention_that_the_model_does_not_have():
-    with pytest.raises(ValueError, match=r"BertModel, .* has none with positions=\('cross_attention',\)"):
+    with pytest.raises(
+        ValueError, match=r"BertModel, .* has none with positions=\('cross_attention',\)"
+    ):
         get_peft_model(ROWS["bert"].model(), HoulsbyConfig(positions=("cross_attention",)))
 
 
@@ -152,13 +182,25 @@ def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
     sizes = {"hidden_size": 16, "attn_layers": ["local"] * 2, "feed_forward_size": 24, "attention_head_size": 8,
              "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "embedding_size": 16,
              "local_attn_chunk_length": 4, "axial_pos_embds": False}  # fmt: skip
-    own = {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
+    own = {
+        "emb_dim": 16,
+        "n_layers": 2,
+        "n_heads": 2,
+        "d_model": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "d_inner": 24,
+    }
     prefix = name.replace("BERT", "Bert")
-    config = getattr(transformers, f"{prefix}Config")(vocab_size=50, **(own if name.startswith("XL") else sizes))
+    config = getattr(transformers, f"{prefix}Config")(
+        vocab_size=50, **(own if name.startswith("XL") else sizes)
+    )
     base, ids = getattr(transformers, f"{prefix}Model")(config), torch.randint(3, 50, (2, 8))
     with pytest.raises(ValueError, match="target_modules"):
         get_peft_model(base, HoulsbyConfig(r=4))
-    advice = next(item for item in PAGE.read_text().split("\n- ") if re.match(rf"(\w+ and )?{name}\b", item))
+    advice = next(
+        item for item in PAGE.read_text().split("\n- ") if re.match(rf"(\w+ and )?{name}\b", item)
+    )
     remedy = ast.literal_eval(re.search(r"`target_modules=(\[.*?\])`", advice)[1])
     if name == "Reformer":
         with pytest.raises(ValueError, match="enable_input_require_grads"):
@@ -167,14 +209,20 @@ def test_the_remedy_for_an_architecture_that_is_not_supported_works(name):
     model = get_peft_model(base, HoulsbyConfig(r=4, target_modules=remedy))
     perturb(model)
     model(ids)[0].pow(2).sum().backward()
-    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == (2 if name == "XLNet" else 4)
+    assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == (
+        2 if name == "XLNet" else 4
+    )
     assert all(weight.grad.any() for weight in model.parameters() if weight.requires_grad)
 
 
 def test_norms_of_queries_and_keys_train_with_all_norms_only():
     base = ROWS["olmo2"].model()
     norms = {key for key, place in find_places(base, HoulsbyConfig()).items() if place.is_norm}
-    every = {key for key, place in find_places(base, HoulsbyConfig(train_layer_norm="all")).items() if place.is_norm}
+    every = {
+        key
+        for key, place in find_places(base, HoulsbyConfig(train_layer_norm="all")).items()
+        if place.is_norm
+    }
     queries = {f"layers.{index}.self_attn.{name}_norm" for index in range(LAYERS) for name in "qk"}
     assert every - norms == queries | {"norm"}
 
@@ -188,7 +236,11 @@ def test_a_norm_of_no_row_never_trains():
 def test_a_name_that_ends_like_a_place_is_no_place():
     base = ROWS["gemma4_text:experts"].model()
     model = get_peft_model(base, HoulsbyConfig(r=4, train_layer_norm="all"))
-    wrapped = {name for name, module in model.get_base_model().named_modules() if hasattr(module, "houlsby_norm")}
+    wrapped = {
+        name
+        for name, module in model.get_base_model().named_modules()
+        if hasattr(module, "houlsby_norm")
+    }
     assert "norm" in wrapped
     assert not any(name.endswith("router.norm") for name in wrapped)
     assert "layers.0.router.norm" in dict(base_modules(base))
@@ -213,5 +265,7 @@ def test_recorded_places_fit_every_class_of_the_architecture(norms):
     assert outside == ([".cls.predictions.transform.LayerNorm"] if norms == "all" else [])
     for base, encoder in ((ROWS["bert"].model(), ""), (tiny_bert(), "bert")):
         own = find_places(base, HoulsbyConfig(train_layer_norm=norms))
-        found = {place.key for place in unfold_places(rows, encoder) if "predictions" not in place.key}
+        found = {
+            place.key for place in unfold_places(rows, encoder) if "predictions" not in place.key
+        }
         assert {key for key in own if ".layer.2." not in key and ".layer.3." not in key} == found

@@ -32,7 +32,9 @@ def encoder():
 @pytest.mark.parametrize("places", [["linear2"], ["self_attn"]], ids=str)
 def test_an_encoder_layer_that_would_not_call_the_place_is_refused(places):
     base = encoder()
-    with pytest.raises(ValueError, match=r"in evaluation, the fast path .*set_fastpath_enabled\(False\)"):
+    with pytest.raises(
+        ValueError, match=r"in evaluation, the fast path .*set_fastpath_enabled\(False\)"
+    ):
         get_peft_model(base, HoulsbyConfig(r=2, target_modules=places))
     assert not any(isinstance(module, HoulsbyLayer) for module in base.modules())
 
@@ -56,7 +58,9 @@ def test_an_encoder_layer_without_its_fast_path(places, norms, without_fast_path
 
 def test_a_part_of_an_attention_that_is_never_called_is_refused():
     attention = nn.ModuleDict({"attention": nn.MultiheadAttention(8, 2)})
-    with pytest.raises(ValueError, match=r"'attention\.out_proj': .* never calls its parts\. Name .*: 'attention'"):
+    with pytest.raises(
+        ValueError, match=r"'attention\.out_proj': .* never calls its parts\. Name .*: 'attention'"
+    ):
         get_peft_model(attention, HoulsbyConfig(r=2, target_modules=["out_proj"]))
 
 
@@ -64,7 +68,9 @@ def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2), adapter_name="one")
     before = list(model.state_dict())
     with pytest.raises(ValueError, match=r"is a HoulsbyLayerNorm for another adapter"):
-        model.add_adapter("two", HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False))
+        model.add_adapter(
+            "two", HoulsbyConfig(r=2, target_modules=["output.LayerNorm"], train_layer_norm=False)
+        )
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["one"]
 
@@ -80,11 +86,15 @@ def test_a_norm_and_a_bottleneck_cannot_be_at_one_place():
     ],
     ids=str,
 )
-def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(whole, adapted, is_whole_first):
+def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(
+    whole, adapted, is_whole_first
+):
     first, second = (whole, adapted) if is_whole_first else (adapted, whole)
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, **first), adapter_name="one")
     before = list(model.state_dict())
-    with pytest.raises(ValueError, match=r"trains as a whole cannot hold what another .* same modules_to_save"):
+    with pytest.raises(
+        ValueError, match=r"trains as a whole cannot hold what another .* same modules_to_save"
+    ):
         model.add_adapter("two", HoulsbyConfig(r=2, **second))
     assert list(model.state_dict()) == before
     assert list(model.peft_config) == ["one"]
@@ -93,18 +103,32 @@ def test_what_one_adapter_trains_as_a_whole_cannot_hold_places_of_another(whole,
 
 def test_modules_to_save_are_found_by_the_end_of_their_name():
     model = get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["pooler", "query"]))
-    wrapped = {name for name, module in model.base_model.model.named_modules() if isinstance(module, HoulsbyHead)}
+    wrapped = {
+        name
+        for name, module in model.base_model.model.named_modules()
+        if isinstance(module, HoulsbyHead)
+    }
     assert wrapped == {"bert.pooler", "classifier"} | {
         f"bert.encoder.layer.{i}.attention.self.query" for i in range(4)
     }
-    with pytest.raises(ValueError, match=r"matches 'bert.embeddings.word_embeddings', which is inside 'bert"):
+    with pytest.raises(
+        ValueError, match=r"matches 'bert.embeddings.word_embeddings', which is inside 'bert"
+    ):
         get_peft_model(tiny_bert(), HoulsbyConfig(r=2, modules_to_save=["embeddings"]))
-    with pytest.raises(ValueError, match=r"invertible needs the output embedding, 'cls.predictions.decoder'"):
-        get_peft_model(BertForMaskedLM(tiny_bert().config), HoulsbyConfig(invertible="nice", modules_to_save=["cls"]))
+    with pytest.raises(
+        ValueError, match=r"invertible needs the output embedding, 'cls.predictions.decoder'"
+    ):
+        get_peft_model(
+            BertForMaskedLM(tiny_bert().config),
+            HoulsbyConfig(invertible="nice", modules_to_save=["cls"]),
+        )
 
 
 def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
-    for names, warnings in ((["query", "value"], 1), (["attention.output.dense", "output.dropout"], 0)):
+    for names, warnings in (
+        (["query", "value"], 1),
+        (["attention.output.dense", "output.dropout"], 0),
+    ):
         caplog.clear()
         get_peft_model(tiny_bert(), HoulsbyConfig(r=4, target_modules=names))
         assert len(caplog.records) == warnings, names
@@ -112,8 +136,12 @@ def test_modules_inside_a_sub_layer_are_adapted_with_a_warning(caplog):
 
 @pytest.mark.filterwarnings("ignore:.*is falling back to its reference")
 def test_norms_without_weights_are_left_alone():
-    config = FalconMambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=32)
-    model = get_peft_model(FalconMambaModel(config), HoulsbyConfig(r=2, target_modules=["mixer.out_proj"]))
+    config = FalconMambaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=2, state_size=4, intermediate_size=32
+    )
+    model = get_peft_model(
+        FalconMambaModel(config), HoulsbyConfig(r=2, target_modules=["mixer.out_proj"])
+    )
     assert sum(isinstance(module, HoulsbyLayer) for module in model.modules()) == 2
 
 

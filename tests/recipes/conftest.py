@@ -22,13 +22,17 @@ def no_bfloat16() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def encoder(tmp_path_factory) -> Path:
-    """The folder of a tiny random BERT of four layers, whose vocabulary is that of the generated sentences."""
+    """The folder of a tiny random BERT of four layers, whose vocabulary is that of the generated
+    sentences.
+    """
     return save_tiny_encoder(tmp_path_factory.mktemp("encoder"))
 
 
 @pytest.fixture(scope="session")
 def glue_data(tmp_path_factory) -> Path:
-    """A folder with the task cola: 96 and 48 generated sentences, to be told by whether they have two clauses."""
+    """A folder with the task cola: 96 and 48 generated sentences, to be told by whether they have
+    two clauses.
+    """
     folder = tmp_path_factory.mktemp("glue")
     (folder / "cola").mkdir()
     for split, rows in (("train", 48), ("validation", 24)):

@@ -23,7 +23,9 @@ SENTENCES = minimal_pairs()["train"]["sentence"][:60]
 
 @pytest.fixture
 def command(tmp_path, monkeypatch, capsys):
-    """Runs the command in a folder of its own, and in this process the recipe that the command becomes."""
+    """Runs the command in a folder of its own, and in this process the recipe that the command
+    becomes.
+    """
     monkeypatch.chdir(tmp_path)
 
     def become(python, words):
@@ -47,7 +49,9 @@ def test_train_and_evaluate_from_another_folder(encoder, command, tmp_path):
     flags = ("--model_name", encoder, "--r", 4, "--num_train_epochs", 1, "--use_cpu")
     words = [sys.executable, "-m", "houlsby_peft_cli", "train", "tickets.csv", *map(str, flags)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tickets"
     assert json.loads((run / "results.json").read_text())["arguments"]["r"] == 4

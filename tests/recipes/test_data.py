@@ -42,7 +42,9 @@ from recipe_runs import write
 
 
 def load(path, **options):
-    return load_task(ClassificationArguments(data=str(path), **options), RecipeTrainingArguments(use_cpu=True))
+    return load_task(
+        ClassificationArguments(data=str(path), **options), RecipeTrainingArguments(use_cpu=True)
+    )
 
 
 class TestFiles:
@@ -123,7 +125,10 @@ class TestNames:
             (tmp_path / version).mkdir()
             names.add(ClassificationArguments(data=str(tmp_path / version)).name)
         assert names == {"v1.5", "v1.6"}
-        assert ClassificationArguments(data=str(write(tmp_path / "mails.csv", text=["a"]))).name == "mails"
+        assert (
+            ClassificationArguments(data=str(write(tmp_path / "mails.csv", text=["a"]))).name
+            == "mails"
+        )
         assert ClassificationArguments(data="user/v1.5", data_config="en").name == "v1.5_en"
 
 
@@ -143,16 +148,20 @@ class TestColumns:
         assert find_text_columns(data, None) == text
         assert find_label_columns(data, None, text) == label
 
-    def test_without_usual_names_the_longest_text_and_the_only_column_with_few_values(self, tmp_path):
+    def test_without_usual_names_the_longest_text_and_the_only_column_with_few_values(
+        self, tmp_path
+    ):
         texts = [f"{number} words that are long enough" for number in range(8)]
-        assert load(write(tmp_path / "a.csv", key=range(8), wen=texts, lei=["high", "low"] * 4)).kind.columns == (
-            "lei",
-        )
+        assert load(
+            write(tmp_path / "a.csv", key=range(8), wen=texts, lei=["high", "low"] * 4)
+        ).kind.columns == ("lei",)
         path = write(tmp_path / "b.csv", wen=["short"] * 8, lei=["high", "low"] * 4)
         with pytest.raises(AdapterError, match="the file has wen, lei"):
             load(path)
         write(tmp_path / "b.csv", wen=texts, one=["x", "y"] * 4, two=["high", "low"] * 4)
-        with pytest.raises(RecipeError, match=r"--label_columns; it may be one \(2 values\) or two"):
+        with pytest.raises(
+            RecipeError, match=r"--label_columns; it may be one \(2 values\) or two"
+        ):
             load(path)
 
     def test_a_split_that_lacks_a_column(self, tmp_path):
@@ -163,7 +172,9 @@ class TestColumns:
 
     def test_a_label_is_no_text(self, tmp_path):
         path = write(tmp_path / "a.csv", text=["a", "b"] * 3, label=["x", "y"] * 3)
-        with pytest.raises(RecipeError, match=r"only text, label\. Name the label with --label_columns"):
+        with pytest.raises(
+            RecipeError, match=r"only text, label\. Name the label with --label_columns"
+        ):
             load(path, text_columns=["text", "label"])
         with pytest.raises(RecipeError, match="must differ, got 'text' in both"):
             load(path, label_columns=["text"])
@@ -181,7 +192,9 @@ class TestLabels:
         ],
     )
     def test_kinds(self, values, problem_type, names):
-        assert find_labels(Dataset.from_dict({"label": values}), None) == Labels(("label",), problem_type, names)
+        assert find_labels(Dataset.from_dict({"label": values}), None) == Labels(
+            ("label",), problem_type, names
+        )
 
     def test_a_column_for_each_class(self):
         data = Dataset.from_dict({"a": [1, 0], "b": ["1", "0"], "text": ["x", "y"]})
@@ -193,12 +206,16 @@ class TestLabels:
     def test_names_that_the_data_set_declares(self):
         """A class of which training has no example is known all the same."""
         names = ["neg", "neutral", "pos"]
-        data = Dataset.from_dict({"label": [0, 2]}, features=Features({"label": ClassLabel(names=names)}))
+        data = Dataset.from_dict(
+            {"label": [0, 2]}, features=Features({"label": ClassLabel(names=names)})
+        )
         labels = find_labels(data, None)
         assert labels.names == tuple(names)
         assert labels.encode(data, "train")["label"][:] == [0, 2]
         assert describe_balance(labels, [0, 2]) == "3 classes: neg 1 (50.0%), pos 1 (50.0%)"
-        lists = Dataset.from_dict({"label": [[0, 1]]}, features=Features({"label": List(ClassLabel(names=names))}))
+        lists = Dataset.from_dict(
+            {"label": [[0, 1]]}, features=Features({"label": List(ClassLabel(names=names))})
+        )
         assert find_labels(lists, None) == Labels(("label",), MULTI, tuple(names))
 
     def test_whole_scores_are_a_regression_when_asked_for(self):
@@ -208,21 +225,35 @@ class TestLabels:
         assert encoded["label"][:] == [100.0, 500.0]
         assert encoded.features["label"] == Value("float32")
         assert "scores from 100 to 500, mean" in describe_balance(labels, encoded["label"])
-        with pytest.raises(RecipeError, match="must be a finite number, with a decimal point; row 1 has '1,234'"):
-            labels.encode(Dataset.from_dict({"stars": ["1,5", "1,234"]}), "validation")  # perhaps 1234
-        assert find_labels(Dataset.from_dict({"stars": ["1", "3,5"]}), None).problem_type == REGRESSION
+        with pytest.raises(
+            RecipeError, match="must be a finite number, with a decimal point; row 1 has '1,234'"
+        ):
+            labels.encode(
+                Dataset.from_dict({"stars": ["1,5", "1,234"]}), "validation"
+            )  # perhaps 1234
+        assert (
+            find_labels(Dataset.from_dict({"stars": ["1", "3,5"]}), None).problem_type == REGRESSION
+        )
 
     def test_an_unknown_label_names_its_line(self, tmp_path):
-        write(tmp_path / "train.csv", text=["", "two\nlines", "c", "d", "e"], label=["a", "a", "", "b", "b"])
+        write(
+            tmp_path / "train.csv",
+            text=["", "two\nlines", "c", "d", "e"],
+            label=["a", "a", "", "b", "b"],
+        )
         write(tmp_path / "validation.csv", text=["x\ny", "", "z"], label=["a", "", "c"])
-        with pytest.raises(RecipeError, match=r"validation: a label must be one of the 2 classes.*line 5 has 'c'"):
+        with pytest.raises(
+            RecipeError, match=r"validation: a label must be one of the 2 classes.*line 5 has 'c'"
+        ):
             load(tmp_path)
 
     def test_rows_that_are_left_out_are_counted(self, tmp_path, capsys):
         labels = ["" if row in (3, 7, 8) else f"{'ab'[row % 2]} " for row in range(30)]
         task = load(write(tmp_path / "a.csv", text=["  ", *["words"] * 29], label=labels))
         output = capsys.readouterr().out
-        assert "train: 3 rows without a label in 'label' left out (line 5, line 9, line 10)" in output
+        assert (
+            "train: 3 rows without a label in 'label' left out (line 5, line 9, line 10)" in output
+        )
         assert "train: 1 row without text left out (line 2)" in output
         assert task.labels == ("a", "b")
         assert sum(map(len, task.splits.values())) == 26
@@ -232,7 +263,10 @@ class TestLabels:
         [
             (["x"] * 4, "two classes; the column 'label' has only x"),
             ([""] * 4, "is empty in all its 4 rows"),
-            ([f"id {row}" for row in range(4)], "4 of the 4 rows have a label in 'label' that no other row has"),
+            (
+                [f"id {row}" for row in range(4)],
+                "4 of the 4 rows have a label in 'label' that no other row has",
+            ),
         ],
     )
     def test_what_is_no_classification(self, tmp_path, labels, message):
@@ -247,7 +281,9 @@ class TestLabels:
         ],
     )
     def test_what_is_noted(self, tmp_path, labels, note, capsys):
-        load(write(tmp_path / "a.csv", text=[f"text {row}" for row in range(20)], label=labels * 10))
+        load(
+            write(tmp_path / "a.csv", text=[f"text {row}" for row in range(20)], label=labels * 10)
+        )
         assert note in capsys.readouterr().out
 
     def test_texts_that_repeat(self, capsys):
@@ -267,11 +303,15 @@ class TestLabels:
     def test_weights_of_classes(self):
         encoded = [0] * 6 + [1] * 3 + [3]
         weights = balanced_weights(Labels(("label",), SINGLE, ("a", "b", "never", "c")), encoded)
-        expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=np.array(encoded))
+        expected = compute_class_weight(
+            "balanced", classes=np.array([0, 1, 3]), y=np.array(encoded)
+        )
         assert [weights[0], weights[1], weights[3]] == pytest.approx(expected.tolist())
         assert weights[2] == 1
         labels = Labels(("tags",), MULTI, ("a", "b", "never"))
-        assert balanced_weights(labels, [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]) == pytest.approx((1 / 3, 3, 1))
+        assert balanced_weights(
+            labels, [[1, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0]]
+        ) == pytest.approx((1 / 3, 3, 1))
 
 
 class TestSplit:
@@ -291,7 +331,9 @@ class TestSplit:
         assert set(splits["train"]["label"]) == set(labels)
 
     def test_rows_with_one_text_stay_together_and_a_class_of_six_is_scored(self):
-        texts = [f"text {number // 3}" for number in range(180)] + [f"rare {number}" for number in range(6)]
+        texts = [f"text {number // 3}" for number in range(180)] + [
+            f"rare {number}" for number in range(6)
+        ]
         labels = ["common"] * 180 + ["rare"] * 6
         data = Dataset.from_dict({"text": texts, "label": labels})
         splits = with_validation({"train": data}, labels, ["text"])
@@ -304,11 +346,15 @@ class TestSplit:
         data = Dataset.from_dict({"text": [str(number) for number in range(50)]})
         splits = [with_validation({"train": data}) for _ in range(2)]
         assert splits[0]["validation"]["text"][:] == splits[1]["validation"]["text"][:]
-        assert sorted([*splits[0]["train"]["text"], *splits[0]["validation"]["text"]]) == sorted(data["text"])
+        assert sorted([*splits[0]["train"]["text"], *splits[0]["validation"]["text"]]) == sorted(
+            data["text"]
+        )
         assert with_validation(splits[0]) is splits[0]
         rows = sample(data, 5)["text"][:]
         assert rows == sample(data, 5)["text"][:] != data["text"][:5]
-        with pytest.raises(RecipeError, match="No validation split can be made of 2 training examples"):
+        with pytest.raises(
+            RecipeError, match="No validation split can be made of 2 training examples"
+        ):
             with_validation({"train": data.select([0, 1])}, ["a", "b"])
 
 
@@ -322,9 +368,16 @@ class TestTexts:
 
     def test_tokens_are_cut_and_counted(self, encoder, capsys):
         tokenizer = AutoTokenizer.from_pretrained(encoder)
-        data = Dataset.from_dict({"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]})
+        data = Dataset.from_dict(
+            {"a": ["the king is", "the king"], "b": ["the queen was the king", "the"]}
+        )
         tokens = tokenize(data, tokenizer, ("a", "b"), 8, "train")
-        assert "1 of 2 training texts reach 8 tokens, where texts are truncated;" in capsys.readouterr().out
+        assert (
+            "1 of 2 training texts reach 8 tokens, where texts are truncated;"
+            in capsys.readouterr().out
+        )
         assert tokens["length"][:] == [8, 6]
-        whole = tokenizer("the king is", "the queen was the king", truncation=True, max_length=8).input_ids
+        whole = tokenizer(
+            "the king is", "the queen was the king", truncation=True, max_length=8
+        ).input_ids
         assert tokens[0]["input_ids"] == whole

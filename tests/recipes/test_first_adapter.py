@@ -27,6 +27,8 @@ def test_it_learns_saves_loads_and_predicts(tmp_path, monkeypatch, capsys):
 
 def test_it_stands_alone():
     tree = ast.parse(Path(first_adapter.__file__).read_text())
-    modules = {node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules = {
+        node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
     siblings = {path.stem for path in Path(first_adapter.__file__).parent.iterdir()}
     assert not modules & siblings

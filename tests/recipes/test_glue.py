@@ -1,4 +1,6 @@
-"""GLUE: its metrics, its files, short runs against plain PyTorch, the papers' presets, and submissions."""
+"""GLUE: its metrics, its files, short runs against plain PyTorch, the papers' presets, and
+submissions.
+"""
 
 from __future__ import annotations
 
@@ -88,12 +90,16 @@ class TestData:
     )
     def test_labels_out_of_range(self, labels, number, message):
         with pytest.raises((RecipeError, ValueError), match=message):
-            numeric_labels(Dataset.from_dict({"label": labels}), "cola train", ["no", "yes"][:number])
+            numeric_labels(
+                Dataset.from_dict({"label": labels}), "cola train", ["no", "yes"][:number]
+            )
 
     def test_an_analysis_reads_no_training_examples(self, tmp_path):
         for split in ("validation_matched", "validation_mismatched"):
             write(tmp_path / "mnli" / f"{split}.csv", premise=["a"], hypothesis=["b"], label=[0])
-        assert set(TASKS["mnli"].load(str(tmp_path), trains=False).splits) == set(TASKS["mnli"].validation_splits)
+        assert set(TASKS["mnli"].load(str(tmp_path), trains=False).splits) == set(
+            TASKS["mnli"].validation_splits
+        )
 
     def test_mistakes(self, glue_data):
         with pytest.raises(RecipeError, match="has no rte"):
@@ -107,15 +113,24 @@ class TestData:
 class TestRuns:
     def test_of_equal_scores_the_lower_loss_is_better(self, tmp_path):
         trainer = object.__new__(RecipeTrainer)
-        trainer.args = RecipeTrainingArguments(str(tmp_path), metric_for_best_model="accuracy", save_strategy="epoch")
+        trainer.args = RecipeTrainingArguments(
+            str(tmp_path), metric_for_best_model="accuracy", save_strategy="epoch"
+        )
         for loss, accuracy, best in ((0.8, 0.9, 10), (1.2, 0.9, 5), (0.8, 0.8, 5), (1.2, 0.95, 10)):
             trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5)
-            trainer.state.log_history = [{"step": 5, "loss": 9.0}, {"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.9}]
-            is_best = trainer._determine_best_metric({"eval_loss": loss, "eval_accuracy": accuracy}, None)
+            trainer.state.log_history = [
+                {"step": 5, "loss": 9.0},
+                {"step": 5, "eval_loss": 1.0, "eval_accuracy": 0.9},
+            ]
+            is_best = trainer._determine_best_metric(
+                {"eval_loss": loss, "eval_accuracy": accuracy}, None
+            )
             assert (trainer.state.best_global_step, is_best) == (best, best == 10)
         of_squad = [{"step": 5, "eval_f1": 0.9}]
         trainer.args.metric_for_best_model = "f1"
-        trainer.state = TrainerState(global_step=10, best_metric=0.9, best_global_step=5, log_history=of_squad)
+        trainer.state = TrainerState(
+            global_step=10, best_metric=0.9, best_global_step=5, log_history=of_squad
+        )
         assert not trainer._determine_best_metric({"eval_f1": 0.9}, None), "there is no loss"
         trainer.args.metric_for_best_model = "main"
         trainer.args.choose_by(["mean_absolute_error"])
@@ -131,51 +146,109 @@ class TestRuns:
         assert scores[results["best_epoch"]] == max(scores.values()) == results["best_score"]
         rows = pd.read_csv(glue_data / "cola" / "validation.csv")
         predicted = logits_of(encoder, tmp_path / "adapter", 2, rows["sentence"]).argmax(-1)
-        assert metrics.matthews_corrcoef(rows["label"], predicted) == pytest.approx(results["best_score"], abs=1e-12)
-        assert not (tmp_path / "adapter" / "config.json").exists(), "AutoModel would look for base weights beside it"
+        assert metrics.matthews_corrcoef(rows["label"], predicted) == pytest.approx(
+            results["best_score"], abs=1e-12
+        )
+        assert not (tmp_path / "adapter" / "config.json").exists(), (
+            "AutoModel would look for base weights beside it"
+        )
         assert results["arguments"]["r"] == 64
-        assert {"python", "torch", "transformers", "peft", "houlsby_peft"} <= set(results["versions"])
+        assert {"python", "torch", "transformers", "peft", "houlsby_peft"} <= set(
+            results["versions"]
+        )
 
     def test_a_regression(self, encoder, tmp_path, capsys):
-        columns = {"sentence1": SENTENCES[:64], "sentence2": SENTENCES[64:128], "label": np.arange(64) % 6 * 1.0}
+        columns = {
+            "sentence1": SENTENCES[:64],
+            "sentence2": SENTENCES[64:128],
+            "label": np.arange(64) % 6 * 1.0,
+        }
         for split in ("train", "validation"):
             write(tmp_path / "stsb" / f"{split}.csv", **columns)
         run(glue, "--task", "stsb", "--data_dir", tmp_path, "--model_name", encoder, "--num_train_epochs", 1,
             "--use_cpu", "--output_dir", tmp_path / "{task}-run", "--metric_for_best_model", "accuracy")  # fmt: skip
-        assert capsys.readouterr().out.count("stsb has no accuracy: spearmanr chooses the best epoch") == 1
+        assert (
+            capsys.readouterr().out.count("stsb has no accuracy: spearmanr chooses the best epoch")
+            == 1
+        )
         [epoch] = results_of(tmp_path / "stsb-run")["epochs"]
         texts = (columns["sentence1"], columns["sentence2"])
         outputs = logits_of(encoder, tmp_path / "stsb-run" / "adapter", 1, *texts)[:, 0]
-        assert epoch["pearson"] == pytest.approx(np.corrcoef(outputs, columns["label"])[0, 1], abs=1e-5)
+        assert epoch["pearson"] == pytest.approx(
+            np.corrcoef(outputs, columns["label"])[0, 1], abs=1e-5
+        )
 
     def test_both_validation_splits_of_mnli_and_their_tests(self, encoder, tmp_path):
-        frame = {"premise": SENTENCES[:48], "hypothesis": SENTENCES[48:96], "label": np.arange(48) % 3}
-        for split, rows in (("train", 48), ("validation_matched", 30), ("validation_mismatched", 48)):
-            write(tmp_path / "mnli" / f"{split}.csv", **{name: column[:rows] for name, column in frame.items()})
+        frame = {
+            "premise": SENTENCES[:48],
+            "hypothesis": SENTENCES[48:96],
+            "label": np.arange(48) % 3,
+        }
+        for split, rows in (
+            ("train", 48),
+            ("validation_matched", 30),
+            ("validation_mismatched", 48),
+        ):
+            write(
+                tmp_path / "mnli" / f"{split}.csv",
+                **{name: column[:rows] for name, column in frame.items()},
+            )
         for split in ("mnli/test_matched", "mnli/test_mismatched", "ax/test"):
-            write(tmp_path / f"{split}.csv", premise=SENTENCES[:9], hypothesis=SENTENCES[9:18], idx=range(9))
-        flags = ["--task", "mnli", "--data_dir", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run"]
-        run(glue, *flags, "--model_name", encoder, "--max_steps", 2, "--share_layers", 3, "--predict")
+            write(
+                tmp_path / f"{split}.csv",
+                premise=SENTENCES[:9],
+                hypothesis=SENTENCES[9:18],
+                idx=range(9),
+            )
+        flags = [
+            "--task",
+            "mnli",
+            "--data_dir",
+            tmp_path,
+            "--use_cpu",
+            "--output_dir",
+            tmp_path / "run",
+        ]
+        run(
+            glue,
+            *flags,
+            "--model_name",
+            encoder,
+            "--max_steps",
+            2,
+            "--share_layers",
+            3,
+            "--predict",
+        )
         results = results_of(tmp_path / "run")
         [epoch] = results["epochs"]
         adapter = tmp_path / "run" / "adapter"
-        right = logits_of(encoder, adapter, 3, frame["premise"], frame["hypothesis"]).argmax(-1) == frame["label"]
+        right = (
+            logits_of(encoder, adapter, 3, frame["premise"], frame["hypothesis"]).argmax(-1)
+            == frame["label"]
+        )
         assert epoch["matched_accuracy"] == results["best_score"] == right[:30].mean()
         assert epoch["mismatched_accuracy"] == right.mean()
         assert results["per_class"]["split"] == "validation (matched)"
-        written = {path.name: path.read_text().splitlines() for path in (tmp_path / "run" / "submission").iterdir()}
+        written = {
+            path.name: path.read_text().splitlines()
+            for path in (tmp_path / "run" / "submission").iterdir()
+        }
         assert set(written) == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
         names = TASKS["mnli"].labels
         outputs = logits_of(encoder, adapter, 3, SENTENCES[:9], SENTENCES[9:18]).argmax(-1)
         for lines in written.values():
-            assert lines == ["index\tprediction", *(f"{row}\t{names[number]}" for row, number in enumerate(outputs))]
+            assert lines == [
+                "index\tprediction",
+                *(f"{row}\t{names[number]}" for row, number in enumerate(outputs)),
+            ]
 
         run(glue, *flags, "--evaluate", tmp_path / "run", "--predict")
         evaluation = json.loads((tmp_path / "run" / "evaluation.json").read_text())
         assert evaluation["scores"] == pytest.approx(results["best_scores"], rel=1e-5)
-        assert (tmp_path / "run" / "evaluation" / "submission" / "AX.tsv").read_text().splitlines() == written[
-            "AX.tsv"
-        ]
+        assert (
+            tmp_path / "run" / "evaluation" / "submission" / "AX.tsv"
+        ).read_text().splitlines() == written["AX.tsv"]
 
     def test_several_tasks(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
         """All of two: their folders, and both averages, which need all nine."""
@@ -191,9 +264,13 @@ class TestRuns:
         assert found["scores"]["rte"] == results_of(tmp_path / "runs" / "rte")["best_scores"]
         assert found["server_average"] is None
 
-    @pytest.mark.parametrize(("given", "named"), [("user/one", "user/one-cola"), ("user/{task}-a", "user/cola-a")])
+    @pytest.mark.parametrize(
+        ("given", "named"), [("user/one", "user/one-cola"), ("user/{task}-a", "user/cola-a")]
+    )
     def test_each_of_several_tasks_has_its_own_repository(self, given, named):
-        command = parse_arguments(["--task", "all", "--hub_model_id", given, "--output_dir", "runs"])
+        command = parse_arguments(
+            ["--task", "all", "--hub_model_id", given, "--output_dir", "runs"]
+        )
         command.be_of_several()
         training = command.for_task("cola").training
         assert (training.output_dir, training.hub_model_id) == ("runs/cola", named)
@@ -207,7 +284,9 @@ class TestRuns:
         assert 0.3 < state["log_history"][0]["loss"] < 1.2
 
     def test_the_order_of_the_rows(self, encoder, tmp_path):
-        """That of predictions is the data's; that of training depends on the seed of the data, or --seed."""
+        """That of predictions is the data's; that of training depends on the seed of the data, or
+        --seed.
+        """
         tokenizer = AutoTokenizer.from_pretrained(encoder)
         task = replace(TASKS["cola"], splits={"test": minimal_pairs()["test"].shuffle(seed=0)})
         model, _ = task.load_model(str(encoder), "float32")
@@ -222,8 +301,12 @@ class TestRuns:
         prediction = trainer().predict(rows)
         assert prediction.label_ids.tolist() == task.splits["test"]["label"][:]
         with torch.no_grad():
-            one = model(**tokenizer(task.splits["test"][17]["sentence"], return_tensors="pt")).logits[0]
-        torch.testing.assert_close(torch.tensor(prediction.predictions[17]), one, atol=1e-5, rtol=1e-5)
+            one = model(
+                **tokenizer(task.splits["test"][17]["sentence"], return_tensors="pt")
+            ).logits[0]
+        torch.testing.assert_close(
+            torch.tensor(prediction.predictions[17]), one, atol=1e-5, rtol=1e-5
+        )
         orders = [list(trainer(**seeds)._get_train_sampler()) for seeds in (
             {"seed": 1, "data_seed": 2}, {"seed": 3, "data_seed": 2}, {"seed": 2}, {"seed": 3}
         )]  # fmt: skip
@@ -235,24 +318,38 @@ class TestRuns:
             {"eval_matched_accuracy": 0.4, "epoch": 1.0, "step": 10, "train_seconds": 1.0},
             {"eval_mismatched_accuracy": 0.5, "epoch": 1.0, "step": 10, "train_seconds": 1.0},
         ]
-        expected = {"epoch": 1.0, "step": 10, "seconds": 1.0, "matched_accuracy": 0.4, "mismatched_accuracy": 0.5}
+        expected = {
+            "epoch": 1.0,
+            "step": 10,
+            "seconds": 1.0,
+            "matched_accuracy": 0.4,
+            "mismatched_accuracy": 0.5,
+        }
         assert scores_per_epoch(log) == [expected]
 
 
 def parsed(*flags):
     """All arguments that the command line gives, in one."""
-    return {name: value for group in parse_arguments(list(map(str, flags))) for name, value in vars(group).items()}
+    return {
+        name: value
+        for group in parse_arguments(list(map(str, flags)))
+        for name, value in vars(group).items()
+    }
 
 
 def test_a_missing_test_set_is_found_before_the_training(tmp_path):
     (tmp_path / "cola").mkdir()
-    with pytest.raises(RecipeError, match=r"for --predict, its test set; .* has no cola/test.parquet"):
+    with pytest.raises(
+        RecipeError, match=r"for --predict, its test set; .* has no cola/test.parquet"
+    ):
         parsed("--task", "cola", "--data_dir", tmp_path, "--predict")
 
 
 class TestPresets:
     def test_flags_overrule(self):
-        found = parsed("--task", "cola", "--preset", "houlsby2019", "--learning_rate=3e-3", "--r", 8)
+        found = parsed(
+            "--task", "cola", "--preset", "houlsby2019", "--learning_rate=3e-3", "--r", 8
+        )
         assert (found["learning_rate"], found["r"], found["num_train_epochs"]) == (3e-3, 8, 20)
 
     @pytest.mark.parametrize(
@@ -266,7 +363,11 @@ class TestPresets:
     )
     def test_what_depends_on_the_method(self, flags, head, norm, rate):
         found = parsed("--task", "cola", "--preset", "mohebbi2020", *flags.split())
-        assert (found["head"], found["train_layer_norm"], found["learning_rate"]) == (head, norm, rate)
+        assert (found["head"], found["train_layer_norm"], found["learning_rate"]) == (
+            head,
+            norm,
+            rate,
+        )
 
     @pytest.mark.parametrize(
         ("flags", "pooler", "rate"),
@@ -293,10 +394,15 @@ class TestPresets:
     )
     def test_the_batch_is_split(self, monkeypatch, flags, processes, size):
         monkeypatch.setattr("common.presets.os.environ", {"WORLD_SIZE": str(processes)})
-        assert parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"] == size
+        assert (
+            parsed("--task", "cola", "--preset", "han2021", *flags)["per_device_train_batch_size"]
+            == size
+        )
 
     def test_a_batch_that_cannot_be_split(self):
-        with pytest.raises(RecipeError, match=r"batch of 32, .* over 1 devices times 3 accumulated steps"):
+        with pytest.raises(
+            RecipeError, match=r"batch of 32, .* over 1 devices times 3 accumulated steps"
+        ):
             parsed("--task", "cola", "--preset", "han2021", "--gradient_accumulation_steps", 3)
 
     def test_the_parameters_that_uva_prints(self):
@@ -306,16 +412,24 @@ class TestPresets:
         for modules_to_save, head in ((None, 1_538), ([], 0)):
             with torch.device("meta"):
                 bert = BertForSequenceClassification(BertConfig())
-                model = get_peft_model(bert, replace(config, modules_to_save=modules_to_save, init_weights=False))
+                model = get_peft_model(
+                    bert, replace(config, modules_to_save=modules_to_save, init_weights=False)
+                )
             assert model.get_nb_trainable_parameters() == (2_379_264 + head, 111_863_042 + head)
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("CoLA", ["0", "1"]), ("RTE", ["entailment", "not_entailment"]), ("STS-B", ["0.0000", "5.0000"])],
+    [
+        ("CoLA", ["0", "1"]),
+        ("RTE", ["entailment", "not_entailment"]),
+        ("STS-B", ["0.0000", "5.0000"]),
+    ],
 )
 def test_what_the_server_reads(name, words):
-    """Words for entailment in three tasks, 1 for the second class in the others, and similarities in their range."""
+    """Words for entailment in three tasks, 1 for the second class in the others, and similarities
+    in their range.
+    """
     outputs = np.array([[-3.0], [7.5]]) if name == "STS-B" else np.eye(2)
     assert TEST_SETS[name].table(outputs).to_dict("list") == {"index": [0, 1], "prediction": words}
 

@@ -1,4 +1,6 @@
-"""The recipes' layout: imports go one way, scripts stand alone, and what is started often starts soon."""
+"""The recipes' layout: imports go one way, scripts stand alone, and what is started often starts
+soon.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ import houlsby_peft
 RECIPES = Path(__file__).parents[2] / "recipes"
 SCRIPTS = {path.stem for path in RECIPES.glob("*.py")}
 PACKAGES = {path.parent.name for path in RECIPES.glob("*/__init__.py")}
-# What the recipes must do just as the library does: find columns, entities, answers and base models, write cards.
+# What the recipes must do just as the library does: find columns, entities, answers and base
+# models, write cards.
 COMMON = (
     "houlsby_peft.checkpoints.downloads", "houlsby_peft.hub.card", "houlsby_peft.serving.answers",
     "houlsby_peft.serving.tagging", "houlsby_peft.tables",
@@ -32,12 +35,16 @@ def imports(path: Path) -> Iterator[tuple[str, str]]:
             yield from ((alias.name, "") for alias in node.names)
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.rglob("*.py")), ids=lambda path: str(path.relative_to(RECIPES)))
+@pytest.mark.parametrize(
+    "path", sorted(RECIPES.rglob("*.py")), ids=lambda path: str(path.relative_to(RECIPES))
+)
 def test_imports(path):
     for module, name in imports(path):
         top = module.partition(".")[0]
         assert top not in SCRIPTS, "a script is launched, never imported"
-        assert path.parent.name != "common" or top not in PACKAGES - {"common"}, "common is below all others"
+        assert path.parent.name != "common" or top not in PACKAGES - {"common"}, (
+            "common is below all others"
+        )
         if top == "houlsby_peft" and module not in COMMON:
             assert module == "houlsby_peft"
             assert not name or name in houlsby_peft.__all__
@@ -46,7 +53,15 @@ def test_imports(path):
 def test_no_folder_shadows_a_library():
     """Whoever has recipes/ on the path still imports the libraries."""
     names = {path.name for path in RECIPES.iterdir()}
-    assert not names & {"accelerate", "deepspeed", "datasets", "evaluate", "transformers", "peft", "torch"}
+    assert not names & {
+        "accelerate",
+        "deepspeed",
+        "datasets",
+        "evaluate",
+        "transformers",
+        "peft",
+        "torch",
+    }
 
 
 def test_few_files_stand_behind_glue():

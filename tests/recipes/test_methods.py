@@ -1,4 +1,6 @@
-"""Methods beside adapters, the frozen weights' data type, and the kept prefix: what each trains, saves and gives."""
+"""Methods beside adapters, the frozen weights' data type, and the kept prefix: what each trains,
+saves and gives.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,10 @@ def test_trained_parameters_of_bert_base(method, expected):
     ("options", "message"),
     [
         ({"method": "full", "top_k": 2}, "need each other, got full and 2"),
-        ({"method": "top_k", "top_k": 5}, "--top_k must be from 1 to 4, the layers of one encoder, got 5"),
+        (
+            {"method": "top_k", "top_k": 5},
+            "--top_k must be from 1 to 4, the layers of one encoder, got 5",
+        ),
         ({"method": "lora", "keep_prefix": "kept"}, "--keep_prefix needs --method houlsby"),
     ],
 )
@@ -97,7 +102,9 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "tagging": Recipe(token_classification, AutoModelForTokenClassification, ("classifier.",)),
-    "squad": Recipe(squad, AutoModelForQuestionAnswering, ("qa_outputs.",), ("--max_length", 80, "--stride", 4)),
+    "squad": Recipe(
+        squad, AutoModelForQuestionAnswering, ("qa_outputs.",), ("--max_length", 80, "--stride", 4)
+    ),
     "texts": Recipe(text_classification, AutoModelForSequenceClassification, ("classifier.",)),
     "masked words": Recipe(mlm, AutoModelForMaskedLM, ("cls.",), ("--text_columns", "text")),
 }
@@ -139,7 +146,9 @@ def ends(monkeypatch):
     """The models at the end of the runs, with the weights that they kept."""
     found = []
     save = RecipeTrainer.save_trained
-    monkeypatch.setattr(RecipeTrainer, "save_trained", lambda self: (found.append(self.model.eval()), save(self)))
+    monkeypatch.setattr(
+        RecipeTrainer, "save_trained", lambda self: (found.append(self.model.eval()), save(self))
+    )
     return found
 
 
@@ -148,7 +157,9 @@ def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
     return (
         name.startswith(head)
         or method == "full"
-        or (method == "top_k" and (".layer.2." in name or ".layer.3." in name or ".pooler." in name))
+        or (
+            method == "top_k" and (".layer.2." in name or ".layer.3." in name or ".pooler." in name)
+        )
         or (method == "layer_norm" and "LayerNorm" in name)
     )
 
@@ -161,13 +172,26 @@ def is_trained(method: str, name: str, head: tuple[str, ...]) -> bool:
     ],
 )  # fmt: skip
 def test_a_run(recipe, method, encoder, data, tmp_path, ends):
-    """Which weights change, by name, and that what is saved gives the same outputs, loaded as anybody would."""
+    """Which weights change, by name, and that what is saved gives the same outputs, loaded as
+    anybody would.
+    """
     script, auto_class, head, own = RECIPES[recipe]
-    flags = ("--method", method, *OPTIONS.get(method, ()), *own, "--warmup_steps", 0, "--learning_rate", 1e-2)
+    flags = (
+        "--method",
+        method,
+        *OPTIONS.get(method, ()),
+        *own,
+        "--warmup_steps",
+        0,
+        "--learning_rate",
+        1e-2,
+    )
     run(script, "--data", data / recipe, "--model_name", encoder, "--output_dir", tmp_path, "--use_cpu",
         "--max_steps", 1, *flags)  # fmt: skip
     assert results_of(tmp_path)["method"] == method
-    tokens = AutoTokenizer.from_pretrained(encoder)(SENTENCES[:4], padding=True, return_tensors="pt")
+    tokens = AutoTokenizer.from_pretrained(encoder)(
+        SENTENCES[:4], padding=True, return_tensors="pt"
+    )
     if method in ("lora", "ia3"):
         saved = tmp_path / "adapter"
         model = auto_class.from_pretrained(encoder, num_labels=2)
@@ -180,20 +204,31 @@ def test_a_run(recipe, method, encoder, data, tmp_path, ends):
         now = {name.removeprefix("bert."): value for name, value in model.state_dict().items()}
         # A key's bias moves all scores of a query alike, so that it has no gradient.
         same = {name for name in before.keys() & now.keys() if torch.equal(before[name], now[name])}
-        frozen = {name for name in before.keys() & now.keys() if not is_trained(method, f".{name}", head)}
+        frozen = {
+            name for name in before.keys() & now.keys() if not is_trained(method, f".{name}", head)
+        }
         assert frozen <= same | {name for name in before if method == "full" and "pooler" in name}
-        assert {name for name in same - frozen if "key.bias" not in name and "pooler" not in name} == set()
+        assert {
+            name for name in same - frozen if "key.bias" not in name and "pooler" not in name
+        } == set()
     with torch.no_grad():
-        for kept, loaded in zip(ends[-1](**tokens).to_tuple(), model.eval()(**tokens).to_tuple(), strict=True):
+        for kept, loaded in zip(
+            ends[-1](**tokens).to_tuple(), model.eval()(**tokens).to_tuple(), strict=True
+        ):
             torch.testing.assert_close(loaded, kept)
 
 
 def test_pretraining_without_adapters_is_a_start_for_a_task(encoder, glue_data, data, tmp_path):
-    """At a learning rate that is zero in float32, what glue.py saves is what it started from, with a new head."""
+    """At a learning rate that is zero in float32, what glue.py saves is what it started from, with
+    a new head.
+    """
     text = tmp_path / "cola-text"
     run(mlm, "--data", data / "texts", "--model_name", encoder, "--output_dir", text, "--use_cpu", "--max_steps", 1,
         "--method", "full")  # fmt: skip
-    pretrained, before = load_file(text / "model" / "model.safetensors"), load_file(encoder / "model.safetensors")
+    pretrained, before = (
+        load_file(text / "model" / "model.safetensors"),
+        load_file(encoder / "model.safetensors"),
+    )
     assert torch.equal(pretrained["bert.pooler.dense.weight"], before["pooler.dense.weight"])
     run(glue, "--task", "cola", "--data_dir", glue_data, "--use_cpu", "--max_steps", 1, "--method", "full",
         "--model_name", tmp_path / "{task}-text" / "model", "--output_dir", tmp_path / "run",
@@ -213,7 +248,9 @@ class TestDataType:
             training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
             training.fp16 = fp16
             arguments = EncoderArguments(model_name=str(encoder))
-            command = Command(arguments, MethodArguments(method), AdapterArguments(**adapter), training)
+            command = Command(
+                arguments, MethodArguments(method), AdapterArguments(**adapter), training
+            )
             chosen = settle(command).method
             return chosen.base_dtype, chosen.keep_prefix
 
@@ -221,16 +258,28 @@ class TestDataType:
 
     def test_auto(self, settled):
         assert settled()[0] == settled("lora")[0] == "bfloat16"
-        assert {settled("full")[0], settled("linear")[0], settled(fsdp=True)[0], settled(fp16=True)[0]} == {"float32"}
+        assert {
+            settled("full")[0],
+            settled("linear")[0],
+            settled(fsdp=True)[0],
+            settled(fp16=True)[0],
+        } == {"float32"}
         assert settled(layers=[2, 3])[1] == "auto", "the model says whether it can"
-        for other in (settled(), settled(layers=[0, 3]), settled("lora", layers=[2]), settled(layers=[2], fsdp=True)):
+        for other in (
+            settled(),
+            settled(layers=[0, 3]),
+            settled("lora", layers=[2]),
+            settled(layers=[2], fsdp=True),
+        ):
             assert other[1] == "off"
 
     def test_it_is_measured(self, encoder, tmp_path):
         training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
         assert ORIGINAL(training, str(encoder)) in ("float32", "bfloat16")
 
-    def test_a_run_goes_on_in_the_type_it_began_with(self, encoder, glue_data, tmp_path, monkeypatch, capsys):
+    def test_a_run_goes_on_in_the_type_it_began_with(
+        self, encoder, glue_data, tmp_path, monkeypatch, capsys
+    ):
         flags = ["--task", "cola", "--data_dir", glue_data, "--model_name", encoder, "--use_cpu", "--max_steps", 1,
                  "--output_dir", tmp_path]  # fmt: skip
         monkeypatch.setattr(models, "_choose_dtype", lambda *_: "bfloat16")
@@ -249,7 +298,9 @@ ORIGINAL = models._choose_dtype  # before conftest.py replaces it
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory):
-    """An encoder without dropout, so that a run with the prefix kept is to give what one without it gives."""
+    """An encoder without dropout, so that a run with the prefix kept is to give what one without it
+    gives.
+    """
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     return save_tiny_encoder(tmp_path_factory.mktemp("still"), **no_dropout)
 
@@ -285,12 +336,19 @@ class TestPrefix:
             plain = load_file(tmp_path / "plain" / "adapter" / "adapter_model.safetensors")
             for key, weight in plain.items():
                 torch.testing.assert_close(weights[key], weight, atol=1e-4, rtol=1e-3)
-        assert f"kept in {tmp_path / 'k'}: the outputs of the embeddings and the 2 layers" in capsys.readouterr().out
+        assert (
+            f"kept in {tmp_path / 'k'}: the outputs of the embeddings and the 2 layers"
+            in capsys.readouterr().out
+        )
         assert found["memory"]["arguments"]["keep_prefix"] == "auto"
         assert counts["second"] < counts["memory"] < 0.8 * counts["plain"]
-        assert counts["second"] == pytest.approx(counts["plain"] / 2, rel=0.05), "half of the layers are the prefix"
+        assert counts["second"] == pytest.approx(counts["plain"] / 2, rel=0.05), (
+            "half of the layers are the prefix"
+        )
 
-    @pytest.mark.parametrize("flags", [("--layers", 2, "--train_layer_norm", "all"), ("--layers", 0, 1)])
+    @pytest.mark.parametrize(
+        "flags", [("--layers", 2, "--train_layer_norm", "all"), ("--layers", 0, 1)]
+    )
     def test_what_cannot_be_kept(self, still, glue_data, tmp_path, flags):
         with pytest.raises(ValueError, match=r"layer|embeddings"):
             run(glue, *self.FLAGS, "--data_dir", glue_data, "--model_name", still, "--output_dir", tmp_path,

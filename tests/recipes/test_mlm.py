@@ -44,7 +44,17 @@ def data(tmp_path_factory):
 def pretrained(tmp_path_factory, encoder, data):
     """The output folder of a short run."""
     folder = tmp_path_factory.mktemp("pretrained")
-    flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
+    flags = [
+        "--data",
+        data,
+        "--model_name",
+        encoder,
+        "--output_dir",
+        folder,
+        "--use_cpu",
+        "--max_steps",
+        3,
+    ]
     run(mlm, *flags, *OFTEN)
     return folder
 
@@ -56,7 +66,9 @@ class TestPretraining:
         assert all(".houlsby_adapter." in key or ".houlsby_norm." in key for key in weights)
         assert all(key.startswith("base_model.model.bert.encoder.") for key in weights)
         up = [value for key, value in weights.items() if key.endswith("up_proj.bias")]
-        assert all(value.abs().min() > 0 for value in up), "biases start at zero: these were not trained"
+        assert all(value.abs().min() > 0 for value in up), (
+            "biases start at zero: these were not trained"
+        )
 
     def test_the_head_without_its_output_weights_is_kept_beside_it(self, pretrained):
         results = json.loads((pretrained / "results.json").read_text())
@@ -64,32 +76,52 @@ class TestPretraining:
         assert "cls.predictions.bias" in head
         assert "cls.predictions.decoder.weight" not in head
         adapter = 4 * 2 * (2 * 64 * 32 + 64 + 32 + 2 * 32)
-        assert results["trainable_parameters"] == adapter + sum(value.numel() for value in head.values())
+        assert results["trainable_parameters"] == adapter + sum(
+            value.numel() for value in head.values()
+        )
 
     def test_the_head_of_a_checkpoint_stays_frozen(self, encoder, data, tmp_path, capsys):
         load_model(AutoModelForMaskedLM, str(encoder))[0].save_pretrained(tmp_path / "model")
         load_model(AutoModelForMaskedLM, str(encoder))[1].save_pretrained(tmp_path / "model")
-        flags = ["--model_name", tmp_path / "model", "--use_cpu", "--max_steps", 2, "--train_layer_norm", "all"]
+        flags = [
+            "--model_name",
+            tmp_path / "model",
+            "--use_cpu",
+            "--max_steps",
+            2,
+            "--train_layer_norm",
+            "all",
+        ]
         run(mlm, "--data", data, "--output_dir", tmp_path / "run", *flags)
         assert "head for masked words: that of the checkpoint" in capsys.readouterr().out
         assert not (tmp_path / "run" / "adapter" / mlm.HEAD_FILE).exists()
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
-        assert not any("cls." in key for key in weights), "a norm of the head, which other models do not have"
+        assert not any("cls." in key for key in weights), (
+            "a norm of the head, which other models do not have"
+        )
         assert any("embeddings.LayerNorm" in key for key in weights)
 
     def test_the_loss_is_the_models_own(self, encoder, tmp_path):
         model, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
         adapted = get_peft_model(model, HoulsbyConfig())
         collator = DataCollatorForLanguageModeling(tokenizer, seed=0)
-        batch = dict(collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]]))
+        batch = dict(
+            collator([tokenizer(text) for text in minimal_pairs()["train"][:8]["sentence"]])
+        )
         arguments = RecipeTrainingArguments(
             output_dir=str(tmp_path), use_cpu=True, eval_strategy="no", load_best_model_at_end=False
         )
         trainer = mlm.MlmTrainer({}, model=adapted, args=arguments, data_collator=collator)
         with torch.no_grad():
-            logits = adapted.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-            expected = cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
-            assert trainer.compute_loss(adapted, dict(batch)) == pytest.approx(expected.item(), rel=1e-5)
+            logits = adapted.eval()(
+                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+            ).logits
+            expected = cross_entropy(
+                logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100
+            )
+            assert trainer.compute_loss(adapted, dict(batch)) == pytest.approx(
+                expected.item(), rel=1e-5
+            )
             nothing = {**batch, "labels": torch.full_like(batch["labels"], -100)}
             assert trainer.compute_loss(adapted, nothing) == 0
 
@@ -97,9 +129,21 @@ class TestPretraining:
         folder = shutil.copytree(pretrained, tmp_path / "run")
         (folder / "results.json").unlink()
         shutil.rmtree(folder / "adapter")
-        flags = ["--data", data, "--model_name", encoder, "--use_cpu", "--max_steps", 3, "--learning_rate", "1e-2"]
+        flags = [
+            "--data",
+            data,
+            "--model_name",
+            encoder,
+            "--use_cpu",
+            "--max_steps",
+            3,
+            "--learning_rate",
+            "1e-2",
+        ]
         run(mlm, *flags, "--output_dir", folder, "--resume_from_checkpoint", "last")
-        resumed, before = (load_file(path / "adapter" / mlm.HEAD_FILE) for path in (folder, pretrained))
+        resumed, before = (
+            load_file(path / "adapter" / mlm.HEAD_FILE) for path in (folder, pretrained)
+        )
         assert all(torch.equal(resumed[name], before[name]) for name in before)
 
     def test_evaluation_reads_the_adapter_and_the_head(self, data, pretrained, tmp_path):
@@ -107,22 +151,49 @@ class TestPretraining:
         run(mlm, *flags)
         scores = json.loads((tmp_path / "evaluation.json").read_text())["scores"]
         results = json.loads((pretrained / "results.json").read_text())
-        assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), "the same words are masked"
+        assert scores["loss"] == pytest.approx(results["best_score"], rel=1e-5), (
+            "the same words are masked"
+        )
         assert scores["perplexity"] == pytest.approx(np.exp(scores["loss"]))
 
-    def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(self, data, pretrained, tmp_path):
+    def test_an_adapter_without_its_head_is_not_evaluated_with_a_random_one(
+        self, data, pretrained, tmp_path
+    ):
         adapter = shutil.copytree(pretrained / "adapter", tmp_path / "adapter")
         (adapter / mlm.HEAD_FILE).unlink()
-        flags = ["--data", data, "--evaluate", adapter, "--output_dir", tmp_path / "scores", "--max_length", 32]
-        with pytest.raises(RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"):
+        flags = [
+            "--data",
+            data,
+            "--evaluate",
+            adapter,
+            "--output_dir",
+            tmp_path / "scores",
+            "--max_length",
+            32,
+        ]
+        with pytest.raises(
+            RecipeError, match=r"needs the head for masked words .* lacks mlm_head\.safetensors"
+        ):
             run(mlm, *flags, "--use_cpu")
 
-    def test_a_run_that_was_killed_within_an_epoch_masks_the_same_words(self, encoder, data, pretrained, tmp_path):
+    def test_a_run_that_was_killed_within_an_epoch_masks_the_same_words(
+        self, encoder, data, pretrained, tmp_path
+    ):
         folder = shutil.copytree(pretrained, tmp_path / "run")
         (folder / "results.json").unlink()
         for step in (2, 3):
             shutil.rmtree(folder / f"checkpoint-{step}")
-        flags = ["--data", data, "--model_name", encoder, "--output_dir", folder, "--use_cpu", "--max_steps", 3]
+        flags = [
+            "--data",
+            data,
+            "--model_name",
+            encoder,
+            "--output_dir",
+            folder,
+            "--use_cpu",
+            "--max_steps",
+            3,
+        ]
         run(mlm, *flags, *OFTEN)
         last = Path("checkpoint-3", "adapter_model.safetensors")
         assert (folder / last).read_bytes() == (pretrained / last).read_bytes()
@@ -130,7 +201,9 @@ class TestPretraining:
     def test_a_batch_has_the_same_words_masked_in_every_evaluation(self, encoder):
         _, tokenizer, _ = load_model(AutoModelForMaskedLM, str(encoder))
         texts = minimal_pairs()["train"][:16]["sentence"]
-        first, second = ([dict(tokenizer(text)) for text in half] for half in (texts[:8], texts[8:]))
+        first, second = (
+            [dict(tokenizer(text)) for text in half] for half in (texts[:8], texts[8:])
+        )
         random = DataCollatorForLanguageModeling(tokenizer)
         batch, _, again = (mlm.mask_by_text(random, rows) for rows in (first, second, first))
         assert all(torch.equal(batch[name], again[name]) for name in batch)
@@ -140,7 +213,9 @@ class TestPretraining:
         ("kind", "expected"), [("BertForPreTraining", True), ("RobertaForMaskedLM", True),
                                ("ElectraForPreTraining", False), ("BertForSequenceClassification", False)],
     )  # fmt: skip
-    def test_which_checkpoints_have_a_head_for_masked_words(self, kind, expected, encoder, tmp_path):
+    def test_which_checkpoints_have_a_head_for_masked_words(
+        self, kind, expected, encoder, tmp_path
+    ):
         config = json.loads((encoder / "config.json").read_text())
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [kind]}))
         assert mlm.has_head(str(tmp_path)) == expected
@@ -156,7 +231,16 @@ class TestPretraining:
         tokenizer.mask_token = None
         tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="mask token"):
-            run(mlm, "--data", data, "--model_name", tmp_path, "--use_cpu", "--output_dir", tmp_path / "run")
+            run(
+                mlm,
+                "--data",
+                data,
+                "--model_name",
+                tmp_path,
+                "--use_cpu",
+                "--output_dir",
+                tmp_path / "run",
+            )
 
 
 class TestInitAdapter:
@@ -171,7 +255,9 @@ class TestInitAdapter:
         frozen = ["--learning_rate", 1e-60, "--init_adapter"]
         first = self.glue(encoder, data, tmp_path / "first", *frozen, pretrained / "adapter")
         assert all(torch.equal(first[key], value) for key, value in source.items())
-        again = self.glue(encoder, data, tmp_path / "again", *frozen, tmp_path / "first" / "adapter", "--seed", 5)
+        again = self.glue(
+            encoder, data, tmp_path / "again", *frozen, tmp_path / "first" / "adapter", "--seed", 5
+        )
         head = "base_model.model.classifier.weight"
         assert set(first) == set(again) == {*source, head, "base_model.model.classifier.bias"}
         assert not torch.equal(first[head], again[head]), "the head of the adapter it starts from"

@@ -1,4 +1,6 @@
-"""The commands of recipes/papers/*.sh: a shell runs the scripts with stand-ins, and every flag is of its recipe."""
+"""The commands of recipes/papers/*.sh: a shell runs the scripts with stand-ins, and every flag is
+of its recipe.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,17 @@ import pytest
 from recipe_runs import run
 
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+pytest.importorskip(
+    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
+)
 
 import figure
-from common.arguments import ClassifierArguments, MethodArguments, RecipeTrainingArguments, TextArguments
+from common.arguments import (
+    ClassifierArguments,
+    MethodArguments,
+    RecipeTrainingArguments,
+    TextArguments,
+)
 from common.classification import ClassificationArguments
 from common.edge import RecipeError
 from common.glue_tasks import GlueArguments, parse_arguments
@@ -37,7 +46,14 @@ FILES = ("--data_dir", "--model_name", "--init_adapter")
 OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
 # The flags of the recipes that are not parsed here, by name.
 OTHERS = (MethodArguments, ClassifierArguments, RecipeTrainingArguments)
-GROUPS = (GlueArguments, *OTHERS, SquadArguments, ClassificationArguments, TextArguments, PaperArguments)
+GROUPS = (
+    GlueArguments,
+    *OTHERS,
+    SquadArguments,
+    ClassificationArguments,
+    TextArguments,
+    PaperArguments,
+)
 KNOWN = {field.name for group in GROUPS for field in fields(group)} | {"task"}
 
 
@@ -47,7 +63,11 @@ def commands(script: Path) -> list[tuple[str, ...]]:
     say = """echo "COMMAND ${0##*/}$(printf ' %q' "$@")" """
     shell = f'python() {{ {say}; }}; accelerate() {{ {say}; }}; . "$1"'
     found = subprocess.run(
-        ["bash", "-c", shell, "bash", str(script)], capture_output=True, text=True, check=True, env={**os.environ}
+        ["bash", "-c", shell, "bash", str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ},
     )
     lines = [shlex.split(line) for line in found.stdout.splitlines() if line.startswith("COMMAND ")]
     recipes = [line[2:] if line[2] != "launch" else line[3:] for line in lines]
@@ -56,17 +76,23 @@ def commands(script: Path) -> list[tuple[str, ...]]:
 
 def values(words: tuple[str, ...] | list[str], flag: str) -> list[str]:
     """The values of a flag on a command line."""
-    return list(itertools.takewhile(lambda word: not word.startswith("--"), words[words.index(flag) + 1 :]))
+    return list(
+        itertools.takewhile(lambda word: not word.startswith("--"), words[words.index(flag) + 1 :])
+    )
 
 
 def check_flags(recipe: str, flags: list[str]) -> None:
     if recipe not in OF_GLUE:
-        unknown = {flag for flag in flags if flag.startswith("--")} - {f"--{name}" for name in KNOWN}
+        unknown = {flag for flag in flags if flag.startswith("--")} - {
+            f"--{name}" for name in KNOWN
+        }
         assert not unknown, f"{recipe} has no {unknown}"
         return
     left_out = (*FILES, "--variant")
     pairs = itertools.pairwise(["", *flags])
-    parse_arguments([flag for before, flag in pairs if before not in left_out and flag not in left_out])
+    parse_arguments(
+        [flag for before, flag in pairs if before not in left_out and flag not in left_out]
+    )
 
 
 def different(lines: list[list[str]]) -> list[list[str]]:
@@ -95,7 +121,9 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
                 with pytest.raises(RecipeError, match="There is no"):
                     run(figure, *flags)
             else:
-                with pytest.raises((RecipeError, OSError)):  # there is no run, and perhaps no WordNet
+                with pytest.raises(
+                    (RecipeError, OSError)
+                ):  # there is no run, and perhaps no WordNet
                     run(figure, *flags)
         elif recipe in ("study_table.py", "no_bert.py"):
             source = (ROOT / "recipes" / recipe).read_text()
@@ -107,7 +135,9 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
 
 
 def sweeps() -> list[tuple[str, ...]]:
-    return [command for script in SCRIPTS for command in commands(script) if command[0] == "sweep.py"]
+    return [
+        command for script in SCRIPTS for command in commands(script) if command[0] == "sweep.py"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +145,9 @@ def sweeps() -> list[tuple[str, ...]]:
                           ("runs/h4", ["mnli", "cola"])]
 )  # fmt: skip
 def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
-    """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and norms."""
+    """Houlsby et al. 2019, sections 3.2 and 3.4: no WNLI, and one grid for adapters, top layers and
+    norms.
+    """
     found = [words for words in sweeps() if values(words, "--output_dir") == [folder]]
     assert found
     for words in found:
@@ -126,7 +158,11 @@ def test_the_tradeoff_is_over_the_papers_tasks_and_grid(folder, tasks):
 
 
 def test_every_sweep_has_its_papers_preset():
-    assert not [words for words in sweeps() if "--preset" not in words and "runs/methods" not in " ".join(words)]
+    assert not [
+        words
+        for words in sweeps()
+        if "--preset" not in words and "runs/methods" not in " ".join(words)
+    ]
 
 
 def test_the_presets_of_other_tasks_than_glue():
@@ -139,7 +175,10 @@ def test_the_presets_of_other_tasks_than_glue():
     for (recipe, paper), of_methods in expected.items():
         found = [preset(paper, method, 0, recipe) for method in ("houlsby", "full")]
         assert tuple((own["learning_rate"], own["num_train_epochs"]) for own in found) == of_methods
-    assert preset("houlsby2019", "houlsby", 0, "squad")["model_name"] == "google-bert/bert-large-uncased"
+    assert (
+        preset("houlsby2019", "houlsby", 0, "squad")["model_name"]
+        == "google-bert/bert-large-uncased"
+    )
     assert preset("mohebbi2020", "houlsby", 0, "paper_tasks")["head"] == "two_layer"
 
 
@@ -150,7 +189,10 @@ def test_a_sweep_says_what_it_costs(tmp_path):
     operations = 85_510 * 128 * 85e6 * (6 + 4 + (2 + 4 * 3 / 12))
     text = estimate(runs)
     assert text.startswith("3 runs, 2.57e+05 texts forward and backward")
-    assert f"{operations / 9.7e12 / 3600:,.1f} (float32), {operations / 78e12 / 3600:,.1f} (--tf32 true)" in text
+    assert (
+        f"{operations / 9.7e12 / 3600:,.1f} (float32), {operations / 78e12 / 3600:,.1f} (--tf32 true)"
+        in text
+    )
 
 
 def test_the_dry_run_of_a_paper_starts_nothing():

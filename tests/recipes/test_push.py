@@ -18,7 +18,16 @@ from recipe_runs import write
 
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-SHORT = ("--model_name", BASE, "--use_cpu", "--max_steps", "2", "--learning_rate", "1e-2", "--push_to_hub")
+SHORT = (
+    "--model_name",
+    BASE,
+    "--use_cpu",
+    "--max_steps",
+    "2",
+    "--learning_rate",
+    "1e-2",
+    "--push_to_hub",
+)
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +36,20 @@ def inputs(hub, tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     make_base(folder / "base", max_position_embeddings=128)
     # Questions take windows of more than 64 tokens.
-    AutoTokenizer.from_pretrained(folder / "base", model_max_length=128).save_pretrained(folder / "base")
+    AutoTokenizer.from_pretrained(folder / "base", model_max_length=128).save_pretrained(
+        folder / "base"
+    )
     hub.add(BASE, folder / "base")
     texts = [text for text, _ in TEXTS]
     answers = [{"text": [text[:9]], "answer_start": [0]} for text in texts]
     for split in ("train", "validation"):
         write(folder / f"{split}.csv", text=texts, label=[LABELS[label] for _, label in TEXTS])
-        write(folder / "rte" / f"{split}.csv", sentence1=texts, sentence2=texts[::-1], label=[0, 1] * 6)
+        write(
+            folder / "rte" / f"{split}.csv",
+            sentence1=texts,
+            sentence2=texts[::-1],
+            label=[0, 1] * 6,
+        )
         write(folder / "questions" / f"{split}.jsonl", id=[*map(str, range(len(texts)))], context=texts,
               question=["What?"] * len(texts), answers=answers)  # fmt: skip
     shutil.copy(folder / "train.csv", folder / "messages.csv")
@@ -67,7 +83,11 @@ def test_adapters_are_whole_and_say_what_they_are_for(hub, inputs, tmp_path):
         "stream": ["--data", str(inputs / "messages.csv")],
     }
     assert hub.call(start, flags, home=tmp_path / "home") == {}
-    kinds = {"glue": "text-classification", "squad": "question-answering", "stream-messages": "text-classification"}
+    kinds = {
+        "glue": "text-classification",
+        "squad": "question-answering",
+        "stream-messages": "text-classification",
+    }
     cards = {}
     for name, kind in kinds.items():
         files = hub.store.repos[f"user/{name}"].head.files

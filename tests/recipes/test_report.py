@@ -1,4 +1,6 @@
-"""What a run prints and leaves behind: its log, the scores of classes, figures, and the commands to type next."""
+"""What a run prints and leaves behind: its log, the scores of classes, figures, and the commands to
+type next.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,19 @@ from houlsby_peft import HoulsbyConfig
 from recipe_runs import results_of, run, save_tiny_encoder, write
 
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+pytest.importorskip(
+    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
+)
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from common.figures import draw_confusion, draw_learning_curves, save_png
 
 
-TEXTS = {"pay 'now' for $5 \"only\"; `ls`": "billing", "my password & account": "login", "-- the\tdog": "other"}
+TEXTS = {
+    "pay 'now' for $5 \"only\"; `ls`": "billing",
+    "my password & account": "login",
+    "-- the\tdog": "other",
+}
 SCORE = r"[01]\.\d{3}"
 
 
@@ -43,21 +51,30 @@ SCORE = r"[01]\.\d{3}"
 def flags(tmp_path_factory):
     """Three classes that a few words tell apart, and an epoch of three steps."""
     folder = tmp_path_factory.mktemp("data")
-    encoder = save_tiny_encoder(folder / "encoder", words=["pay", "now", "only", "my", "password", "account", "dog"])
+    encoder = save_tiny_encoder(
+        folder / "encoder", words=["pay", "now", "only", "my", "password", "account", "dog"]
+    )
     for split, times in (("train", 8), ("validation", 3)):
-        write(folder / "data" / f"{split}.csv", text=[*TEXTS] * times, label=[*TEXTS.values()] * times)
+        write(
+            folder / "data" / f"{split}.csv", text=[*TEXTS] * times, label=[*TEXTS.values()] * times
+        )
     return ["--data", folder / "data", "--model_name", encoder, "--use_cpu", "--num_train_epochs", 2,
             "--learning_rate", 1e-2, "--per_device_train_batch_size", 8]  # fmt: skip
 
 
 class TestLog:
-    def test_a_run_leaves_its_scores_by_class_and_figures_also_after_an_interruption(self, flags, tmp_path, capsys):
+    def test_a_run_leaves_its_scores_by_class_and_figures_also_after_an_interruption(
+        self, flags, tmp_path, capsys
+    ):
         for attempt in range(2):
             run(text_classification, *flags, "--output_dir", tmp_path)
             output, errors = capsys.readouterr()
             assert errors == ""
             assert (
-                re.search(rf"^epoch 1 of 2: loss {SCORE}, validation loss {SCORE}, ", output, re.MULTILINE) or attempt
+                re.search(
+                    rf"^epoch 1 of 2: loss {SCORE}, validation loss {SCORE}, ", output, re.MULTILINE
+                )
+                or attempt
             )
             scores = results_of(tmp_path)["per_class"]
             assert (scores["split"], scores["scores"]["billing"]["support"]) == ("validation", 3)
@@ -76,7 +93,9 @@ class TestLog:
         progress.on_evaluate(arguments, state, TrainerControl(), metrics={"eval_f1": 0.5})
         assert "epoch 1 of 3: loss 2.000, f1 0.500" in capsys.readouterr().out
 
-    def test_a_new_head_is_not_reported_and_a_lost_layer_is(self, encoder, tmp_path, capsys, caplog):
+    def test_a_new_head_is_not_reported_and_a_lost_layer_is(
+        self, encoder, tmp_path, capsys, caplog
+    ):
         load_model(AutoModelForSequenceClassification, str(encoder), num_labels=3)
         assert "warning" not in capsys.readouterr().out
         other = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=7)
@@ -85,8 +104,9 @@ class TestLog:
         other.save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path)
         load_model(AutoModelForSequenceClassification, str(tmp_path), num_labels=3)
-        assert f"weights of the encoder, which are random: bert.encoder.layer.{len(other.bert.encoder.layer)}." in (
-            capsys.readouterr().out
+        assert (
+            f"weights of the encoder, which are random: bert.encoder.layer.{len(other.bert.encoder.layer)}."
+            in (capsys.readouterr().out)
         )
         assert not caplog.records
 
@@ -102,10 +122,14 @@ class TestScoresOfClasses:
         assert [*found] == names[:5]
         for number, name in enumerate(names[:5]):
             of_class = f1_score(labels == number, predicted == number, zero_division=0.0)
-            assert found[name] == pytest.approx({**found[name], "f1": of_class, "support": sum(labels == number)})
+            assert found[name] == pytest.approx(
+                {**found[name], "f1": of_class, "support": sum(labels == number)}
+            )
         matrix, shown = scores.confusion()
         assert shown == names[:5]
-        assert matrix.tolist() == [[int(((labels == a) & (predicted == b)).sum()) for b in range(5)] for a in range(5)]
+        assert matrix.tolist() == [
+            [int(((labels == a) & (predicted == b)).sum()) for b in range(5)] for a in range(5)
+        ]
         assert max(map(len, scores.table().splitlines())) < 80
 
     def test_several_labels_per_example(self):
@@ -134,7 +158,9 @@ class TestScoresOfClasses:
         task = TaggingTask(name="t", labels=("B-LOC", "B-PER", "I-LOC", "I-PER", "O"))
         scores, whole = task.describe(outputs, labels), task.score(EvalPrediction(outputs, labels))
         assert [*scores.by_class()] == ["LOC", "PER"]
-        micro = next(line for line in scores.table().splitlines() if "micro avg" in line).split()[2:]
+        micro = next(line for line in scores.table().splitlines() if "micro avg" in line).split()[
+            2:
+        ]
         expected = [whole["precision"], whole["recall"], whole["f1"]]
         assert [float(value) for value in micro[:3]] == pytest.approx(expected, abs=5e-4)
         matrix, shown = scores.confusion()
@@ -146,29 +172,46 @@ class TestFigures:
     @pytest.mark.parametrize("classes", [2, 30])
     def test_every_class_can_be_read(self, classes, tmp_path):
         matrix = np.full((classes, classes), 1) + 99 * np.eye(classes, dtype=int)
-        figure = draw_confusion(matrix, [f"$5 to $10, class {number}" for number in range(classes)], "账单, test")
+        figure = draw_confusion(
+            matrix, [f"$5 to $10, class {number}" for number in range(classes)], "账单, test"
+        )
         save_png(figure, tmp_path / "figure.png")
         [axes] = figure.axes
         renderer = FigureCanvasAgg(figure).get_renderer()
-        labels = [label.get_window_extent(renderer) for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+        labels = [
+            label.get_window_extent(renderer)
+            for label in (*axes.get_xticklabels(), *axes.get_yticklabels())
+        ]
         for group in (labels[:classes], labels[classes:]):
             assert not any(a.overlaps(b) for a, b in pairwise(group))
         share = 100 / (99 + classes)
-        assert axes.texts[0].get_text() == (f"{share:.0%}" if classes == 2 else f"{100 * share:.0f}")
+        assert axes.texts[0].get_text() == (
+            f"{share:.0%}" if classes == 2 else f"{100 * share:.0f}"
+        )
 
     def test_learning_curves(self):
-        log = [{"epoch": 0.5, "loss": 0.7}, {"epoch": 1.0, "eval_loss": 0.6}, {"epoch": 1.5, "loss": 0.5}]
+        log = [
+            {"epoch": 0.5, "loss": 0.7},
+            {"epoch": 1.0, "eval_loss": 0.6},
+            {"epoch": 1.5, "loss": 0.5},
+        ]
         epochs = [
-            {"epoch": n, "step": 9 * n, "seconds": n, "loss": 0.6, "accuracy": 0.5, "f1": 0.1 * n} for n in (1.0, 2.0)
+            {"epoch": n, "step": 9 * n, "seconds": n, "loss": 0.6, "accuracy": 0.5, "f1": 0.1 * n}
+            for n in (1.0, 2.0)
         ]
         left, right = draw_learning_curves(log, epochs, "f1", 2.0).axes
         lines = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in left.lines}
         assert lines["training"] == [(0.5, 0.7), (1.5, 0.5)]
         assert lines["validation"] == [(1.0, 0.6), (2.0, 0.6)]
         assert [line.get_label() for line in right.lines] == ["f1", "accuracy", "kept"]
-        of_squad = [{"epoch": n, "step": 9 * n, "seconds": n, "f1": 0.1 * n} for n in (1.0, 2.0)]  # without a loss
+        of_squad = [
+            {"epoch": n, "step": 9 * n, "seconds": n, "f1": 0.1 * n} for n in (1.0, 2.0)
+        ]  # without a loss
         left, right = draw_learning_curves(log, of_squad, "f1", None).axes
-        assert [[line.get_label() for line in axes.lines] for axes in (left, right)] == [["training"], ["f1"]]
+        assert [[line.get_label() for line in axes.lines] for axes in (left, right)] == [
+            ["training"],
+            ["f1"],
+        ]
 
 
 class TestCommands:
@@ -189,6 +232,11 @@ class TestCommands:
         monkeypatch.setattr(figures, "_tool", lambda: ["houlsby-peft"])
         adapter = tmp_path / "mrpc" / "adapter"
         HoulsbyConfig(base_model_name_or_path="org/base").save_pretrained(adapter)
-        assert shlex.split(figures.push_command(adapter)) == ["houlsby-peft", "push", str(adapter), "mrpc"]
+        assert shlex.split(figures.push_command(adapter)) == [
+            "houlsby-peft",
+            "push",
+            str(adapter),
+            "mrpc",
+        ]
         HoulsbyConfig(base_model_name_or_path=str(tmp_path)).save_pretrained(adapter)
         assert "must be on the Hub" in figures.push_command(adapter)

@@ -1,4 +1,6 @@
-"""A run in its folder: when it is the same one, resumed bit for bit, finished, or refused; and how it ends early."""
+"""A run in its folder: when it is the same one, resumed bit for bit, finished, or refused; and how
+it ends early.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def last_step(folder):
 
 
 def forked(work, log):
-    """Do some work in a forked process, and return its number; where an interpreter is not the point."""
+    """Do some work in a forked process, and return its number; where an interpreter is not the
+    point.
+    """
     child = os.fork()
     if child == 0:
         with log.open("w") as file:
@@ -99,18 +103,38 @@ def wait_until(condition, child):
 
 
 def in_a_checkpoint(folder):
-    """A checkpoint is being written, and there is a whole one before it, of a later epoch than the first."""
+    """A checkpoint is being written, and there is a whole one before it, of a later epoch than the
+    first.
+    """
     unfinished = [path for path in folder.glob("checkpoint-*") if not (path / "complete").exists()]
     written = any((path / "adapter_model.safetensors").exists() for path in unfinished)
     return written and last_step(folder) > STEPS_PER_EPOCH
 
 
 def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(flags, tmp_path):
-    """In the middle of epochs, as 5 does not divide 12; in the order of length groups; with accumulated gradients."""
+    """In the middle of epochs, as 5 does not divide 12; in the order of length groups; with
+    accumulated gradients.
+    """
     command = [
         *flags,
-        *("--save_strategy", "steps", "--save_steps", 5, "--eval_strategy", "steps", "--eval_steps", 5),
-        *("--gradient_accumulation_steps", 2, "--per_device_train_batch_size", 4, "--num_train_epochs", 3),
+        *(
+            "--save_strategy",
+            "steps",
+            "--save_steps",
+            5,
+            "--eval_strategy",
+            "steps",
+            "--eval_steps",
+            5,
+        ),
+        *(
+            "--gradient_accumulation_steps",
+            2,
+            "--per_device_train_batch_size",
+            4,
+            "--num_train_epochs",
+            3,
+        ),
     ]
     run(glue, *command, "--output_dir", tmp_path / "whole")
     folder = tmp_path / "killed"
@@ -131,7 +155,14 @@ def test_runs_that_are_killed_at_any_change_of_a_file():
     pytest.importorskip("ctypes")
     if shutil.which("cc") is None:
         pytest.skip("needs a C compiler")
-    command = [sys.executable, killed_runs.__file__, "--kills", "12", "--seed", str(random.randrange(10**6))]
+    command = [
+        sys.executable,
+        killed_runs.__file__,
+        "--kills",
+        "12",
+        "--seed",
+        str(random.randrange(10**6)),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "12 of 12 killed runs are identical" in done.stdout
@@ -144,9 +175,16 @@ class TestTheSameRun:
         assert "holds this run, finished: nothing is trained" in capsys.readouterr().out
         assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
-    def test_the_same_data_and_encoder_elsewhere(self, folder, flags, glue_data, encoder, tmp_path, capsys):
-        data, model = shutil.copytree(glue_data, tmp_path / "data"), shutil.copytree(encoder, tmp_path / "model")
-        elsewhere = [data if flag == glue_data else model if flag == encoder else flag for flag in flags]
+    def test_the_same_data_and_encoder_elsewhere(
+        self, folder, flags, glue_data, encoder, tmp_path, capsys
+    ):
+        data, model = (
+            shutil.copytree(glue_data, tmp_path / "data"),
+            shutil.copytree(encoder, tmp_path / "model"),
+        )
+        elsewhere = [
+            data if flag == glue_data else model if flag == encoder else flag for flag in flags
+        ]
         run(glue, *elsewhere, "--max_steps", 12, "--output_dir", folder)
         assert "nothing is trained" in capsys.readouterr().out
 
@@ -163,13 +201,15 @@ class TestTheSameRun:
         assert "nothing is trained" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
-        ("flag", "value"), [("learning_rate", 2e-3), ("per_device_train_batch_size", 4), ("r", 8), ("seed", 1)]
+        ("flag", "value"),
+        [("learning_rate", 2e-3), ("per_device_train_batch_size", 4), ("r", 8), ("seed", 1)],
     )
     def test_another_run_is_refused_and_nothing_lost(self, folder, flags, flag, value):
         before = (folder / "results.json").read_text()
         named = "rows_per_step" if "batch" in flag else flag
         with pytest.raises(
-            RecipeError, match=rf"other arguments or data: {named} was .*, is .*--overwrite_output_dir"
+            RecipeError,
+            match=rf"other arguments or data: {named} was .*, is .*--overwrite_output_dir",
         ):
             run(glue, *flags, "--max_steps", 12, "--output_dir", folder, f"--{flag}", value)
         assert (folder / "results.json").read_text() == before
@@ -183,7 +223,17 @@ class TestTheSameRun:
             run(glue, *flags, "--max_steps", 12, "--output_dir", folder)
 
     def test_starting_over_leaves_nothing_of_another_method(self, folder, flags):
-        run(glue, *flags, "--max_steps", 1, "--output_dir", folder, "--method", "linear", "--overwrite_output_dir")
+        run(
+            glue,
+            *flags,
+            "--max_steps",
+            1,
+            "--output_dir",
+            folder,
+            "--method",
+            "linear",
+            "--overwrite_output_dir",
+        )
         assert not (folder / "adapter").exists()
         assert (folder / "model" / "model.safetensors").exists()
         assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-1"]
@@ -194,8 +244,17 @@ class TestTheSameRun:
             run(glue, *flags, "--output_dir", tmp_path)
 
     def test_what_counts(self, tmp_path):
-        names = {"learning_rate", "ddp_timeout", "torch_compile", "per_device_eval_batch_size", "deepspeed", "fsdp"}
-        assert list(differences(dict.fromkeys(names, 1), dict.fromkeys(names, 2))) == ["learning_rate"]
+        names = {
+            "learning_rate",
+            "ddp_timeout",
+            "torch_compile",
+            "per_device_eval_batch_size",
+            "deepspeed",
+            "fsdp",
+        }
+        assert list(differences(dict.fromkeys(names, 1), dict.fromkeys(names, 2))) == [
+            "learning_rate"
+        ]
         file = write(tmp_path / "a.csv", text=["a"])
         known = {"data": "a", CONTENT: describe_content({"train": file}, {})}
         assert differences(known, {**known, "data": "b"}) == {}
@@ -204,12 +263,32 @@ class TestTheSameRun:
 
 class TestResuming:
     def test_more_steps(self, folder, flags):
-        run(glue, *flags, "--max_steps", 18, "--output_dir", folder, "--resume_from_checkpoint", "last")
+        run(
+            glue,
+            *flags,
+            "--max_steps",
+            18,
+            "--output_dir",
+            folder,
+            "--resume_from_checkpoint",
+            "last",
+        )
         assert [entry["step"] for entry in scores(folder)] == [12, 18]
 
-    @pytest.mark.parametrize(("flag", "value"), [("--learning_rate", 2e-3), ("--optim", "sgd"), ("--adam_beta1", 0.5)])
+    @pytest.mark.parametrize(
+        ("flag", "value"), [("--learning_rate", 2e-3), ("--optim", "sgd"), ("--adam_beta1", 0.5)]
+    )
     def test_what_a_checkpoint_restores_must_stay(self, folder, flags, flag, value):
-        more = ["--max_steps", 18, "--output_dir", folder, "--resume_from_checkpoint", "last", flag, value]
+        more = [
+            "--max_steps",
+            18,
+            "--output_dir",
+            folder,
+            "--resume_from_checkpoint",
+            "last",
+            flag,
+            value,
+        ]
         with pytest.raises(RecipeError, match=f"restores the optimizer.*{flag[2:]} was"):
             run(glue, *flags, *more)
 
@@ -223,7 +302,9 @@ class TestResuming:
         assert f"Resuming from {folder / 'checkpoint-12'}" in printed
 
     def test_early_stopping_counts_on_after_a_crash(self, flags, tmp_path):
-        """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever happens between."""
+        """With a rate of almost 0 no epoch is better than the first: two more are scored, whatever
+        happens between.
+        """
         command = [*flags, "--learning_rate", 1e-60, "--early_stopping_patience", 2, "--save_total_limit", 3,
                    "--per_device_train_batch_size", 32]  # fmt: skip
         run(glue, *command, "--output_dir", tmp_path)
@@ -236,13 +317,27 @@ class TestResuming:
     @pytest.mark.parametrize(
         ("end", "steps"),
         [
-            (("--max_steps", 10, "--eval_strategy", "steps", "--eval_steps", 5, "--save_strategy", "steps"), [5, 10]),
+            (
+                (
+                    "--max_steps",
+                    10,
+                    "--eval_strategy",
+                    "steps",
+                    "--eval_steps",
+                    5,
+                    "--save_strategy",
+                    "steps",
+                ),
+                [5, 10],
+            ),
             (("--early_stopping_patience", 1, "--per_device_train_batch_size", 32), [3, 6]),
         ],
         ids=["in an epoch", "stopped early"],
     )
     def test_a_run_takes_no_step_after_its_last(self, flags, tmp_path, end, steps):
-        """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where the folder is."""
+        """With a rate of almost 0, the first evaluation is the best; its checkpoint is found where
+        the folder is.
+        """
         command = [*flags, "--learning_rate", 1e-60, "--save_total_limit", 3, *end]
         run(glue, *command, "--output_dir", tmp_path / "before")
         expected = scores(tmp_path / "before")
@@ -257,9 +352,12 @@ class TestResuming:
 class TestEnds:
     def test_a_loss_that_is_no_number_stops_the_run(self, flags, tmp_path):
         with pytest.raises(
-            RecipeError, match=r"loss is nan at step [2-9], with the learning rate .* of at most 1e\+30"
+            RecipeError,
+            match=r"loss is nan at step [2-9], with the learning rate .* of at most 1e\+30",
         ):
-            run(glue, *flags, "--learning_rate", 1e30, "--warmup_steps", 0, "--output_dir", tmp_path)
+            run(
+                glue, *flags, "--learning_rate", 1e30, "--warmup_steps", 0, "--output_dir", tmp_path
+            )
         assert not (tmp_path / "results.json").exists()
 
     def test_two_runs_in_one_folder(self, tmp_path):
@@ -278,7 +376,11 @@ class TestEnds:
         ("error", "status", "said"),
         [
             (RecipeError("wrong"), "error: wrong", None),
-            (ValueError("Invalid learning rate: -1"), "error: Invalid learning rate: -1 (--debug shows where)", None),
+            (
+                ValueError("Invalid learning rate: -1"),
+                "error: Invalid learning rate: -1 (--debug shows where)",
+                None,
+            ),
             (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", None),
             (KeyboardInterrupt(), 130, "The same command resumes"),
         ],
@@ -328,6 +430,9 @@ class TestWhatIsSaved:
 
     def test_the_command_tells_no_secrets(self, monkeypatch):
         words = ["/home/ann/recipes/glue.py", "--data_dir=/home/ann/data", "--hub_token", "hf_x"]
-        assert command_line(words, "hf_x") == "python recipes/glue.py --data_dir=data --hub_token TOKEN"
+        assert (
+            command_line(words, "hf_x")
+            == "python recipes/glue.py --data_dir=data --hub_token TOKEN"
+        )
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
         assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")

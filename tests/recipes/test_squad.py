@@ -28,19 +28,50 @@ from houlsby_peft.serving.answers import Windows
 from recipe_runs import results_of, run, save_tiny_encoder
 
 
-WORDS = ["ada", "alan", "lived", "worked", "in", "paris", "oslo", "and", "where", "did", "who", "for", "no", "work"]
+WORDS = [
+    "ada",
+    "alan",
+    "lived",
+    "worked",
+    "in",
+    "paris",
+    "oslo",
+    "and",
+    "where",
+    "did",
+    "who",
+    "for",
+    "no",
+    "work",
+]
 
 
 class TestScores:
     def test_by_hand(self):
-        """Rajpurkar et al. 2016, section 6.1: without case, punctuation and articles, by the best answer."""
-        predictions = {"1": "the red house", "2": "Oslo", "3": "a", "4": "an-other  Théâtre,\nU.S.A."}
-        golds = {"1": ["red barn", "big red house"], "2": ["oslo."], "3": ["The"], "4": ["Another théâtre usa"]}
+        """Rajpurkar et al. 2016, section 6.1: without case, punctuation and articles, by the best
+        answer.
+        """
+        predictions = {
+            "1": "the red house",
+            "2": "Oslo",
+            "3": "a",
+            "4": "an-other  Théâtre,\nU.S.A.",
+        }
+        golds = {
+            "1": ["red barn", "big red house"],
+            "2": ["oslo."],
+            "3": ["The"],
+            "4": ["Another théâtre usa"],
+        }
         scores = squad_scores(predictions, golds)
-        assert scores == pytest.approx({"f1": 100 * (0.8 + 1 + 0 + 1) / 4, "exact_match": 100 * (0 + 1 + 1 + 1) / 4})
+        assert scores == pytest.approx(
+            {"f1": 100 * (0.8 + 1 + 0 + 1) / 4, "exact_match": 100 * (0 + 1 + 1 + 1) / 4}
+        )
 
     def test_no_answer(self):
-        scores = squad_scores({"1": "", "2": "Oslo", "3": "Oslo"}, {"1": [], "2": [], "3": ["Oslo", "the"]})
+        scores = squad_scores(
+            {"1": "", "2": "Oslo", "3": "Oslo"}, {"1": [], "2": [], "3": ["Oslo", "the"]}
+        )
         assert scores == pytest.approx(
             {
                 "f1": 200 / 3, "exact_match": 200 / 3, "has_answer_f1": 100, "has_answer_exact_match": 100,
@@ -62,7 +93,12 @@ def tokenizer(encoder):
 
 def question(name, context, *answers, ask="where did ada work ?"):
     starts = [context.index(answer) for answer in answers]
-    return {"id": name, "question": ask, "context": context, "answers": {"text": [*answers], "answer_start": starts}}
+    return {
+        "id": name,
+        "question": ask,
+        "context": context,
+        "answers": {"text": [*answers], "answer_start": starts},
+    }
 
 
 def long_context(size, seed=0):
@@ -70,23 +106,35 @@ def long_context(size, seed=0):
 
 
 def windows_of(tokenizer, max_length=100, **options):
-    return Windows(tokenizer, max_length, **{"stride": 8, "max_answer_length": 4, "null_threshold": 0.0, **options})
+    return Windows(
+        tokenizer,
+        max_length,
+        **{"stride": 8, "max_answer_length": 4, "null_threshold": 0.0, **options},
+    )
 
 
 class TestWindows:
-    @pytest.mark.parametrize("answer", ["lived in paris", " lived in paris", "lived in paris ", " lived in paris\n"])
+    @pytest.mark.parametrize(
+        "answer", ["lived in paris", " lived in paris", "lived in paris ", " lived in paris\n"]
+    )
     def test_the_answer_is_marked_where_it_is_whole(self, tokenizer, answer):
         """Blanks around it are in no token."""
-        context = "oslo " * 150 + "ada lived in paris" + answer[-1].replace("s", " ") + "oslo " * 150
+        context = (
+            "oslo " * 150 + "ada lived in paris" + answer[-1].replace("s", " ") + "oslo " * 150
+        )
         windows = windows_of(tokenizer)
         row = question("q", context, answer)
         marked = 0
         for train, window in zip(
-            training_windows(Dataset.from_list([row]), windows), windows.split(row["question"], context), strict=True
+            training_windows(Dataset.from_list([row]), windows),
+            windows.split(row["question"], context),
+            strict=True,
         ):
             first, last = train["start_positions"], train["end_positions"]
             if first == last == window.cls == 0:
-                assert "lived in paris" not in " ".join(context[slice(*span)] for span in window.spans if span)
+                assert "lived in paris" not in " ".join(
+                    context[slice(*span)] for span in window.spans if span
+                )
             else:
                 marked += 1
                 assert context[window.spans[first][0] : window.spans[last][1]] == "lived in paris"
@@ -94,8 +142,12 @@ class TestWindows:
 
     def test_windows_share_as_many_tokens_as_asked_for(self, tokenizer):
         """Also more than half of what a window holds beside the question."""
-        for before, after in itertools.pairwise(windows_of(tokenizer, stride=60).split("where", long_context(300))):
-            assert [span for span in before.spans if span][-60:] == [span for span in after.spans if span][:60]
+        for before, after in itertools.pairwise(
+            windows_of(tokenizer, stride=60).split("where", long_context(300))
+        ):
+            assert [span for span in before.spans if span][-60:] == [
+                span for span in after.spans if span
+            ][:60]
 
     def test_no_answer_is_marked_at_the_first_token(self, tokenizer):
         data = Dataset.from_list([question("q", "ada", "ada"), question("r", "ada")])
@@ -105,10 +157,16 @@ class TestWindows:
 
     def test_questions_keep_their_windows_apart(self, tokenizer):
         """Against all spans of all windows of each question, one by one."""
-        data = Dataset.from_list([question(str(n), long_context(150 + 40 * n, n), "oslo") for n in range(4)])
+        data = Dataset.from_list(
+            [question(str(n), long_context(150 + 40 * n, n), "oslo") for n in range(4)]
+        )
         windows = windows_of(tokenizer, null_threshold=None)
         rows = evaluation_windows(data, windows)
-        start, end = np.random.default_rng(0).normal(size=(2, len(rows), max(rows["length"]))).astype(np.float32)
+        start, end = (
+            np.random.default_rng(0)
+            .normal(size=(2, len(rows), max(rows["length"])))
+            .astype(np.float32)
+        )
         expected, number = {}, 0
         for row in data:
             spans = []
@@ -140,7 +198,9 @@ class TestRuns:
             "--max_length", 100, "--stride", 16, *flags)  # fmt: skip
 
     def test_a_run_with_questions_without_answer(self, encoder, folder, tmp_path):
-        self.squad(encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_train_samples", 20)
+        self.squad(
+            encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_train_samples", 20
+        )
         results = results_of(tmp_path / "run")
         answers = json.loads((tmp_path / "run" / "predictions.json").read_text())
         assert results["dataset"]["rows"] == {"train": 20, "validation": 8}
@@ -153,34 +213,60 @@ class TestRuns:
             tmp_path / "again")  # fmt: skip
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
         assert found == pytest.approx(results["best_scores"])
-        assert json.loads((tmp_path / "again" / "evaluation" / "predictions.json").read_text()) == answers
+        assert (
+            json.loads((tmp_path / "again" / "evaluation" / "predictions.json").read_text())
+            == answers
+        )
 
     @pytest.mark.parametrize("method", ["houlsby", "lora"])
     def test_an_evaluation_abstains_as_the_run_did(self, encoder, folder, tmp_path, method):
-        """By the threshold in the adapter, or in results.json for another method; a flag overrides it."""
+        """By the threshold in the adapter, or in results.json for another method; a flag overrides
+        it.
+        """
         thresholds = {"always": -1000, "never": 1000}
-        self.squad(encoder, folder, tmp_path / "run", "--null_threshold", thresholds["always"], "--method", method)
-        for flags, expected in (((), "always"), (("--null_threshold", thresholds["never"]), "never")):
+        self.squad(
+            encoder,
+            folder,
+            tmp_path / "run",
+            "--null_threshold",
+            thresholds["always"],
+            "--method",
+            method,
+        )
+        for flags, expected in (
+            ((), "always"),
+            (("--null_threshold", thresholds["never"]), "never"),
+        ):
             run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
                 tmp_path / "again", *flags)  # fmt: skip
-            answers = json.loads((tmp_path / "again" / "evaluation" / "predictions.json").read_text()).values()
+            answers = json.loads(
+                (tmp_path / "again" / "evaluation" / "predictions.json").read_text()
+            ).values()
             assert not any(answers) if expected == "always" else all(answers)
 
     def test_the_saved_adapter_gives_the_answers(self, encoder, folder, tmp_path, tokenizer):
         """In plain PyTorch, window by window."""
-        self.squad(encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_eval_samples", 5)
+        self.squad(
+            encoder, folder, tmp_path / "run", "--learning_rate", 1e-2, "--max_eval_samples", 5
+        )
         answers = json.loads((tmp_path / "run" / "predictions.json").read_text())
         data = read_split(folder, "validation").filter(lambda row: row["id"] in answers)
         model = PeftModel.from_pretrained(
-            AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2), tmp_path / "run" / "adapter"
+            AutoModelForQuestionAnswering.from_pretrained(encoder, num_labels=2),
+            tmp_path / "run" / "adapter",
         ).eval()
         windows = Windows(tokenizer, 100, 16, null_threshold=0.0)
         rows = evaluation_windows(data, windows)
         logits = np.zeros((2, len(rows), 100), dtype=np.float32)
         for number, row in enumerate(rows):
             with torch.no_grad():
-                outputs = model(torch.tensor([row["input_ids"]]), token_type_ids=torch.tensor([row["token_type_ids"]]))
-            logits[:, number, : row["length"]] = torch.stack([outputs.start_logits[0], outputs.end_logits[0]])
+                outputs = model(
+                    torch.tensor([row["input_ids"]]),
+                    token_type_ids=torch.tensor([row["token_type_ids"]]),
+                )
+            logits[:, number, : row["length"]] = torch.stack(
+                [outputs.start_logits[0], outputs.end_logits[0]]
+            )
         assert len(answers) == 5
         # Abstaining is decided by the whole validation split, not by the drawn questions.
         assert PeftConfig.from_pretrained(tmp_path / "run" / "adapter").record.null_threshold == 0
@@ -188,19 +274,27 @@ class TestRuns:
 
     @pytest.mark.parametrize("max_length", [75, 200])
     def test_windows_without_room(self, encoder, folder, tmp_path, max_length):
-        with pytest.raises(RecipeError, match=rf"from 84 .* to the encoder's 128, got {max_length}"):
+        with pytest.raises(
+            RecipeError, match=rf"from 84 .* to the encoder's 128, got {max_length}"
+        ):
             self.squad(encoder, folder, tmp_path / "run", "--max_length", max_length)
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
             ({"answers": {"text": [" "], "answer_start": [6]}}, "row 1 has the answer ' '"),
-            ({"answers": {"text": ["paris"], "answer_start": [3]}}, "answer 'paris' at character 3, where .* 'ved l'"),
+            (
+                {"answers": {"text": ["paris"], "answer_start": [3]}},
+                "answer 'paris' at character 3, where .* 'ved l'",
+            ),
             ({"answers": {"text": ["lived"], "answer_start": [-5]}}, "at character -5"),
             ({"id": "q"}, "row 1 has the id 'q' again"),
         ],
     )
     def test_bad_rows(self, change, message):
-        rows = [question("q", "alan lived", "alan"), {**question("r", "alived lived", "lived"), **change}]
+        rows = [
+            question("q", "alan lived", "alan"),
+            {**question("r", "alived lived", "lived"), **change},
+        ]
         with pytest.raises(RecipeError, match=message):
             check_questions(Dataset.from_list(rows), "train")

@@ -1,4 +1,6 @@
-"""Tasks in sequence on one encoder: nothing that was learned changes, and the sizes are what they must be."""
+"""Tasks in sequence on one encoder: nothing that was learned changes, and the sizes are what they
+must be.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,17 @@ def data(tmp_path_factory):
 def flags(encoder, data):
     """Tasks of unlike kinds and widths."""
     files = [data / f"{name}.jsonl" for name in LABELS]
-    return ["--data", *files, "--model_name", encoder, "--use_cpu", "--max_steps", 4, "--learning_rate", 1e-2]
+    return [
+        "--data",
+        *files,
+        "--model_name",
+        encoder,
+        "--use_cpu",
+        "--max_steps",
+        4,
+        "--learning_rate",
+        1e-2,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +79,15 @@ def test_the_same_command_goes_on(output, flags, capsys):
 
 
 def test_saved_adapters_are_scored_again(output, flags, tmp_path):
-    run(stream, *flags[: flags.index("--model_name")], "--evaluate", output, "--output_dir", tmp_path, "--use_cpu")
+    run(
+        stream,
+        *flags[: flags.index("--model_name")],
+        "--evaluate",
+        output,
+        "--output_dir",
+        tmp_path,
+        "--use_cpu",
+    )
     for name in LABELS:
         found = json.loads((tmp_path / name / "evaluation.json").read_text())["scores"]
         expected = results_of(output / name)["best_scores"]  # with the loss of standardized grades
@@ -87,7 +107,18 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
     monkeypatch.setattr(stream.houlsby_peft, "load", careless)
     files = [data / "two.classes.jsonl", data / "three.jsonl"]
     with pytest.raises(RecipeError, match=r"outputs of two\.classes, three differ"):
-        run(stream, "--data", *files, "--model_name", encoder, "--output_dir", tmp_path, "--use_cpu", "--max_steps", 1)
+        run(
+            stream,
+            "--data",
+            *files,
+            "--model_name",
+            encoder,
+            "--output_dir",
+            tmp_path,
+            "--use_cpu",
+            "--max_steps",
+            1,
+        )
 
 
 @pytest.mark.parametrize(
@@ -95,11 +126,25 @@ def test_a_change_is_noticed(encoder, data, tmp_path, monkeypatch):
     [
         (["three.jsonl", "three.jsonl"], [], "needs its own name, got only three"),
         (["three.jsonl"], ["--method", "full"], "needs --method houlsby"),
-        (["three.jsonl", "grade.jsonl"], ["--metric_for_best_model", "macro_f1"], "main, r2, spearmanr, .*'macro_f1'"),
+        (
+            ["three.jsonl", "grade.jsonl"],
+            ["--metric_for_best_model", "macro_f1"],
+            "main, r2, spearmanr, .*'macro_f1'",
+        ),
     ],
 )
 def test_mistakes_are_found_before_any_training(encoder, data, tmp_path, files, flags, message):
     files = [data / file for file in files]
     with pytest.raises(RecipeError, match=message):
-        run(stream, "--data", *files, "--model_name", encoder, "--output_dir", tmp_path, "--use_cpu", *flags)
+        run(
+            stream,
+            "--data",
+            *files,
+            "--model_name",
+            encoder,
+            "--output_dir",
+            tmp_path,
+            "--use_cpu",
+            *flags,
+        )
     assert not list(tmp_path.iterdir())

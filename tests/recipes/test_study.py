@@ -15,7 +15,9 @@ from common.glue_tasks import write_all
 from common.scores import GLUE_TASKS, mean_of_nine, server_average
 
 
-pytest.importorskip("matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed")
+pytest.importorskip(
+    "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
+)
 from common.glue_tasks import TASKS
 from papers.chart import draw
 from papers.results import arrange, collect, columns, differences, mean_and_error
@@ -44,7 +46,13 @@ SERVER = 684 / 9
 
 def result(task, scores, seed=0, method="houlsby", trained=20_000, **arguments):
     """results.json of a run, with what the table reads of it."""
-    options = {"learning_rate": 1e-3, "num_train_epochs": 5.0, "r": 64, "share_layers": 0, "max_length": 128}
+    options = {
+        "learning_rate": 1e-3,
+        "num_train_epochs": 5.0,
+        "r": 64,
+        "share_layers": 0,
+        "max_length": 128,
+    }
     adds = method in ("houlsby", "lora")
     return {
         "task": task,
@@ -105,13 +113,20 @@ class TestRows:
             runs = [result(task, SCORES[task], init_adapter=path) for task, path in paths]
             return [set(row.cells) for row in arrange(runs, CHOSEN)]
 
-        own = [(task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES]  # "rte" is in "porter"
+        own = [
+            (task, f"/home/porter/runs/{task}-text_{task}/adapter") for task in SCORES
+        ]  # "rte" is in "porter"
         assert starts(*own) == [set(SCORES)]
         assert starts(("rte", "runs/mnli-text"), ("mnli", "runs/mnli-text")) == [{"rte"}, {"mnli"}]
         assert starts(("rte", "runs/mnli-text"), ("cola", "runs/mnli-text")) == [{"rte", "cola"}]
 
     def test_a_cell_is_the_best_points_seeds(self):
-        runs = [cola(0.5, 0), cola(0.6, 1), cola(0.52, 0, learning_rate=3e-3), cola(0.7, 1, learning_rate=3e-3)]
+        runs = [
+            cola(0.5, 0),
+            cola(0.6, 1),
+            cola(0.52, 0, learning_rate=3e-3),
+            cola(0.7, 1, learning_rate=3e-3),
+        ]
         (row,) = arrange([*runs, cola(0.65, 0, learning_rate=1e-2)], CHOSEN)
         cell = row.cells["cola"]
         assert {seed: run["best_score"] for seed, run in cell.seeds.items()} == {0: 0.52, 1: 0.7}
@@ -136,8 +151,19 @@ class TestRows:
         ]
 
     def test_what_changes_nothing_makes_no_row(self):
-        """Another method's option, where a run was made, the type of a number, the parts of a step's rows."""
-        runs = [cola(0.5, method="full", logging_dir="a", report_to=[], max_steps=10, gradient_accumulation_steps=4)]
+        """Another method's option, where a run was made, the type of a number, the parts of a
+        step's rows.
+        """
+        runs = [
+            cola(
+                0.5,
+                method="full",
+                logging_dir="a",
+                report_to=[],
+                max_steps=10,
+                gradient_accumulation_steps=4,
+            )
+        ]
         runs += [cola(0.6, 1, method="full", r=8, share_layers=3, logging_dir="b", max_steps=10.0)]
         runs[1]["strategy"] = {"processes": 4}
         assert [row.label for row in arrange(runs, CHOSEN)] == ["full"]
@@ -145,7 +171,11 @@ class TestRows:
         assert len(arrange(runs, CHOSEN)) == 2
 
     def test_what_differs_between_tasks_alone_makes_no_rows(self):
-        runs = [cola(0.5), cola(0.6, method="full"), result("sst2", {"accuracy": 0.9}, max_train_samples=10_000)]
+        runs = [
+            cola(0.5),
+            cola(0.6, method="full"),
+            result("sst2", {"accuracy": 0.9}, max_train_samples=10_000),
+        ]
         houlsby, full = arrange(runs, CHOSEN)
         assert (houlsby.label, full.label) == ("houlsby, r 64, share_layers 0", "full")
         assert differences(houlsby) == {"cola": "", "sst2": "max_train_samples 10000"}
@@ -154,7 +184,11 @@ class TestRows:
         assert settings[f"{houlsby.label}: CoLA"] == "-"
 
         whole = result("sst2", {"accuracy": 0.92})
-        assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [{"cola", "sst2"}, {"cola"}, {"sst2"}]
+        assert [set(row.cells) for row in arrange([*runs, whole], CHOSEN)] == [
+            {"cola", "sst2"},
+            {"cola"},
+            {"sst2"},
+        ]
         others = [cola(0.5, model_name="minilm"), result("rte", SCORES["rte"], model_name="bert")]
         assert len(arrange(others, CHOSEN)) == 2
 
@@ -179,13 +213,21 @@ class TestRows:
         ],
     )
     def test_sizes(self, method, trained, share, total):
-        runs = [result(task, scores, method=method, trained=trained) for task, scores in SCORES.items()]
+        runs = [
+            result(task, scores, method=method, trained=trained) for task, scores in SCORES.items()
+        ]
         (row,) = arrange(runs, CHOSEN)
         sizes = row.sizes()
-        assert (sizes.share, sizes.total, sizes.tasks) == (pytest.approx(share), pytest.approx(total), 9)
+        assert (sizes.share, sizes.total, sizes.tasks) == (
+            pytest.approx(share),
+            pytest.approx(total),
+            9,
+        )
 
     def test_other_tasks_have_columns_of_their_own(self):
-        squad = result("squad", {"f1": 88.0, "exact_match": 80.0})  # they are in percent from the first
+        squad = result(
+            "squad", {"f1": 88.0, "exact_match": 80.0}
+        )  # they are in percent from the first
         assert columns(arrange([squad], CHOSEN)) == {"squad": ("squad", "f1")}
         rows = arrange([squad, cola(0.5)], CHOSEN)
         assert list(columns(rows)) == ["CoLA", "squad"]
@@ -202,7 +244,9 @@ OURS = "houlsby, r 64, share_layers 0"
 class TestTable:
     def test_all_tasks_and_three_seeds(self):
         runs = [
-            result(task, shifted(scores, 0.01 * seed), seed) for task, scores in SCORES.items() for seed in range(3)
+            result(task, shifted(scores, 0.01 * seed), seed)
+            for task, scores in SCORES.items()
+            for seed in range(3)
         ]
         mean, best = (table(runs).loc[f"{OURS}: {kind}"] for kind in ("mean", "best"))
         # Every score rises by a point from seed to seed.
@@ -217,10 +261,14 @@ class TestTable:
         assert (paper["CoLA"], paper["RTE"], paper["WNLI"]) == ("56.9", "68.8", "-")
         assert (paper["mean of nine"], paper["server's average"]) == ("81.1", "79.6 printed")
         settings = table(runs, "Chosen on validation").loc[f"{OURS}: MRPC"]
-        assert [*settings] == ["0.001", "5", "-", "0 1 2", "mrpc-2"], "the best run is that of the last seed"
+        assert [*settings] == ["0.001", "5", "-", "0 1 2", "mrpc-2"], (
+            "the best run is that of the last seed"
+        )
 
     def test_unlike_seeds_have_averages_without_an_error(self):
-        mean = table([result(task, scores) for task, scores in SCORES.items()] + [cola(0.6, 1)]).loc[f"{OURS}: mean"]
+        mean = table(
+            [result(task, scores) for task, scores in SCORES.items()] + [cola(0.6, 1)]
+        ).loc[f"{OURS}: mean"]
         assert mean["CoLA"] == "55.00 ± 5.00"
         assert mean["server's average"] == f"{SERVER + 5 / 9:.2f}"
 
@@ -229,11 +277,18 @@ class TestTable:
         assert [*text.columns] == ["trained", "total", "CoLA", "MNLI-m", "MNLI-mm"]
         assert [*text.loc[f"{OURS}: mean"]][2:] == ["50.00", "80.00", "82.00"]
         assert [*text.loc["Han 2021, BERT-base: full (dev)"]][2:] == ["56.53", "-", "84.1"]
-        mean = table([result(task, scores) for task, scores in SCORES.items() if task != "wnli"]).loc[f"{OURS}: mean"]
+        mean = table(
+            [result(task, scores) for task, scores in SCORES.items() if task != "wnli"]
+        ).loc[f"{OURS}: mean"]
         assert [*mean.index][-1] == "mean of nine", "there is no server's average without WNLI"
 
     def test_the_best_run_may_be_at_another_point_than_the_best_mean(self):
-        runs = [cola(0.5, 0), cola(0.9, 1), cola(0.8, 0, learning_rate=3e-3), cola(0.8, 1, learning_rate=3e-3)]
+        runs = [
+            cola(0.5, 0),
+            cola(0.9, 1),
+            cola(0.8, 0, learning_rate=3e-3),
+            cola(0.8, 1, learning_rate=3e-3),
+        ]
         for number, run in enumerate(runs):
             run["folder"] = f"runs/study/cola/{number}"
         line = table(runs, "Chosen on validation").loc[f"{OURS}: CoLA"]
@@ -243,20 +298,34 @@ class TestTable:
         runs = [cola(score, seed) for seed, score in enumerate((0.50, 0.54))]
         runs += [cola(score, seed, method="full") for seed, score in enumerate((0.54, 0.56))]
         runs += [result("mrpc", {"f1": score}, seed) for seed, score in enumerate((0.80, 0.82))]
-        runs += [result("mrpc", {"f1": score}, seed, method="full") for seed, score in ((3, 0.84), (4, 0.86))]
+        runs += [
+            result("mrpc", {"f1": score}, seed, method="full")
+            for seed, score in ((3, 0.84), (4, 0.86))
+        ]
         line = table(runs, "Difference to full").loc[OURS]
-        # By seed: -4 and -2. The seeds of MRPC differ, so that its two means, each with an error of one, do not pair.
+        # By seed: -4 and -2. The seeds of MRPC differ, so that its two means, each with an error of
+        # one, do not pair.
         assert line["CoLA"] == "-3.00 ± 1.00"
         assert line["MRPC"] == f"-4.00 ± {sqrt(2):.2f}"
         assert line["mean of these columns"] == f"-3.50 ± {hypot(1, sqrt(2)) / 2:.2f} of 2"
         runs += [result("rte", {"accuracy": 0.7}), result("rte", {"accuracy": 0.68}, method="full")]
         runs += [result("sst2", {"accuracy": 0.9})]
         line = table(runs, "Difference to full").loc[OURS]
-        assert (line["RTE"], line["SST-2"], line["mean of these columns"]) == ("+2.00", "-", "-1.67 of 3")
+        assert (line["RTE"], line["SST-2"], line["mean of these columns"]) == (
+            "+2.00",
+            "-",
+            "-1.67 of 3",
+        )
 
     def test_the_difference_is_to_the_row_that_has_the_task(self):
-        runs = [cola(0.5), result("rte", {"accuracy": 0.7}), cola(0.6, method="full", model_name="a")]
-        runs += [result(task, SCORES[task], method="full", model_name="b") for task in ("rte", "sst2")]
+        runs = [
+            cola(0.5),
+            result("rte", {"accuracy": 0.7}),
+            cola(0.6, method="full", model_name="a"),
+        ]
+        runs += [
+            result(task, SCORES[task], method="full", model_name="b") for task in ("rte", "sst2")
+        ]
         lines = table(runs, "Difference to full")
         assert (lines["CoLA"][OURS], lines["RTE"][OURS]) == ("-10.00", "+5.00")
         assert [*lines.index] == [OURS]
@@ -285,7 +354,10 @@ class TestTable:
         assert [*lines["Chosen on validation"][0]["learning_rate"]] == ["0.001", "0.0003"]
 
     def test_second_scores_beside_the_papers(self):
-        runs = [result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed) for seed, accuracy in enumerate((0.84, 0.86))]
+        runs = [
+            result("mrpc", {"f1": 0.88, "accuracy": accuracy}, seed)
+            for seed, accuracy in enumerate((0.84, 0.86))
+        ]
         runs.append(result("cola", {"matthews_correlation": 0.5, "accuracy": 0.8}))
         lines = table(runs)[["CoLA accuracy", "MRPC accuracy", "mean of CoLA and MRPC"]]
         assert "QQP accuracy" not in table(runs)
@@ -302,29 +374,50 @@ class TestTable:
 def of_the_17(task, accuracy, seed=0, method="houlsby", **arguments):
     """A run of one of the 17 further tasks, with a test accuracy."""
     run = result(task, {"accuracy": 0.5}, seed, method, **arguments)
-    return {**run, "test": {"accuracy": accuracy}, "labels": ["ham", "spam"], "dataset": {"rows": {"train": 5_573}}}
+    return {
+        **run,
+        "test": {"accuracy": accuracy},
+        "labels": ["ham", "spam"],
+        "dataset": {"rows": {"train": 5_573}},
+    }
 
 
 class TestAccuracies:
     def test_the_papers_columns_and_ours_with_errors_means_and_sizes(self):
         runs = [of_the_17("sms_spam", accuracy, seed) for seed, accuracy in enumerate((0.98, 0.99))]
-        runs += [of_the_17("crowdflower_airline", accuracy, seed) for seed, accuracy in enumerate((0.84, 0.86))]
-        runs += [of_the_17(task, 0.9, method="full") for task in ("sms_spam", "crowdflower_airline")]
+        runs += [
+            of_the_17("crowdflower_airline", accuracy, seed)
+            for seed, accuracy in enumerate((0.84, 0.86))
+        ]
+        runs += [
+            of_the_17(task, 0.9, method="full") for task in ("sms_spam", "crowdflower_airline")
+        ]
         runs += [of_the_17("sms_spam", 0.95, method="no_bert", trained=0)]
         lines = table(runs, "Test accuracy")
         names = ("sms spam", "CF airline", "mean of 2", "mean of 1 of 2020")
         spam, airline, both, of_2020 = (lines.loc[name] for name in names)
         assert [*spam][:6] == ["98.5", "99.3", "99.3", "95.1", "-", "-"]
-        assert (spam[OURS], airline[OURS], spam["no_bert"]) == ("98.50 ± 0.50", "85.00 ± 1.00", "95.00")
+        assert (spam[OURS], airline[OURS], spam["no_bert"]) == (
+            "98.50 ± 0.50",
+            "85.00 ± 1.00",
+            "95.00",
+        )
         assert both[OURS] == f"91.75 ± {hypot(0.5, 1) / 2:.2f}"
-        assert (both["2019: full"], both["2020: full"], both["no_bert"]) == (f"{(83.6 + 99.3) / 2:.1f}", "-", "-")
+        assert (both["2019: full"], both["2020: full"], both["no_bert"]) == (
+            f"{(83.6 + 99.3) / 2:.1f}",
+            "-",
+            "-",
+        )
         assert (of_2020["2020: full"], of_2020[OURS]) == ("83.6", "85.00 ± 1.00")
         assert [*lines.loc["as printed"]][:6] == ["72.7", "73.7", "74.0", "73.3", "71.4", "74.9"]
         totals = lines.loc["total parameters"]
         assert [*totals][1:4] == ["17x", "9.9x", "1.19x"]
         assert (totals[OURS], totals["full"]) == ("1.04x", "2x")
         assert lines.loc["trained per task"][OURS] == "2.00%"
-        assert (spam["data"], airline["data"]) == ("as in the paper", "5,573 rows, 2 classes; paper: 14,640, 3")
+        assert (spam["data"], airline["data"]) == (
+            "as in the paper",
+            "5,573 rows, 2 classes; paper: 14,640, 3",
+        )
 
     def test_complaints_count_once(self):
         runs = [of_the_17(f"customer_complaints_{by}", 0.5, method=method)
@@ -336,14 +429,22 @@ class TestAccuracies:
 
 class TestChart:
     def test_points_and_errors_are_the_tables(self):
-        runs = [cola(0.5), cola(0.54, 1), cola(0.6, method="full"), result("rte", {"accuracy": 0.7})]
+        runs = [
+            cola(0.5),
+            cola(0.54, 1),
+            cola(0.6, method="full"),
+            result("rte", {"accuracy": 0.7}),
+        ]
         (axes,) = draw(arrange(runs, CHOSEN)).axes
         assert [label.get_text() for label in axes.get_yticklabels()] == ["CoLA", "RTE"]
         assert axes.get_title() == "Mean and standard error of 1 to 2 seeds"
         drawn = {container.get_label(): container for container in axes.containers}
         assert [*drawn[OURS].lines[0].get_xdata()] == pytest.approx([52, 70])
         (segments, _) = (drawn[name].lines[2][0].get_segments() for name in drawn)
-        assert [tuple(end[0] for end in segment) for segment in segments] == [pytest.approx((50, 54)), (70, 70)]
+        assert [tuple(end[0] for end in segment) for segment in segments] == [
+            pytest.approx((50, 54)),
+            (70, 70),
+        ]
 
     def test_a_row_without_a_score_of_any_column_has_no_points(self):
         rte = {**result("rte", {"loss": 0.4}, method="full"), "chosen_by": "loss"}
@@ -367,7 +468,13 @@ def folder(tmp_path):
 
 
 def test_what_the_script_prints_and_writes(folder):
-    command = [sys.executable, ROOT / "recipes" / "study_table.py", folder, "--choose", "learning_rate"]
+    command = [
+        sys.executable,
+        ROOT / "recipes" / "study_table.py",
+        folder,
+        "--choose",
+        "learning_rate",
+    ]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert max(map(len, printed.splitlines())) <= 140
     assert "houlsby, r 64, share_layers 3: mean" in printed

@@ -1,4 +1,6 @@
-"""Sweeps: which runs there are, and that none is lost, run twice or left behind, whatever happens to the sweep."""
+"""Sweeps: which runs there are, and that none is lost, run twice or left behind, whatever happens
+to the sweep.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from sweeping.search import execute_all, make_searches
 
 
 ROOT = Path(__file__).parents[2]
-# What a sweep needs of a recipe, and no more: it goes on from its checkpoint, and writes results.json last, at once.
+# What a sweep needs of a recipe, and no more: it goes on from its checkpoint, and writes
+# results.json last, at once.
 RECIPE = """
 import json, os, sys, time
 from pathlib import Path
@@ -55,7 +58,8 @@ run = {"task": "toy", "method": "houlsby", "seed": seed, "chosen_by": "accuracy"
 """
 
 
-# Instead of accelerate launch, which takes seconds to start, and of PyTorch, which a sweep asks only for GPUs.
+# Instead of accelerate launch, which takes seconds to start, and of PyTorch, which a sweep asks
+# only for GPUs.
 STUBS = {
     "accelerate/__init__.py": "",
     "accelerate/commands/__init__.py": "",
@@ -112,7 +116,10 @@ def wait_for(condition, seconds=60):
 def starts(recipe):
     """Per run the steps that it was started at."""
     files = sorted((recipe.parent / "out").glob("*/*/starts"))
-    return {file.parent.name: [int(line.split()[0]) for line in file.read_text().splitlines()] for file in files}
+    return {
+        file.parent.name: [int(line.split()[0]) for line in file.read_text().splitlines()]
+        for file in files
+    }
 
 
 def results(recipe):
@@ -142,10 +149,14 @@ class TestRuns:
 
     @pytest.mark.parametrize(("chosen_by", "best"), [("accuracy", "0.003"), ("loss", "1e-3")])
     def test_the_best_point(self, tmp_path, chosen_by, best):
-        runs = make_runs(tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, [])
+        runs = make_runs(
+            tmp_path, Path("glue.py"), {"learning_rate": ["1e-3", "0.003", "1"], "seed": ["5"]}, []
+        )
         for run, score in zip(runs, (0.6, 0.7, None), strict=True):
             run.folder.mkdir(parents=True)
-            (run.folder / "results.json").write_text(json.dumps({"best_score": score, "chosen_by": chosen_by}))
+            (run.folder / "results.json").write_text(
+                json.dumps({"best_score": score, "chosen_by": chosen_by})
+            )
         assert best_point(runs) == {"learning_rate": best}
 
 
@@ -178,11 +189,18 @@ class TestExecution:
 
     def test_a_run_per_device(self, recipe):
         axes = {"learning_rate": ["1e-3"], "seed": ["0", "1", "2", "3"]}
-        assert self.sweep(recipe, axes, slots=[{"CUDA_VISIBLE_DEVICES": name} for name in ("GPU-a", "GPU-b")]) == {}
+        assert (
+            self.sweep(
+                recipe, axes, slots=[{"CUDA_VISIBLE_DEVICES": name} for name in ("GPU-a", "GPU-b")]
+            )
+            == {}
+        )
         spans: dict[str, list[tuple[float, float]]] = {}
         for file in results(recipe):
             _, begin, device, _ = (file.parent / "starts").read_text().split()
-            spans.setdefault(device, []).append((float(begin), json.loads(file.read_text())["ended"]))
+            spans.setdefault(device, []).append(
+                (float(begin), json.loads(file.read_text())["ended"])
+            )
         assert set(spans) == {"GPU-a", "GPU-b"}
         for runs in spans.values():
             runs.sort()
@@ -223,7 +241,9 @@ class TestSampling:
     def study(self, recipe, name):
         """As anyone loads it who has Optuna alone."""
         journal = str(recipe.parent / "out" / "optuna.journal")
-        return optuna.load_study(study_name=name, storage=JournalStorage(JournalFileBackend(journal)))
+        return optuna.load_study(
+            study_name=name, storage=JournalStorage(JournalFileBackend(journal))
+        )
 
     def test_tpe_samples_a_range_and_the_other_seeds_run_at_its_best_point(self, recipe):
         axes = {"r": ["8"], "learning_rate": ["1e-4:1e-2"], "seed": ["0", "1"]}
@@ -233,10 +253,13 @@ class TestSampling:
         rates = [trial.params["learning_rate"] for trial in trials]
         assert len(set(rates)) == 4
         assert all(1e-4 <= rate <= 1e-2 for rate in rates)
-        assert [trial.value for trial in trials] == pytest.approx([0.9 - abs(rate - 0.002) for rate in rates])
+        assert [trial.value for trial in trials] == pytest.approx(
+            [0.9 - abs(rate - 0.002) for rate in rates]
+        )
         best = min(rates, key=lambda rate: abs(rate - 0.002))
         assert sorted(starts(recipe)) == sorted(
-            f"r=8,learning_rate={rate!r},seed={seed}" for rate, seed in [*((r, 0) for r in rates), (best, 1)]
+            f"r=8,learning_rate={rate!r},seed={seed}"
+            for rate, seed in [*((r, 0) for r in rates), (best, 1)]
         )
         self.sweep(recipe, axes, **{**options, "n_trials": 5})
         assert len(starts(recipe)) in (6, 7), "one more point is sampled, which may be the best"
@@ -273,7 +296,9 @@ class TestSlots:
         assert slots == [{"CUDA_VISIBLE_DEVICES": device} for device in devices]
         command = launch_command(str(config) if processes else None, slots)
         assert command[5] == str(config if processes else CONFIGS / "one_gpu.yaml")
-        assert ("--main_process_port" in command) == bool(processes), "several launchers need other ports"
+        assert ("--main_process_port" in command) == bool(processes), (
+            "several launchers need other ports"
+        )
 
     @pytest.mark.parametrize(("given", "threads"), [(None, ["4", "4"]), ("3", ["3", "3"])])
     def test_without_a_gpu_the_cores_are_shared(self, monkeypatch, given, threads):
@@ -291,7 +316,9 @@ class TestAccidents:
     FLAGS = ("--learning_rate", "1e-3", "--seed", "0", "1", "2")
 
     def killed(self, recipe, with_its_runs):
-        """Kills a sweep in its second run, and returns the first one's results and the second one's folder."""
+        """Kills a sweep in its second run, and returns the first one's results and the second one's
+        folder.
+        """
         sweep = start(recipe, *self.FLAGS, "--steps", 15)
         second = recipe.parent / "out" / "toy" / "learning_rate=0.001,seed=1"
         wait_for(lambda: (second / "checkpoint").exists())
@@ -331,9 +358,13 @@ class TestAccidents:
             finish(sweep)
         assert list(starts(recipe).values()) == [[0]] * 4
 
-    @pytest.mark.parametrize(("number", "in_background"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+    @pytest.mark.parametrize(
+        ("number", "in_background"), [(signal.SIGINT, False), (signal.SIGTERM, True)]
+    )
     def test_an_interrupt_leaves_nothing_running(self, recipe, number, in_background):
-        """Also under nohup, and in the background of a script, where hangups and Ctrl-C are ignored."""
+        """Also under nohup, and in the background of a script, where hangups and Ctrl-C are
+        ignored.
+        """
         ignored = (signal.SIGHUP, signal.SIGINT) if in_background else ()
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ignored}
         sweep = start(recipe, *self.FLAGS, "--jobs", 2, "--steps", 600)
@@ -348,7 +379,9 @@ class TestAccidents:
         _, errors = finish(sweep, code=130)
         assert errors.rstrip().endswith("Interrupted. The same command resumes from here.")
         assert "Traceback" not in errors
-        assert not any(process.is_running() and process.status() != "zombie" for process in processes)
+        assert not any(
+            process.is_running() and process.status() != "zombie" for process in processes
+        )
 
     def test_the_commands_of_a_sweep(self, recipe):
         output, errors = finish(start(recipe, *self.FLAGS, "--steps", 1, "--dry_run"))

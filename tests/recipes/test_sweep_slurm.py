@@ -20,16 +20,35 @@ FILES = sorted((ROOT / "recipes" / "launch" / "slurm").glob("*.sbatch"))
 
 @pytest.fixture
 def slurm(recipe, monkeypatch):
-    """Starts a batch file as Slurm would, with this Python and a scontrol that only writes what it is asked to do."""
-    programs = {"python": f'exec {shlex.quote(sys.executable)} "$@"', "scontrol": f'echo "$@" > {recipe.parent}/asked'}
+    """Starts a batch file as Slurm would, with this Python and a scontrol that only writes what it
+    is asked to do.
+    """
+    programs = {
+        "python": f'exec {shlex.quote(sys.executable)} "$@"',
+        "scontrol": f'echo "$@" > {recipe.parent}/asked',
+    }
     for name, body in programs.items():
         (recipe.parent / name).write_text(f"#!/bin/sh\n{body}\n")
         (recipe.parent / name).chmod(0o755)
     monkeypatch.setenv("PATH", os.pathsep.join([str(recipe.parent), os.environ["PATH"]]))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    flags = ["--learning_rate", "1e-3", "--seed", "0", "1", "--steps", "8", "--output_dir", recipe.parent / "out"]
+    flags = [
+        "--learning_rate",
+        "1e-3",
+        "--seed",
+        "0",
+        "1",
+        "--steps",
+        "8",
+        "--output_dir",
+        recipe.parent / "out",
+    ]
     return lambda file: subprocess.Popen(
-        ["bash", file, recipe, *flags], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ["bash", file, recipe, *flags],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -1,4 +1,6 @@
-"""Classification of any texts: from somebody's own file to a model, its scores, its predictions and its evaluation."""
+"""Classification of any texts: from somebody's own file to a model, its scores, its predictions and
+its evaluation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ import houlsby_peft
 import paper_tasks
 import text_classification
 from common.arguments import ClassifierArguments, RecipeTrainingArguments, parse_command
-from common.classification import ClassificationArguments, ClassificationTrainer, classification_scores
+from common.classification import (
+    ClassificationArguments,
+    ClassificationTrainer,
+    classification_scores,
+)
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE
 from demo import minimal_pairs
@@ -49,8 +55,13 @@ def evaluate(folder: Path, *flags: object) -> dict:
 class TestKindsOfLabels:
     def test_texts_as_labels_and_a_validation_split_of_its_own(self, encoder, tmp_path, capsys):
         write(tmp_path / "reviews.csv", text=SENTENCES, topic=["good", "bad", "good"] * 20)
-        results = classify(encoder, tmp_path / "reviews.csv", tmp_path / "run", "--label_columns", "topic")
-        assert "no validation split: 6 of the 60 training examples are used instead" in capsys.readouterr().out
+        results = classify(
+            encoder, tmp_path / "reviews.csv", tmp_path / "run", "--label_columns", "topic"
+        )
+        assert (
+            "no validation split: 6 of the 60 training examples are used instead"
+            in capsys.readouterr().out
+        )
         assert results["labels"] == ["bad", "good"]
         assert results["test"] is None
         assert results["task"] == "reviews"
@@ -65,12 +76,15 @@ class TestKindsOfLabels:
         results = classify(encoder, tmp_path, tmp_path / "run")
         logits = logits_of(encoder, tmp_path / "run" / "adapter", 3, SENTENCES)
         expected = np.array([[tag in row for tag in "abc"] for row in tags])
-        assert results["test"]["accuracy"] == pytest.approx(((logits > 0) == expected).all(1).mean())
+        assert results["test"]["accuracy"] == pytest.approx(
+            ((logits > 0) == expected).all(1).mean()
+        )
         assert results["chosen_by"] == "macro_f1"
-        # The thresholds that are recorded have the best F1 of all on validation, and decide what is predicted.
-        chosen = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())["recorded"][
-            "thresholds"
-        ]
+        # The thresholds that are recorded have the best F1 of all on validation, and decide what is
+        # predicted.
+        chosen = json.loads((tmp_path / "run" / "adapter" / "adapter_config.json").read_text())[
+            "recorded"
+        ]["thresholds"]
         scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
         for number, threshold in enumerate(chosen):
             own, wanted = scores[:, number], expected[:, number]
@@ -87,14 +101,30 @@ class TestKindsOfLabels:
         for unit, shift in ((1, 0), (200, 600)):
             folder = tmp_path / str(unit)
             for split in ("train", "test"):
-                columns = {"title": SENTENCES, "body": SENTENCES[::-1], "score": unit * targets + shift}
+                columns = {
+                    "title": SENTENCES,
+                    "body": SENTENCES[::-1],
+                    "score": unit * targets + shift,
+                }
                 write(folder / f"{split}.jsonl", **columns)
-            flags = ("--text_columns", "title", "body", "--method", method, "--learning_rate", "1e-2")
+            flags = (
+                "--text_columns",
+                "title",
+                "body",
+                "--method",
+                method,
+                "--learning_rate",
+                "1e-2",
+            )
             results = classify(encoder, folder, folder / "run", *flags)
             if method == "houlsby":
-                outputs = logits_of(encoder, folder / "run" / "adapter", 1, SENTENCES, SENTENCES[::-1])[:, 0]
+                outputs = logits_of(
+                    encoder, folder / "run" / "adapter", 1, SENTENCES, SENTENCES[::-1]
+                )[:, 0]
                 error = np.abs(outputs - (unit * targets + shift))
-                assert results["test"]["mean_absolute_error"] == pytest.approx(error.mean(), rel=1e-4)
+                assert results["test"]["mean_absolute_error"] == pytest.approx(
+                    error.mean(), rel=1e-4
+                )
                 assert results["test"]["root_mean_squared_error"] == pytest.approx(
                     np.sqrt((error**2).mean()), rel=1e-4
                 )
@@ -113,15 +143,25 @@ class TestKindsOfLabels:
         for split in ("train", "validation"):
             write(tmp_path / f"{split}.csv", text=texts, label=labels)
         classify(encoder, tmp_path, tmp_path / "run", "--class_weights", "balanced")
-        assert "weights of the classes in the loss: common 0.54, rare 6.50" in capsys.readouterr().out
+        assert (
+            "weights of the classes in the loss: common 0.54, rare 6.50" in capsys.readouterr().out
+        )
 
     @pytest.mark.parametrize("several", [False, True])
     def test_the_weighted_loss(self, tmp_path, several):
         """By its formula: the mean over rows of each row's loss times the weight of its class."""
-        logits, weights = torch.randn(4, 3, generator=torch.manual_seed(0)), torch.tensor([0.5, 1.0, 4.0])
-        labels = torch.tensor([[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]] if several else [0, 2, 1, 0])
+        logits, weights = (
+            torch.randn(4, 3, generator=torch.manual_seed(0)),
+            torch.tensor([0.5, 1.0, 4.0]),
+        )
+        labels = torch.tensor(
+            [[1.0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]] if several else [0, 2, 1, 0]
+        )
         trainer = object.__new__(ClassificationTrainer)
-        trainer.weights, trainer.args = weights, RecipeTrainingArguments(str(tmp_path), use_cpu=True)
+        trainer.weights, trainer.args = (
+            weights,
+            RecipeTrainingArguments(str(tmp_path), use_cpu=True),
+        )
         loss = trainer.compute_loss(lambda **inputs: type("Output", (), {"logits": inputs["x"]}),
                                     {"x": logits, "labels": labels})  # fmt: skip
         if several:
@@ -133,7 +173,9 @@ class TestKindsOfLabels:
 
 
 class TestScores:
-    @pytest.mark.parametrize(("rows", "macro"), [([[1, 0, 0], [0, 1, 0]], 1.0), ([[0, 0, 0], [0, 0, 0]], 0.0)])
+    @pytest.mark.parametrize(
+        ("rows", "macro"), [([[1, 0, 0], [0, 1, 0]], 1.0), ([[0, 0, 0], [0, 0, 0]], 0.0)]
+    )
     def test_a_label_that_no_row_and_no_prediction_has_is_not_averaged_over(self, rows, macro):
         labels = np.array(rows, dtype=np.float32)
         scores = classification_scores(2 * labels - 1, labels, MULTI)
@@ -149,16 +191,23 @@ class TestPoolers:
         saved = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
         own = saved["base_model.model.bert.pooler.dense.weight"]
         assert not torch.equal(own, load_file(encoder / "model.safetensors")["pooler.dense.weight"])
-        right = logits_of(encoder, tmp_path / "run" / "adapter", 2, SENTENCES).argmax(-1) == [0, 1] * 30
+        right = (
+            logits_of(encoder, tmp_path / "run" / "adapter", 2, SENTENCES).argmax(-1) == [0, 1] * 30
+        )
         assert results["test"]["accuracy"] == pytest.approx(right.mean())
 
     def test_an_encoder_without_one(self, encoder, tmp_path):
         tokenizer = AutoTokenizer.from_pretrained(encoder)
-        config = DistilBertConfig(vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=4, hidden_dim=48)
+        config = DistilBertConfig(
+            vocab_size=len(tokenizer), dim=32, n_layers=2, n_heads=4, hidden_dim=48
+        )
         DistilBertModel(config).save_pretrained(tmp_path / "distilbert")
         tokenizer.save_pretrained(tmp_path / "distilbert")
         data = write(tmp_path / "train.csv", text=SENTENCES, label=[0, 1] * 30)
-        with pytest.raises(RecipeError, match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none"):
+        with pytest.raises(
+            RecipeError,
+            match=r"--train_pooler needs an encoder with a pooler; DistilBert.* has none",
+        ):
             classify(tmp_path / "distilbert", data, tmp_path / "run", "--train_pooler", "true")
 
 
@@ -198,7 +247,9 @@ class TestFromAFileToPredictions:
         with pytest.raises(RecipeError, match=r"one of the 3 classes .*line 2 has 'Other'"):
             evaluate(tmp_path, "--data", new, "--evaluate", run_folder)
 
-    def test_data_that_were_trained_on_as_a_whole_are_named(self, encoder, tickets, tmp_path, capsys):
+    def test_data_that_were_trained_on_as_a_whole_are_named(
+        self, encoder, tickets, tmp_path, capsys
+    ):
         data = tickets / "tickets.csv"
         classify(encoder, data, tmp_path, "--do_train")
         assert results_of(tmp_path)["dataset"]["rows"] == {"train": 60}
@@ -210,14 +261,26 @@ class TestFromAFileToPredictions:
     @pytest.mark.parametrize("labeled", [True, False])
     def test_predictions_of_a_test_file(self, tickets, tmp_path, labeled, capsys):
         """In the evaluation's own folder; a spreadsheet computes none of them."""
-        columns = {"message": [*TEXTS.values(), "=1+1", "-5"], "category": [*TEXTS, "Login", "Login"]}
-        test = write(tmp_path / "test.csv", **(columns if labeled else {"message": columns["message"]}))
+        columns = {
+            "message": [*TEXTS.values(), "=1+1", "-5"],
+            "category": [*TEXTS, "Login", "Login"],
+        }
+        test = write(
+            tmp_path / "test.csv", **(columns if labeled else {"message": columns["message"]})
+        )
         saved = tickets / "runs" / "tickets" / "adapter"
-        found = evaluate(tmp_path, "--data", tickets / "tickets.csv", "--test_file", test, "--evaluate", saved)
+        found = evaluate(
+            tmp_path, "--data", tickets / "tickets.csv", "--test_file", test, "--evaluate", saved
+        )
         table = pd.read_csv(tmp_path / "evaluation" / "predictions.csv")
         assert table["predicted"][:3].tolist() == list(TEXTS)
         assert table["message"].tolist() == [*TEXTS.values(), "'=1+1", "'-5"]
-        assert list(table.columns) == ["message", *(["label"] if labeled else []), "predicted", "probability"]
+        assert list(table.columns) == [
+            "message",
+            *(["label"] if labeled else []),
+            "predicted",
+            "probability",
+        ]
         printed = capsys.readouterr().out
         assert ("test: accuracy" in printed) == labeled
         assert str(tmp_path / "evaluation.json") in printed
@@ -232,20 +295,42 @@ class TestFromAFileToPredictions:
         assert found["evaluated"].endswith("model" if method == "full" else "adapter")
 
     @pytest.mark.parametrize("method", ["houlsby", "lora"])
-    def test_the_columns_of_pairs_are_those_of_later_evaluations(self, encoder, tmp_path, capsys, method):
+    def test_the_columns_of_pairs_are_those_of_later_evaluations(
+        self, encoder, tmp_path, capsys, method
+    ):
         columns = {"title": SENTENCES, "body": SENTENCES[::-1], "label": ["a", "b"] * 30}
         data, out = write(tmp_path / "mails.csv", **columns), tmp_path / "run"
-        results = classify(encoder, data, out, "--text_columns", "title", "body", "--method", method)
+        results = classify(
+            encoder, data, out, "--text_columns", "title", "body", "--method", method
+        )
         if method == "houlsby":
-            main(["predict", str(out / "adapter"), "--file", str(data), "--output", str(tmp_path / "new.csv")])
+            main(
+                [
+                    "predict",
+                    str(out / "adapter"),
+                    "--file",
+                    str(data),
+                    "--output",
+                    str(tmp_path / "new.csv"),
+                ]
+            )
             expected = logits_of(encoder, out / "adapter", 2, SENTENCES, SENTENCES[::-1])
             found = pd.read_csv(tmp_path / "new.csv")["predicted_label"].map({"a": 0, "b": 1})
-            assert (found == expected.argmax(-1)).mean() > 0.98, "logits may be equal but for rounding"
+            assert (found == expected.argmax(-1)).mean() > 0.98, (
+                "logits may be equal but for rounding"
+            )
         found = evaluate(tmp_path / "evaluation", "--data", data, "--evaluate", out)
         assert "texts: title, body; " in capsys.readouterr().out
         assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
-        others = write(tmp_path / "others.csv", subject=columns["title"], body=columns["body"], label=columns["label"])
-        with pytest.raises(AdapterError, match=r"must read pairs of texts, .* on 'title' and 'body'; got body"):
+        others = write(
+            tmp_path / "others.csv",
+            subject=columns["title"],
+            body=columns["body"],
+            label=columns["label"],
+        )
+        with pytest.raises(
+            AdapterError, match=r"must read pairs of texts, .* on 'title' and 'body'; got body"
+        ):
             evaluate(tmp_path / "evaluation", "--data", others, "--evaluate", out)
 
 
@@ -264,13 +349,18 @@ class TestFlags:
         assert expected.items() <= found.items()
 
     @pytest.mark.parametrize(
-        ("flags", "done"), [([], "train eval predict"), (["--do_train"], "train"), (["--do_eval"], "eval")]
+        ("flags", "done"),
+        [([], "train eval predict"), (["--do_train"], "train"), (["--do_eval"], "eval")],
     )
     def test_what_is_done(self, flags, done):
         found = self.parse("--data", "user/data", *flags)
-        assert [name for name in ("train", "eval", "predict") if found[f"do_{name}"]] == done.split()
+        assert [
+            name for name in ("train", "eval", "predict") if found[f"do_{name}"]
+        ] == done.split()
         assert (found["eval_strategy"] == "no") == ("eval" not in done)
-        assert (found["model_name"] is None) == ("train" not in done), "what was trained knows its encoder"
+        assert (found["model_name"] is None) == ("train" not in done), (
+            "what was trained knows its encoder"
+        )
 
     @pytest.mark.parametrize("kind", ["json", "yaml"])
     def test_a_file_and_flags_after_it(self, tmp_path, monkeypatch, kind):
@@ -292,7 +382,14 @@ class TestFlags:
 
     def test_a_checkpoint_for_each_evaluation(self):
         found = self.parse(
-            "--data", "user/data", "--eval_strategy", "steps", "--save_strategy", "steps", "--eval_steps", 7
+            "--data",
+            "user/data",
+            "--eval_strategy",
+            "steps",
+            "--save_strategy",
+            "steps",
+            "--eval_steps",
+            7,
         )
         assert found["save_steps"] == 7
 
@@ -303,21 +400,34 @@ class TestFlags:
                 "--metric_for_best_model", "bleu")  # fmt: skip
 
 
-@pytest.mark.parametrize("flags", [["--method", "full"], ["--head", "two_layer"]], ids=["full", "two_layer"])
+@pytest.mark.parametrize(
+    "flags", [["--method", "full"], ["--head", "two_layer"]], ids=["full", "two_layer"]
+)
 def test_the_papers_tasks(flags, encoder, tmp_path):
     """Both columns of table 3 of Mohebbi and Rajaei 2020, for one of the 17 tasks."""
     for split in ("train", "validation", "test"):
-        write(tmp_path / "additional" / "sms_spam" / f"{split}.csv", text=SENTENCES, label=["ham", "spam"] * 30)
+        write(
+            tmp_path / "additional" / "sms_spam" / f"{split}.csv",
+            text=SENTENCES,
+            label=["ham", "spam"] * 30,
+        )
     command = ["--data", tmp_path / "additional", "--model_name", encoder, "--use_cpu", "--max_steps", 1,
                "--output_dir", tmp_path / "run", *flags]  # fmt: skip
     run(paper_tasks, *command, "--task", "sms_spam")
     results = results_of(tmp_path / "run")
     table = accuracies(arrange(collect(tmp_path / "run"), ()))
     (own,) = {*table} - {*PAPER_COLUMNS, "data"}
-    assert table[own]["sms spam"] == table[own]["mean of 1"] == f"{100 * results['test']['accuracy']:.2f}"
+    assert (
+        table[own]["sms spam"]
+        == table[own]["mean of 1"]
+        == f"{100 * results['test']['accuracy']:.2f}"
+    )
     assert table["data"]["sms spam"] == "180 rows, 2 classes; paper: 5,573, 2"
     if "two_layer" in flags:
         weights = load_file(tmp_path / "run" / "adapter" / "adapter_model.safetensors")
-        assert sum(value.numel() for key, value in weights.items() if "classifier" in key) == 32 * 32 + 32 + 2 * 32 + 2
+        assert (
+            sum(value.numel() for key, value in weights.items() if "classifier" in key)
+            == 32 * 32 + 32 + 2 * 32 + 2
+        )
     with pytest.raises(RecipeError, match="has no folder 20_newsgroups"):
         run(paper_tasks, *command)

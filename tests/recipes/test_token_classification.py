@@ -37,7 +37,12 @@ def sentences(size, seed=0):
     rng = random.Random(seed)
     for _ in range(size):
         words, tags = [], []
-        for chunk, kind in [(rng.choice(NAMES), "PER"), ("visits", ""), (rng.choice(PLACES), "LOC"), (".", "")]:
+        for chunk, kind in [
+            (rng.choice(NAMES), "PER"),
+            ("visits", ""),
+            (rng.choice(PLACES), "LOC"),
+            (".", ""),
+        ]:
             for number, word in enumerate(chunk.split()):
                 words.append(word)
                 tags.append("O" if not kind else f"{'I' if number else 'B'}-{kind}")
@@ -46,7 +51,10 @@ def sentences(size, seed=0):
 
 def write_conll(path, size, seed=0):
     blocks = ["-DOCSTART- -X- O"]
-    blocks += ["\n".join(f"{word} _ {tag}" for word, tag in zip(*pair, strict=True)) for pair in sentences(size, seed)]
+    blocks += [
+        "\n".join(f"{word} _ {tag}" for word, tag in zip(*pair, strict=True))
+        for pair in sentences(size, seed)
+    ]
     path.write_text("\n\n".join(blocks) + "\n\n")
 
 
@@ -54,7 +62,9 @@ def write_conll(path, size, seed=0):
 def encoder(tmp_path_factory):
     """Its vocabulary has no "visits", which takes two word pieces."""
     words = {word.lower() for name in NAMES + PLACES for word in name.split()}
-    return save_tiny_encoder(tmp_path_factory.mktemp("encoder"), words=["visit", "##s", *sorted(words)])
+    return save_tiny_encoder(
+        tmp_path_factory.mktemp("encoder"), words=["visit", "##s", *sorted(words)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +100,21 @@ class TestRuns:
             with torch.no_grad():
                 predicted = model(**tokens).logits[0].argmax(-1)
             first = [tokens.word_ids().index(word) for word in range(len(words))]
-            right += [results["labels"][predicted[token]] == tag for token, tag in zip(first, tags, strict=True)]
+            right += [
+                results["labels"][predicted[token]] == tag
+                for token, tag in zip(first, tags, strict=True)
+            ]
         assert results["test"]["accuracy"] == pytest.approx(np.mean(right))
         for files, name in ((data, "best_scores"), (data / "test.conll", "test")):
-            flags = ["--data", files, "--evaluate", tmp_path / "run", "--output_dir", tmp_path / "again", "--use_cpu"]
+            flags = [
+                "--data",
+                files,
+                "--evaluate",
+                tmp_path / "run",
+                "--output_dir",
+                tmp_path / "again",
+                "--use_cpu",
+            ]
             run(token_classification, *flags)
             found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
             assert found["scores"] == pytest.approx({**found["scores"], **results[name]}, rel=1e-4)
@@ -108,7 +129,8 @@ class TestRuns:
     @pytest.mark.parametrize("name", ["train.jsonl", "."])
     def test_parts_of_speech_from_lists_and_a_split_of_its_own(self, encoder, tmp_path, name):
         rows = [
-            {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]} for words, tags in sentences(40)
+            {"words": words, "upos": ["X" if tag == "O" else "NOUN" for tag in tags]}
+            for words, tags in sentences(40)
         ]
         pd.DataFrame(rows).to_json(tmp_path / "train.jsonl", orient="records", lines=True)
         results = tag(encoder, tmp_path / name, tmp_path / "run")
@@ -124,19 +146,25 @@ class TestRuns:
 
     def test_a_tag_that_training_lacks(self, encoder, data, tmp_path):
         (data / "validation.conll").write_text("Ada O\n\nOslo B-GPE\n")
-        with pytest.raises(RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"):
+        with pytest.raises(
+            RecipeError, match=r"validation: line 3 has the tag 'B-GPE', .*: they have B-LOC, B-PER"
+        ):
             tag(encoder, data, tmp_path / "run")
 
 
 class TestData:
     def test_declared_tags(self):
-        features = Features({"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))})
+        features = Features(
+            {"tokens": List(Value("string")), "ner_tags": List(ClassLabel(names=["O", "B-X"]))}
+        )
         data = Dataset.from_dict({"tokens": [["a", "b"]], "ner_tags": [[1, 0]]}, features=features)
         columns = ("tokens", find_column(data, None, TAG_COLUMNS, "--tag_column"))
         assert columns[1] == "ner_tags"
         tags = find_labels(data, columns[1:], MULTI).names
         assert tags == ("O", "B-X")
-        assert list(read_tags(data, "train", columns, tags)) == [{"words": ["a", "b"], "tags": [1, 0]}]
+        assert list(read_tags(data, "train", columns, tags)) == [
+            {"words": ["a", "b"], "tags": [1, 0]}
+        ]
 
     @pytest.mark.parametrize(
         "row",
@@ -151,7 +179,14 @@ class TestData:
 class TestAlignment:
     def test_a_words_tag_is_on_its_first_piece(self, tokenizer):
         row = tokenize_words([(["Ada", "visits", "Oslo"], [3, 1, 2])], tokenizer, 16)[0]
-        assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == ["[CLS]", "ada", "visit", "##s", "oslo", "[SEP]"]
+        assert tokenizer.convert_ids_to_tokens(row["input_ids"]) == [
+            "[CLS]",
+            "ada",
+            "visit",
+            "##s",
+            "oslo",
+            "[SEP]",
+        ]
         assert row["labels"] == [IGNORED, 3, 1, IGNORED, 2, IGNORED]
 
     @pytest.mark.parametrize("max_length", [3, 4, 5, 7])
@@ -173,7 +208,9 @@ class TestScores:
     def test_scores_by_hand(self):
         expected = [["B-X", "I-X", "O"], ["B-Y", "O", "B-X"]]
         predicted = [["B-X", "O", "O"], ["B-Y", "O", "B-X"]]
-        assert entity_scores(expected, predicted) == pytest.approx({"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3})
+        assert entity_scores(expected, predicted) == pytest.approx(
+            {"f1": 4 / 6, "precision": 2 / 3, "recall": 2 / 3}
+        )
         assert entity_scores([["O"]], [["O"]]) == {"f1": 0, "precision": 0, "recall": 0}
 
     def test_no_entity_is_expected_or_predicted(self):
@@ -190,4 +227,6 @@ class TestScores:
         scores = TaggingTask(name="t", labels=("B-X", "O")).score(
             EvalPrediction(outputs, np.array([[IGNORED, 0, 0, IGNORED]]))
         )
-        assert scores == pytest.approx({"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2})
+        assert scores == pytest.approx(
+            {"accuracy": 1 / 2, "f1": 2 / 3, "precision": 1, "recall": 1 / 2}
+        )

@@ -1,4 +1,6 @@
-"""A bank with every kind of task: mixed batches, several classes, thresholds, and tasks that change while it runs."""
+"""A bank with every kind of task: mixed batches, several classes, thresholds, and tasks that change
+while it runs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from hub_models import WORDS, make_adapter
 from tiny_models import perturb
 
 
-CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
+CONTEXT = (
+    "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. "
+    * 8
+)
 TAGS = {"id2label": {0: "O", 1: "B-THING", 2: "I-THING"}}
 LABELS = {"id2label": dict(enumerate("vwxyz")), "problem_type": "multi_label_classification"}
 KINDS = {
@@ -34,7 +39,10 @@ KINDS = {
     "similarity": (AutoModelForSequenceClassification, {"id2label": {0: "similarity"}}),
     "labels": (AutoModelForSequenceClassification, LABELS),
     "things": (AutoModelForTokenClassification, TAGS),
-    "more things": (AutoModelForTokenClassification, {"id2label": {0: "O", 1: "B-X", 2: "B-Y", 3: "I-Y"}}),
+    "more things": (
+        AutoModelForTokenClassification,
+        {"id2label": {0: "O", 1: "B-X", 2: "B-Y", 3: "I-Y"}},
+    ),
     "answer": (AutoModelForQuestionAnswering, {}),
     "other answer": (AutoModelForQuestionAnswering, {}),
     "vector": (AutoModel, {}),
@@ -80,11 +88,17 @@ def approximately(value):
         return {key: approximately(item) for key, item in value.items()}
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return [approximately(item) for item in value]
-    return value if isinstance(value, (str, int, type(None))) else pytest.approx(value, rel=1e-3, abs=1e-5)
+    return (
+        value
+        if isinstance(value, (str, int, type(None)))
+        else pytest.approx(value, rel=1e-3, abs=1e-5)
+    )
 
 
 @pytest.mark.parametrize("batch_size", [3, 64])
-def test_every_kind_of_task_is_predicted_as_by_its_adapter_alone(folders, requests, expected, batch_size):
+def test_every_kind_of_task_is_predicted_as_by_its_adapter_alone(
+    folders, requests, expected, batch_size
+):
     found = TaskBank(folders).predict(requests, batch_size=batch_size)
     for (task, _), result, other in zip(requests, found, expected, strict=True):
         assert result == approximately(other), task
@@ -96,7 +110,9 @@ def test_the_base_models_of_all_kinds_share_their_weights(folders, requests):
     bank = TaskBank(folders)
     bank.predict(requests)
     bases = [first.base_model for first in bank._held._first.values()]
-    weights = [{p.data_ptr() for n, p in base.named_parameters() if "houlsby" not in n} for base in bases]
+    weights = [
+        {p.data_ptr() for n, p in base.named_parameters() if "houlsby" not in n} for base in bases
+    ]
     assert len(bases) == 4
     embeddings = {base.get_input_embeddings().weight.data_ptr() for base in bases}
     assert len(embeddings) == 1
@@ -109,14 +125,17 @@ def test_embeddings_are_the_mean_of_the_tokens(base, folders):
     adapted.load_adapter(str(folders["vector"]), "own")
     adapted.set_adapter("own")
     tokenizer = AutoTokenizer.from_pretrained(base)
-    # In a batch, a pair has a second end mark even if its second text is empty; a tokenizer alone leaves it out.
+    # In a batch, a pair has a second end mark even if its second text is empty; a tokenizer alone
+    # leaves it out.
     pairs = [(WORDS[0], WORDS[1]), (WORDS[0], ""), ("", WORDS[0])]
     rows = [tokenizer(text, return_tensors="pt") for text in WORDS]
     rows += [tokenizer([first], [second], return_tensors="pt") for first, second in pairs]
     with torch.no_grad():
         hidden = [adapted.eval()(**row).last_hidden_state[0] for row in rows]
     found = houlsby_peft.load(folders["vector"]).predict([*WORDS, *pairs], batch_size=5)
-    torch.testing.assert_close(torch.tensor(found), torch.stack([own.mean(0) for own in hidden]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor(found), torch.stack([own.mean(0) for own in hidden]), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_best_classes(folders):
@@ -125,9 +144,15 @@ def test_the_best_classes(folders):
     tokens = predictor.tokenizer(WORDS[0], return_tensors="pt")
     with torch.no_grad():
         scores = predictor.model(**tokens, adapter_names=["default"]).logits.softmax(-1)[0]
-    by_score = [("abcd"[i], pytest.approx(scores[i].item(), rel=1e-4)) for i in scores.argsort(descending=True)]
+    by_score = [
+        ("abcd"[i], pytest.approx(scores[i].item(), rel=1e-4))
+        for i in scores.argsort(descending=True)
+    ]
     for top_k in (1, 3, 4, 9):
-        for [found] in (predictor.predict(WORDS[0], top_k=top_k), bank.predict([("topic", WORDS[0])], top_k=top_k)):
+        for [found] in (
+            predictor.predict(WORDS[0], top_k=top_k),
+            bank.predict([("topic", WORDS[0])], top_k=top_k),
+        ):
             assert [(item["label"], item["score"]) for item in found] == by_score[:top_k]
     both = bank.predict([("topic", WORDS[0]), ("vector", WORDS[0])], top_k=[2, None])
     assert len(both[0]) == 2
@@ -135,7 +160,9 @@ def test_the_best_classes(folders):
     many = houlsby_peft.load(folders["labels"]).predict(WORDS[0], top_k=5)[0]
     assert many == approximately(bank.predict([("labels", WORDS[0])], top_k=5)[0])
     for task, kind in {"similarity": "regression", "vector": "feature-extraction"}.items():
-        with pytest.raises(ValueError, match=rf"top_k is for text classification; the task of .* is {kind}\."):
+        with pytest.raises(
+            ValueError, match=rf"top_k is for text classification; the task of .* is {kind}\."
+        ):
             houlsby_peft.load(folders[task]).predict(WORDS[0], top_k=2)
         with pytest.raises(ValueError, match="top_k is for text classification"):
             bank.predict([("topic", WORDS[0]), (task, WORDS[0])], top_k=2)
@@ -147,13 +174,17 @@ def test_thresholds(folders):
     free = TaskBank(folders)
     many = free.predict([("labels", WORDS[0])], top_k=9)[0]
     best = free.predict([("topic", WORDS[0])])[0]
-    assert free.predict([("labels", WORDS[0])])[0] == approximately([item for item in many if item["score"] >= 0.5])
+    assert free.predict([("labels", WORDS[0])])[0] == approximately(
+        [item for item in many if item["score"] >= 0.5]
+    )
     middle = many[2]["score"]
     requests = [("labels", WORDS[0]), ("topic", WORDS[0])]
 
     def bank_with(labels, topic):
         least = {"labels": labels, "topic": topic}
-        return TaskBank({task: TaskSource(folders[task], threshold=score) for task, score in least.items()})
+        return TaskBank(
+            {task: TaskSource(folders[task], threshold=score) for task, score in least.items()}
+        )
 
     bank = bank_with(middle - 1e-4, best["score"] + 1e-4)
     assert bank.predict(requests) == [
@@ -165,7 +196,9 @@ def test_thresholds(folders):
     with pytest.raises(ValueError, match=r"A threshold must be between 0 and 1; got 2 for "):
         TaskSource("anywhere", threshold=2)
     for task in ("similarity", "things", "answer", "vector"):
-        with pytest.raises(ValueError, match=r"A threshold is for text classification; the task of "):
+        with pytest.raises(
+            ValueError, match=r"A threshold is for text classification; the task of "
+        ):
             free.add("new", TaskSource(folders[task], threshold=0.5))
     assert "new" not in free.tasks
     assert all(entry.task != "new" for entry in free._held)
@@ -178,13 +211,17 @@ def test_tasks_are_added_replaced_and_removed(folders):
     bank.add("labels", TaskSource(folders["labels"], threshold=0.0))
     assert bank.held == bank.tasks == ("topic", "answer", "labels")
     assert len(bank.predict([("labels", WORDS[0])])[0]) == 5
-    with pytest.raises(AdapterError, match=r"must be new to the bank; got 'topic'\. Give replace=True"):
+    with pytest.raises(
+        AdapterError, match=r"must be new to the bank; got 'topic'\. Give replace=True"
+    ):
         bank.add("topic", folders["labels"])
     with pytest.raises(HubError, match="is no folder, and on the Hub: "):
         bank.add("topic", folders["topic"] / "nothing", replace=True)
     assert bank.predict([("topic", WORDS[0])]) == before
     bank.add("topic", folders["similarity"], replace=True)
-    assert bank.predict([("topic", WORDS[0])]) == houlsby_peft.load(folders["similarity"]).predict(WORDS[0])
+    assert bank.predict([("topic", WORDS[0])]) == houlsby_peft.load(folders["similarity"]).predict(
+        WORDS[0]
+    )
     nbytes = bank._held.nbytes
     bank.remove("labels")
     assert bank.tasks == ("topic", "answer")
@@ -192,15 +229,21 @@ def test_tasks_are_added_replaced_and_removed(folders):
     weights = load_file(folders["labels"] / "adapter_model.safetensors").values()
     assert nbytes - bank._held.nbytes == sum(weight.nbytes for weight in weights)
     for change in (bank.remove, bank.reload, lambda task: bank.warm_up([task])):
-        with pytest.raises(AdapterError, match=r"A task must be among those of the bank: .*; got labels\."):
+        with pytest.raises(
+            AdapterError, match=r"A task must be among those of the bank: .*; got labels\."
+        ):
             change("labels")
 
 
-def test_a_changed_folder_is_loaded_again_and_running_requests_keep_the_old_adapter(base, folders, tmp_path):
+def test_a_changed_folder_is_loaded_again_and_running_requests_keep_the_old_adapter(
+    base, folders, tmp_path
+):
     old, new = (make_adapter(tmp_path / str(seed), base, str(base), seed) for seed in (1, 2))
     expected = [houlsby_peft.load(folder).predict(WORDS) for folder in (old, new)]
     assert expected[0] != expected[1]
-    bank = TaskBank({"first": folders["topic"], "changing": shutil.copytree(old, tmp_path / "live")})
+    bank = TaskBank(
+        {"first": folders["topic"], "changing": shutil.copytree(old, tmp_path / "live")}
+    )
     bank.warm_up()
     requests = [("changing", text) for text in WORDS]
     assert bank.predict(requests) == approximately(expected[0])

@@ -34,7 +34,10 @@ KINDS = {
     "answer": (AutoModelForQuestionAnswering, {}),
     "vector": (AutoModel, {}),
 }
-INPUTS = {"answer": [("who said ?", "he said so . a film"), ("who ?", "he")], "things": ["a fine film", "he " * 20]}
+INPUTS = {
+    "answer": [("who said ?", "he said so . a film"), ("who ?", "he")],
+    "things": ["a fine film", "he " * 20],
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +46,24 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     torch.manual_seed(0)
     sizes = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 16, "initializer_range": 0.3}
-    GPT2Model(GPT2Config(vocab_size=len(WORDS), **sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(folder)
-    words = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    GPT2Model(
+        GPT2Config(vocab_size=len(WORDS), **sizes, bos_token_id=0, eos_token_id=0)
+    ).save_pretrained(folder)
+    words = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
+    )
     words.pre_tokenizer = Whitespace()
     special = {"eos_token": "<eos>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=words, **special, model_max_length=16).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=words, **special, model_max_length=16).save_pretrained(
+        folder
+    )
     return folder
 
 
 def save(folder, base, task, pad_token=None, **options):
-    """Save an adapter of random weights; with a pad token, also the tokenizer that has it and further options."""
+    """Save an adapter of random weights; with a pad token, also the tokenizer that has it and
+    further options.
+    """
     auto_class, head = KINDS[task]
     torch.manual_seed(1)
     model = get_peft_model(auto_class.from_pretrained(base, **head), HoulsbyConfig(r=4))
@@ -66,20 +77,29 @@ def save(folder, base, task, pad_token=None, **options):
 def flat(result):
     """Return the numbers and texts of a result in their order."""
     if isinstance(result, (list, dict)):
-        return [item for part in (result.values() if isinstance(result, dict) else result) for item in flat(part)]
+        return [
+            item
+            for part in (result.values() if isinstance(result, dict) else result)
+            for item in flat(part)
+        ]
     return [result if isinstance(result, str) else float(result)]
 
 
 def approximately(results):
-    return [pytest.approx(each, abs=1e-5) if isinstance(each, float) else each for each in flat(results)]
+    return [
+        pytest.approx(each, abs=1e-5) if isinstance(each, float) else each for each in flat(results)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("pad_token", "side"), [(None, "right"), ("<eos>", "right"), ("<pad>", "right"), ("<pad>", "left")]
+    ("pad_token", "side"),
+    [(None, "right"), ("<eos>", "right"), ("<pad>", "right"), ("<pad>", "left")],
 )
 @pytest.mark.parametrize("task", KINDS)
 def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, side, base, tmp_path):
-    """Also with a tokenizer that was set up for the generation of texts, which needs the padding on the left."""
+    """Also with a tokenizer that was set up for the generation of texts, which needs the padding on
+    the left.
+    """
     inputs = INPUTS.get(task, ["a fine film", "he said so . who ?"])
     folder = save(tmp_path, base, task, pad_token, padding_side=side)
     adapter, bank = houlsby_peft.load(folder), TaskBank({task: folder})
@@ -91,8 +111,12 @@ def test_texts_of_unlike_length_are_predicted_as_each_alone(task, pad_token, sid
 
 @torch.no_grad()
 def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
-    """The model classifies a text by its last token that is not its pad token, of which it knows one."""
-    folders = {str(pad): save(tmp_path / str(pad), base, "topic", pad) for pad in ("<eos>", "<pad>", None)}
+    """The model classifies a text by its last token that is not its pad token, of which it knows
+    one.
+    """
+    folders = {
+        str(pad): save(tmp_path / str(pad), base, "topic", pad) for pad in ("<eos>", "<pad>", None)
+    }
     texts = ["a fine film", "he said so . who ?"]
     bank, requests = TaskBank(folders), [(task, text) for task in folders for text in texts]
     adapter = houlsby_peft.load(folders["None"])
@@ -108,16 +132,25 @@ def test_adapters_that_pad_with_unlike_tokens_share_a_bank(base, tmp_path):
 def test_a_text_without_tokens_is_refused(task, texts, base, tmp_path):
     folder = save(tmp_path, base, task, "<pad>")
     bank = TaskBank({task: folder})
-    with pytest.raises(ValueError, match=r"Each text must have at least one token; .*'default' found none\."):
+    with pytest.raises(
+        ValueError, match=r"Each text must have at least one token; .*'default' found none\."
+    ):
         houlsby_peft.load(folder).predict(texts)
-    with pytest.raises(ValueError, match=f"Each text must have at least one token; .*{task!r} found none"):
+    with pytest.raises(
+        ValueError, match=f"Each text must have at least one token; .*{task!r} found none"
+    ):
         bank.predict([(task, text) for text in texts])
 
 
 def test_a_base_model_that_reads_characters(tmp_path):
     """Canine has no table of tokens, and its tokenizer does not say where in a text its tokens are."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+    }
     CanineModel(CanineConfig(**sizes, num_hash_buckets=128)).save_pretrained(tmp_path / "base")
     CanineTokenizer().save_pretrained(tmp_path / "base")
     folders = {task: save(tmp_path / task, tmp_path / "base", task) for task in ("topic", "answer")}
@@ -126,5 +159,7 @@ def test_a_base_model_that_reads_characters(tmp_path):
     alone = [predictor.predict(text)[0] for text in texts]
     bank = TaskBank(folders)
     assert flat(bank.predict([("topic", text) for text in texts])) == approximately(alone)
-    with pytest.raises(AdapterError, match=r"with a fast tokenizer, .* is question-answering, with a CanineTok"):
+    with pytest.raises(
+        AdapterError, match=r"with a fast tokenizer, .* is question-answering, with a CanineTok"
+    ):
         bank.predict([("answer", ("who ?", "he said so ."))])

@@ -1,4 +1,6 @@
-"""What `load` gives: predictions against plain computations, each kind of head, several adapters on one base model."""
+"""What `load` gives: predictions against plain computations, each kind of head, several adapters on
+one base model.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ from tiny_models import perturb
 
 
 QUESTION = "How long does the battery last?"
-CONTEXT = "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. " * 8
+CONTEXT = (
+    "The new phone is quick and the battery lasts for days. I waited an hour. The soup was cold. "
+    * 8
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +42,23 @@ def tokenizer(base) -> PreTrainedTokenizerBase:
 
 
 def save(folder, auto_class, base, seed=1, id2label=None, **options):
-    """Save an adapter of random weights without a task type; the model that was saved, in eval mode."""
+    """Save an adapter of random weights without a task type; the model that was saved, in eval
+    mode.
+    """
     labels = {} if id2label is None else {"id2label": id2label}
     torch.manual_seed(seed)  # the head's first weights
-    model = get_peft_model(auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options))
+    model = get_peft_model(
+        auto_class.from_pretrained(base, **labels), HoulsbyConfig(r=4, **options)
+    )
     perturb(model, seed)
     model.save_pretrained(folder)
     return model.eval()
 
 
 @torch.no_grad()
-def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(base, tokenizer, tmp_path):
+def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(
+    base, tokenizer, tmp_path
+):
     names = {0: "no", 1: "maybe", 2: "yes"}
     model = save(tmp_path, AutoModelForSequenceClassification, base, id2label=names)
     adapter = houlsby_peft.load(tmp_path)
@@ -60,14 +71,19 @@ def test_text_classification_gives_the_softmax_of_the_logits_with_the_names(base
         expected = model(**encoded).logits.softmax(-1)
         found = adapter.predict(inputs, batch_size=5)
         assert [item["label"] for item in found] == [names[i] for i in expected.argmax(-1).tolist()]
-        assert [item["score"] for item in found] == pytest.approx(expected.amax(-1).tolist(), rel=1e-4)
+        assert [item["score"] for item in found] == pytest.approx(
+            expected.amax(-1).tolist(), rel=1e-4
+        )
     assert adapter.predict([]) == []
 
 
 @torch.no_grad()
 def test_a_regression_gives_the_value_itself(base, tokenizer, tmp_path):
     model = save(tmp_path, AutoModelForSequenceClassification, base, id2label={0: "similarity"})
-    assert json.loads((tmp_path / "adapter_config.json").read_text())["recorded"]["problem_type"] == "regression"
+    assert (
+        json.loads((tmp_path / "adapter_config.json").read_text())["recorded"]["problem_type"]
+        == "regression"
+    )
     found = houlsby_peft.load(tmp_path).predict(WORDS)
     expected = model(**tokenizer(WORDS, padding=True, return_tensors="pt")).logits.squeeze(-1)
     assert [item["score"] for item in found] == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-5)
@@ -87,7 +103,10 @@ def best_answer_by_brute_force(model, tokenizer, stride, longest):
     )
     spans, starts, ends = [], [], []
     for row in range(len(windows["input_ids"])):
-        inputs = {key: torch.tensor([windows[key][row]]) for key in ("input_ids", "token_type_ids", "attention_mask")}
+        inputs = {
+            key: torch.tensor([windows[key][row]])
+            for key in ("input_ids", "token_type_ids", "attention_mask")
+        }
         outputs = model(**inputs)
         parts, offsets = windows.sequence_ids(row), windows["offset_mapping"][row]
         inside = [token for token, part in enumerate(parts) if part == 1]
@@ -116,13 +135,17 @@ def test_question_answering_finds_the_best_span_of_all_windows(base, tokenizer, 
     assert (found["start"], found["end"], found["answer"]) == (start, end, CONTEXT[start:end])
     assert found["score"] == pytest.approx(score, rel=1e-4)
     # In company, padded and in other batches, the answer is the same.
-    several = adapter.predict([("Where?", "In town."), (QUESTION, CONTEXT)], batch_size=2, **options)
+    several = adapter.predict(
+        [("Where?", "In town."), (QUESTION, CONTEXT)], batch_size=2, **options
+    )
     assert several[1]["answer"] == found["answer"]
     assert several[1]["score"] == pytest.approx(found["score"], rel=1e-3)
     assert several[0]["answer"] in "In town."
 
 
-def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_threshold(base, tokenizer, tmp_path):
+def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_threshold(
+    base, tokenizer, tmp_path
+):
     """As in SQuAD 2.0. The threshold is the training's, unless one is given."""
     model = save(tmp_path, AutoModelForQuestionAnswering, base)
     pair = (QUESTION, "Best bread in town.")
@@ -137,7 +160,9 @@ def test_no_answer_is_given_if_it_scores_higher_than_the_best_span_by_the_thresh
     model.save_pretrained(tmp_path)
     adapter = houlsby_peft.load(tmp_path)
     null = float(start.softmax(-1)[0] * end.softmax(-1)[0])
-    assert adapter.predict(pair) == [{"answer": "", "score": pytest.approx(null, rel=1e-4), "start": 0, "end": 0}]
+    assert adapter.predict(pair) == [
+        {"answer": "", "score": pytest.approx(null, rel=1e-4), "start": 0, "end": 0}
+    ]
     assert adapter.predict(pair, null_threshold=difference + 1e-3)[0]["answer"]
 
 
@@ -178,14 +203,22 @@ def test_a_tokenizer_that_gives_no_mask(auto_class, base, tmp_path):
 @torch.no_grad()
 def test_the_pipelines_of_transformers_are_of_this_adapter(base, tmp_path):
     for seed, names in enumerate((["a", "b"], ["x", "y", "z"])):
-        save(tmp_path / str(seed), AutoModelForSequenceClassification, base, seed, dict(enumerate(names)))
+        save(
+            tmp_path / str(seed),
+            AutoModelForSequenceClassification,
+            base,
+            seed,
+            dict(enumerate(names)),
+        )
     alone = [houlsby_peft.load(tmp_path / name).predict(WORDS) for name in "01"]
     first = houlsby_peft.load(tmp_path / "0")
     pipeline = first.pipeline()
     second = houlsby_peft.load(tmp_path / "1", beside=first)
     assert [first.predict(WORDS), second.predict(WORDS)] == alone
     for adapter, own in ((first, pipeline), (second, second.pipeline())):
-        assert [own(text)[0]["label"] for text in WORDS] == [item["label"] for item in adapter.predict(WORDS)]
+        assert [own(text)[0]["label"] for text in WORDS] == [
+            item["label"] for item in adapter.predict(WORDS)
+        ]
     first.model.train()
     with pytest.raises(AdapterError, match="in training mode"):
         first.pipeline()
@@ -194,13 +227,19 @@ def test_the_pipelines_of_transformers_are_of_this_adapter(base, tmp_path):
 
 @torch.no_grad()
 def test_texts_are_cut_to_the_length_of_the_training(base, tokenizer, tmp_path):
-    model = save(tmp_path, AutoModelForSequenceClassification, base, id2label=dict(enumerate("abc")))
+    model = save(
+        tmp_path, AutoModelForSequenceClassification, base, id2label=dict(enumerate("abc"))
+    )
     model.peft_config["default"].record.max_length = 6
     model.save_pretrained(tmp_path)
     text = " ".join(WORDS[:3])
     found = houlsby_peft.load(tmp_path).predict(text)[0]
-    short = model(**tokenizer(text, truncation=True, max_length=6, return_tensors="pt")).logits.softmax(-1)
-    whole = model(**tokenizer(text, truncation=True, max_length=64, return_tensors="pt")).logits.softmax(-1)
+    short = model(
+        **tokenizer(text, truncation=True, max_length=6, return_tensors="pt")
+    ).logits.softmax(-1)
+    whole = model(
+        **tokenizer(text, truncation=True, max_length=64, return_tensors="pt")
+    ).logits.softmax(-1)
     assert found["score"] == pytest.approx(short.max().item(), rel=1e-4)
     assert found["score"] != pytest.approx(whole.max().item(), rel=1e-4)
 
@@ -229,7 +268,9 @@ def test_an_adapter_stays_as_it_was_loaded_when_its_file_is_overwritten(base, tm
     file = tmp_path / "adapter_model.safetensors"
     with file.open("r+b") as content:
         content.write(bytes(file.stat().st_size))
-    weights = [weight for key, weight in predictor.model.named_parameters() if ".default." in f"{key}."]
+    weights = [
+        weight for key, weight in predictor.model.named_parameters() if ".default." in f"{key}."
+    ]
     assert len(weights) > 10
     assert all(weight.any() for weight in weights)
 
@@ -254,7 +295,12 @@ def test_a_base_model_that_accelerate_has_placed(base, tmp_path):
 )
 def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, labels, base, tmp_path):
     """RoBERTa's positions begin behind that of padding: of 40, 38 are left."""
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+    }
     config = RobertaConfig(vocab_size=200, max_position_embeddings=40, pad_token_id=1, **sizes)
     RobertaModel(config).save_pretrained(tmp_path / "base")
     words = AutoTokenizer.from_pretrained(base).get_vocab()
@@ -262,7 +308,10 @@ def test_a_text_is_cut_to_the_positions_behind_that_of_padding(auto_class, label
     endless = BertTokenizer(vocab=words, model_input_names=["input_ids", "attention_mask"])
     endless.save_pretrained(tmp_path / "base")
     save(tmp_path / "adapter", auto_class, tmp_path / "base", **labels)
-    adapter, bank = houlsby_peft.load(tmp_path / "adapter"), houlsby_peft.TaskBank({"a": tmp_path / "adapter"})
+    adapter, bank = (
+        houlsby_peft.load(tmp_path / "adapter"),
+        houlsby_peft.TaskBank({"a": tmp_path / "adapter"}),
+    )
     text = (QUESTION, CONTEXT) if auto_class is AutoModelForQuestionAnswering else CONTEXT
     assert adapter.tokenizer.model_max_length > 1e20
     assert len(adapter.predict([text])) == len(bank.predict([("a", text)])) == 1
@@ -273,7 +322,9 @@ def test_another_head_cannot_be_put_beside(base, tmp_path):
     first = houlsby_peft.load(make_adapter(tmp_path / "first", base), base_model=str(base))
     expected = first.predict(WORDS)
     save(tmp_path / "qa", AutoModelForQuestionAnswering, base)
-    with pytest.raises(AdapterError, match=r"must have the same kind of head; .*question-answering.*text-classif"):
+    with pytest.raises(
+        AdapterError, match=r"must have the same kind of head; .*question-answering.*text-classif"
+    ):
         houlsby_peft.load(tmp_path / "qa", beside=first)
     assert list(first.model.peft_config) == ["default"]
     assert first.predict(WORDS) == expected

@@ -48,7 +48,10 @@ def live(folder, tmp_path):
 
 @pytest.fixture(scope="module")
 def others(base, tmp_path_factory):
-    return [make_adapter(tmp_path_factory.mktemp("others") / str(seed), base, str(base), seed) for seed in (7, 8)]
+    return [
+        make_adapter(tmp_path_factory.mktemp("others") / str(seed), base, str(base), seed)
+        for seed in (7, 8)
+    ]
 
 
 def scores(result):
@@ -102,7 +105,9 @@ def test_a_bank_follows_a_folder(live, others):
     for adapter in others:  # a recipe's run, and the same run once more
         shutil.copytree(adapter, live / "run" / "adapter", dirs_exist_ok=True)
         (live / "run" / "results.json").touch()
-        assert bank.serve({**read_adapters(live), "twice": live / "run"}).keys() == {"new and damaged"}
+        assert bank.serve({**read_adapters(live), "twice": live / "run"}).keys() == {
+            "new and damaged"
+        }
         assert of_bank(bank, "run") == alone(adapter) == of_bank(bank, "twice")
 
 
@@ -115,12 +120,17 @@ def test_tasks_beyond_the_memory_are_loaded_on_request(folder):
 
 
 @pytest.mark.parametrize("is_on_hub", [False, True])
-def test_an_adapter_that_a_list_changes_to_is_loaded_once_it_is_there(is_on_hub, base, others, tmp_path, monkeypatch):
+def test_an_adapter_that_a_list_changes_to_is_loaded_once_it_is_there(
+    is_on_hub, base, others, tmp_path, monkeypatch
+):
     """A folder that is still being copied, or a commit on the Hub while the network is away."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     old, new = (tmp_path / "models--user--reviews" / "snapshots" / (digit * 40) for digit in "12")
-    entries = [{"source": "user/reviews", "revision": at.name} if is_on_hub else str(at) for at in (old, new)]
+    entries = [
+        {"source": "user/reviews", "revision": at.name} if is_on_hub else str(at)
+        for at in (old, new)
+    ]
     tokenizer = AutoTokenizer.from_pretrained(base)
     shutil.copytree(others[0], old)
     tokenizer.save_pretrained(old)
@@ -145,7 +155,13 @@ def test_requests_that_cannot_be_answered_spoil_no_others(live, base):
     make_adapter(live / "damaged", base, str(base))
     (live / "damaged" / "adapter_model.safetensors").write_bytes(b"no tensors")
     bank = TaskBank({task: live / task for task in (*TASKS, "damaged")})
-    requests = [("first", WORDS[0]), ("damaged", "a"), ("nothing", "a"), ("first", 5), ("second", WORDS[1])]
+    requests = [
+        ("first", WORDS[0]),
+        ("damaged", "a"),
+        ("nothing", "a"),
+        ("first", 5),
+        ("second", WORDS[1]),
+    ]
     found = bank.predict(requests, return_errors=True)
     assert [isinstance(result, Exception) for result in found] == [False, True, True, True, False]
     assert [found[0], found[4]] == bank.predict([requests[0], requests[4]])
@@ -158,8 +174,15 @@ def test_requests_that_cannot_be_answered_spoil_no_others(live, base):
 def test_lists_of_adapters(live, tmp_path):
     assert read_adapters(live)["first"] == TaskSource(str(live / "first"))
     path = tmp_path / "list.json"
-    path.write_text(json.dumps({"a": "adapters/first", "b": {"source": "user/b", "revision": "v2", "threshold": 0.5}}))
-    assert read_adapters(path) == {"a": TaskSource(str(live / "first")), "b": TaskSource("user/b", "v2", 0.5)}
+    path.write_text(
+        json.dumps(
+            {"a": "adapters/first", "b": {"source": "user/b", "revision": "v2", "threshold": 0.5}}
+        )
+    )
+    assert read_adapters(path) == {
+        "a": TaskSource(str(live / "first")),
+        "b": TaskSource("user/b", "v2", 0.5),
+    }
     for text in (
         "{}", "a: 3", "a: {revision: v1}", "a: {source: x, sorce: y}", "a: {source: x, threshold: 50}", "[",
         "a: !!python/object/apply:os.system [ls]",
@@ -179,7 +202,9 @@ def test_lists_of_adapters(live, tmp_path):
 
 
 def test_the_deployment_file_builds_the_service(folder, base, capsys, monkeypatch):
-    service = pytest.importorskip("houlsby_peft.serving.service", reason="Ray Serve is not installed")
+    service = pytest.importorskip(
+        "houlsby_peft.serving.service", reason="Ray Serve is not installed"
+    )
     yaml = pytest.importorskip("yaml")
     monkeypatch.chdir(base.parent)
     folder, _ = base.parent / "link", (base.parent / "link").symlink_to(folder)  # which may change
@@ -203,27 +228,54 @@ class Service:
             self.port = free.getsockname()[1]
         self.adapters = adapters
         path = os.pathsep.join(
-            filter(None, [str(Path(houlsby_peft.__file__).parents[1]), os.environ.get("PYTHONPATH")])
+            filter(
+                None, [str(Path(houlsby_peft.__file__).parents[1]), os.environ.get("PYTHONPATH")]
+            )
         )
-        flags = ["--cpus", "1", "--watch", "0.5", "--batch-size", "4", "--max-queued", "16", "--max-replicas", "1"]
-        self.command = [sys.executable, "-m", "houlsby_peft_cli", "serve", "--adapters", str(adapters), *flags]
+        flags = [
+            "--cpus",
+            "1",
+            "--watch",
+            "0.5",
+            "--batch-size",
+            "4",
+            "--max-queued",
+            "16",
+            "--max-replicas",
+            "1",
+        ]
+        self.command = [
+            sys.executable,
+            "-m",
+            "houlsby_peft_cli",
+            "serve",
+            "--adapters",
+            str(adapters),
+            *flags,
+        ]
         self.command += ["--port", str(self.port)]
         self.environment = {**os.environ, "PYTHONPATH": path}
         self.log = log
         with log.open("w") as output:
-            self.process = subprocess.Popen(self.command, stdout=output, stderr=output, env=self.environment)
+            self.process = subprocess.Popen(
+                self.command, stdout=output, stderr=output, env=self.environment
+            )
         end = time.time() + 500
         while "tasks on" not in log.read_text():
             assert self.process.poll() is None, log.read_text()
             assert time.time() < end, log.read_text()
             time.sleep(0.2)
 
-    def ask(self, path: str, body: bytes | None = None, kind: str = "application/json", **headers: str):
+    def ask(
+        self, path: str, body: bytes | None = None, kind: str = "application/json", **headers: str
+    ):
         """Send a request; its status and what its JSON says."""
         headers = {"content-type": kind, **headers}
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers)
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as response:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+                request, timeout=120
+            ) as response:
                 status, content = response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             status, content = error.code, error.read().decode()
@@ -235,7 +287,9 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(folder, tmp_path_factory):
-    pytest.importorskip("ray.serve", reason="Ray Serve, the engine of the service, is not installed")
+    pytest.importorskip(
+        "ray.serve", reason="Ray Serve, the engine of the service, is not installed"
+    )
     parent = tmp_path_factory.mktemp("live")
     service = Service(shutil.copytree(folder, parent / "adapters"), parent / "log.txt")
     yield service
@@ -266,12 +320,22 @@ def test_rows_of_several_tasks_are_answered_in_their_order(service, folder):
 
 
 def test_the_page_shows_the_answers_of_all_tasks_in_a_browser(service):
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if browser is None:
         pytest.skip("There is no Chromium")
     page = f"http://127.0.0.1:{service.port}/"
-    assert not re.findall(r"(?:src|href)=|url\(|@import", service.ask("/")[1]), "nothing is loaded from elsewhere"
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--virtual-time-budget=20000"]
+    assert not re.findall(r"(?:src|href)=|url\(|@import", service.ask("/")[1]), (
+        "nothing is loaded from elsewhere"
+    )
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-proxy-server",
+        "--virtual-time-budget=20000",
+    ]
     command = [browser, *flags, "--dump-dom", f"{page}#{quote(WORDS[0])}"]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     _, found = service.predict({"tasks": [*TASKS], "text": WORDS[0], "top_k": 3})
@@ -317,12 +381,16 @@ def test_requests_that_cannot_be_answered_and_bodies_of_another_form_are_refused
     assert status == 200
     assert list(found["predictions"][0]) == both["tasks"]
     assert found["predictions"][0]["second"]["label"] == found["predictions"][1]["label"]
-    assert service.predict({**both, "tasks": ["first", *"abcd"]})[0] == 404  # not 400, beyond a batch
+    assert (
+        service.predict({**both, "tasks": ["first", *"abcd"]})[0] == 404
+    )  # not 400, beyond a batch
     row = json.dumps({"inputs": [good]}).encode()
     assert service.ask("/predict", row)[0] == 200
     for body in (b"{", b"[]", b"[" * 100_000, b"\xff\xfe"):
         assert service.ask("/predict", body)[0] in (400, 422)
-    assert service.ask("/predict", row, "text/plain")[0] == 422  # which any page in a browser may send
+    assert (
+        service.ask("/predict", row, "text/plain")[0] == 422
+    )  # which any page in a browser may send
     assert service.ask("/predict", row, host="pages.example")[0] == 400
     assert service.ask("/predict", b'"' + b"a" * 1_000_000 + b'"')[0] == 413
     assert service.ask("/nothing")[0] == 404
@@ -346,7 +414,9 @@ def test_the_service_follows_its_folder(service, others):
 
 
 def test_a_port_that_is_taken_is_refused_at_once(service):
-    done = subprocess.run(service.command, capture_output=True, text=True, env=service.environment, timeout=60)
+    done = subprocess.run(
+        service.command, capture_output=True, text=True, env=service.environment, timeout=60
+    )
     assert done.returncode != 0
     assert f"('127.0.0.1', {service.port})" in done.stderr
     assert service.ask("/tasks")[0] == 200
@@ -364,7 +434,10 @@ def test_no_request_is_lost_when_a_replica_is_killed_or_too_many_wait(service):
                 process.send_signal(signal.SIGKILL)
         assert {answer.result()[0] for answer in answers} == {200}
     with ThreadPoolExecutor(200) as pool:
-        assert {status for status, _ in pool.map(lambda _: service.predict(row), range(400))} == {200, 503}
+        assert {status for status, _ in pool.map(lambda _: service.predict(row), range(400))} == {
+            200,
+            503,
+        }
     assert service.predict(row)[0] == 200
 
 

@@ -26,7 +26,21 @@ PARTS_OF_SPEECH = ("NOUN", "VERB", "ADV-X")
 
 
 def word_piece(folder):
-    words = ["wolf", "##gang", "##ster", "ada", "king", "visit", "##s", "##ed", "new", "york", "oslo", "and", "in"]
+    words = [
+        "wolf",
+        "##gang",
+        "##ster",
+        "ada",
+        "king",
+        "visit",
+        "##s",
+        "##ed",
+        "new",
+        "york",
+        "oslo",
+        "and",
+        "in",
+    ]
     return save_tiny_encoder(folder, words=[*words, ",", "see"])
 
 
@@ -35,7 +49,9 @@ def byte_level(folder):
     folder.mkdir()
     bpe = ByteLevelBPETokenizer()
     marks = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    bpe.train_from_iterator([" ".join(words) for words in SENTENCES] * 2, 300, min_frequency=2, special_tokens=marks)
+    bpe.train_from_iterator(
+        [" ".join(words) for words in SENTENCES] * 2, 300, min_frequency=2, special_tokens=marks
+    )
     bpe.save_model(str(folder))
     torch.manual_seed(0)
     config = RobertaConfig(
@@ -47,16 +63,21 @@ def byte_level(folder):
 
 
 def spans(results):
-    return [[(one["entity_group"], one["start"], one["end"]) for one in result] for result in results]
+    return [
+        [(one["entity_group"], one["start"], one["end"]) for one in result] for result in results
+    ]
 
 
-# The accents are characters of their own, and some words have a mark for where they may be hyphenated.
+# The accents are characters of their own, and some words have a mark for where they may be
+# hyphenated.
 UNUSUAL = "ada\nvisits o\u0308slo\tand\u00a0ne\u00adw yo\u0308rk wolfgang sees ki\u00adng wolfster\nwolfgang visited"
 
 
 @pytest.mark.parametrize("names", [IOB2, PARTS_OF_SPEECH], ids=["IOB2", "parts of speech"])
 @pytest.mark.parametrize("make", [word_piece, byte_level])
-@pytest.mark.parametrize(("longest", "side"), [(5, "right"), (6, "right"), (64, "right"), (7, "left")])
+@pytest.mark.parametrize(
+    ("longest", "side"), [(5, "right"), (6, "right"), (64, "right"), (7, "left")]
+)
 @torch.no_grad()
 def test_words_are_whole_however_they_are_written_and_wherever_a_long_text_is_cut(
     make, names, longest, side, tmp_path
@@ -73,7 +94,9 @@ def test_words_are_whole_however_they_are_written_and_wherever_a_long_text_is_cu
     first = len(ids) % (longest - 2) if side == "left" else longest - 2
     cuts = [0, *range(first or longest - 2, len(ids), longest - 2), len(ids)]
     parts = [ids[begin:end] for begin, end in pairwise(cuts)]
-    framed = [torch.tensor([[tokenizer.cls_token_id, *part, tokenizer.sep_token_id]]) for part in parts]
+    framed = [
+        torch.tensor([[tokenizer.cls_token_id, *part, tokenizer.sep_token_id]]) for part in parts
+    ]
     logits = torch.cat([model(input_ids=part).logits[0, 1:-1] for part in framed])
     head.bias -= logits.mean(0)  # so that no tag is much more frequent than the others
     classes = (logits - logits.mean(0)).argmax(-1).tolist()
@@ -82,8 +105,15 @@ def test_words_are_whole_however_they_are_written_and_wherever_a_long_text_is_cu
     tokenizer.save_pretrained(tmp_path / "adapter")
 
     words = [match.span() for match in re.finditer(r"\S+", UNUSUAL)]
-    tags = [names[next(c for c, last in zip(classes, ends, strict=True) if last > begin)] for begin, _ in words]
-    found = find_entities(tags) if names == IOB2 else [(tag, word, word) for word, tag in enumerate(tags)]
+    tags = [
+        names[next(c for c, last in zip(classes, ends, strict=True) if last > begin)]
+        for begin, _ in words
+    ]
+    found = (
+        find_entities(tags)
+        if names == IOB2
+        else [(tag, word, word) for word, tag in enumerate(tags)]
+    )
     expected = [(kind, words[first][0], words[last][1]) for kind, first, last in found]
     assert len({kind for kind, *_ in expected}) > 1
 

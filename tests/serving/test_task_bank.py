@@ -1,4 +1,6 @@
-"""Many tasks on one base model: equal to each adapter by itself, bounded, from several threads, whatever fails."""
+"""Many tasks on one base model: equal to each adapter by itself, bounded, from several threads,
+whatever fails.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ TASKS = {
     "tags": {"id2label": dict(enumerate("xyz")), "problem_type": "multi_label_classification"},
     "version 2.0": {"id2label": {0: "no", 1: "yes"}},
 }
-OPTIONS = {"topic": {"share_layers": 1, "r": 2}, "tags": {"train_layer_norm": False, "layers_to_transform": [1]}}
+OPTIONS = {
+    "topic": {"share_layers": 1, "r": 2},
+    "tags": {"train_layer_norm": False, "layers_to_transform": [1]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +48,9 @@ def folders(base, tmp_path_factory):
     for seed, (task, head) in enumerate(TASKS.items()):
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_pretrained(base, **head)
-        model = get_peft_model(model, HoulsbyConfig(task_type="SEQ_CLS", **{"r": 4, **OPTIONS.get(task, {})}))
+        model = get_peft_model(
+            model, HoulsbyConfig(task_type="SEQ_CLS", **{"r": 4, **OPTIONS.get(task, {})})
+        )
         perturb(model, seed)
         found[task] = tmp_path_factory.mktemp("adapters") / str(seed)
         model.save_pretrained(found[task])
@@ -62,9 +69,13 @@ def alone(folders):
 
 def assert_as_alone(found, requests, alone):
     expected = [alone[task][text] for task, text in requests]
-    found, expected = (list(chain(*map(as_list, items))) for items in (found, expected))  # several labels are a list
+    found, expected = (
+        list(chain(*map(as_list, items))) for items in (found, expected)
+    )  # several labels are a list
     assert [item["label"] for item in found] == [item["label"] for item in expected]
-    assert [item["score"] for item in found] == pytest.approx([item["score"] for item in expected], rel=1e-4)
+    assert [item["score"] for item in found] == pytest.approx(
+        [item["score"] for item in expected], rel=1e-4
+    )
 
 
 def bank_model(bank):
@@ -74,7 +85,9 @@ def bank_model(bank):
 
 def some_requests(alone, number, seed=0):
     chosen = random.Random(seed)
-    return [(task, chosen.choice(list(alone[task]))) for task in chosen.choices(list(alone), k=number)]
+    return [
+        (task, chosen.choice(list(alone[task]))) for task in chosen.choices(list(alone), k=number)
+    ]
 
 
 def size(folder):
@@ -112,7 +125,9 @@ def test_what_is_dropped_gives_its_memory_back_and_tokenizers_are_shared(folders
     bank.predict([("topic", WORDS[0])])
     assert bank._held.nbytes == size(folders["topic"])
     model, tokenizers = bank_model(bank), set(map(id, bank._held._tokenizers.values()))
-    weights = [weakref.ref(weight) for name, weight in model.named_parameters() if ".task_2." in name]
+    weights = [
+        weakref.ref(weight) for name, weight in model.named_parameters() if ".task_2." in name
+    ]
     assert len(weights) > 10
     bank.predict([("tags", WORDS[0])])
     assert set(map(id, bank._held._tokenizers.values())) == tokenizers
@@ -128,14 +143,21 @@ def test_an_adapter_with_a_tokenizer_of_its_own(base, folders, alone, tmp_path):
     folder = make_adapter(tmp_path, base, str(base))
     BertTokenizer(vocab=mixed_up, model_max_length=64).save_pretrained(folder)
     expected = load(folder).predict(WORDS[0])[0]
-    found = TaskBank({**folders, "own": folder}).predict([("sentiment", WORDS[0]), ("own", WORDS[0])])
-    assert_as_alone(found, [("sentiment", WORDS[0]), ("own", WORDS[0])], {**alone, "own": {WORDS[0]: expected}})
+    found = TaskBank({**folders, "own": folder}).predict(
+        [("sentiment", WORDS[0]), ("own", WORDS[0])]
+    )
+    assert_as_alone(
+        found, [("sentiment", WORDS[0]), ("own", WORDS[0])], {**alone, "own": {WORDS[0]: expected}}
+    )
 
 
 @pytest.mark.parametrize("first", ["types", "no types"])
 def test_rows_with_and_without_token_types_stay_apart(first, base, tmp_path):
     names = {"types": None, "no types": ["input_ids", "attention_mask"]}
-    folders = {task: make_adapter(tmp_path / task, base, str(base), seed) for seed, task in enumerate(names)}
+    folders = {
+        task: make_adapter(tmp_path / task, base, str(base), seed)
+        for seed, task in enumerate(names)
+    }
     for task, inputs in names.items():
         options = {} if inputs is None else {"model_input_names": inputs}
         AutoTokenizer.from_pretrained(base, **options).save_pretrained(folders[task])
@@ -166,8 +188,14 @@ def test_loading_takes_the_same_work_however_many_adapters_are_held(folders):
 
 def test_adapters_that_train_tokens(base, folders, alone, tmp_path):
     tokens = {"second": [7, 9], "third": [8]}
-    own = {t: make_adapter(tmp_path / t, base, str(base), trainable_token_indices=i) for t, i in tokens.items()}
-    expected = alone | {task: {text: load(folder).predict(text)[0] for text in WORDS} for task, folder in own.items()}
+    own = {
+        t: make_adapter(tmp_path / t, base, str(base), trainable_token_indices=i)
+        for t, i in tokens.items()
+    }
+    expected = alone | {
+        task: {text: load(folder).predict(text)[0] for text in WORDS}
+        for task, folder in own.items()
+    }
     both = [("third", WORDS[0]), ("topic", WORDS[0])]  # the one without trained tokens comes second
     assert_as_alone(TaskBank({**folders, **own}).predict(both, batch_size=1), both, expected)
     bank = TaskBank({"topic": folders["topic"], **own}, max_bytes=size(own["third"]))
@@ -200,7 +228,9 @@ def test_threads_that_ask_for_tasks_that_drop_each_other(folders, alone):
 
 
 def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, alone, tmp_path):
-    other = make_adapter(tmp_path / "other", make_base(tmp_path / "other base", seed=5), "org/other")
+    other = make_adapter(
+        tmp_path / "other", make_base(tmp_path / "other base", seed=5), "org/other"
+    )
     words = get_peft_model(AutoModelForMaskedLM.from_pretrained(base), HoulsbyConfig(r=4))
     words.save_pretrained(tmp_path / "words")
     damaged = make_adapter(tmp_path / "damaged", base, str(base))
@@ -208,7 +238,12 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
     tokenizer = make_adapter(tmp_path / "tokenizer", base, str(base))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tokenizer / name).write_text("{")
-    bad = {"other": other, "words": tmp_path / "words", "damaged": damaged, "nowhere": tmp_path / "nowhere"}
+    bad = {
+        "other": other,
+        "words": tmp_path / "words",
+        "damaged": damaged,
+        "nowhere": tmp_path / "nowhere",
+    }
     bad |= {"tokenizer": tokenizer}
     bank = TaskBank({**folders, **bad})
     request = ("topic", WORDS[0])
@@ -224,8 +259,12 @@ def test_what_cannot_be_loaded_is_refused_and_the_others_go_on(base, folders, al
                 bank.predict([request, (task, WORDS[0])])
             assert_as_alone(bank.predict([request]), [request], alone)
         assert task not in bank.held
-        assert set(bank_model(bank).peft_config) == {bank._held._first["AutoModelForSequenceClassification"].name}
-    with pytest.raises(AdapterError, match=r"among those of the bank: .'sentiment', .*; got unknown\."):
+        assert set(bank_model(bank).peft_config) == {
+            bank._held._first["AutoModelForSequenceClassification"].name
+        }
+    with pytest.raises(
+        AdapterError, match=r"among those of the bank: .'sentiment', .*; got unknown\."
+    ):
         bank.predict([request, ("unknown", WORDS[0]), ("neither", WORDS[0])])
 
 
@@ -241,11 +280,19 @@ def test_a_base_model_and_a_precision_that_are_given(base, folders, alone):
 def test_a_text_for_several_tasks(folders, alone):
     bank = TaskBank(folders)
     found = bank.predict(
-        [(["sentiment", "tags"], WORDS[0]), ("topic", WORDS[0]), (["topic"], WORDS[1]), ([], WORDS[0])]
+        [
+            (["sentiment", "tags"], WORDS[0]),
+            ("topic", WORDS[0]),
+            (["topic"], WORDS[1]),
+            ([], WORDS[0]),
+        ]
     )
     assert [type(each) for each in found] == [dict] * 4
     results = [found[0]["sentiment"], found[0]["tags"], found[1], found[2]["topic"]]
-    requests = [(task, WORDS[text]) for task, text in (("sentiment", 0), ("tags", 0), ("topic", 0), ("topic", 1))]
+    requests = [
+        (task, WORDS[text])
+        for task, text in (("sentiment", 0), ("tags", 0), ("topic", 0), ("topic", 1))
+    ]
     assert_as_alone(results, requests, alone)
     assert found[3] == {}
     assert bank.predict([]) == []

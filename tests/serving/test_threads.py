@@ -1,4 +1,6 @@
-"""Predictors on one base model in several threads: right answers, and nothing that they share is switched."""
+"""Predictors on one base model in several threads: right answers, and nothing that they share is
+switched.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from peft import get_peft_model
-from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig, Predictor
-from houlsby_peft.heads.tasks import task_of_class
+from houlsby_peft.heads.tasks import task_kind_of_class
 from hub_models import WORDS, make_adapter
 
 
@@ -21,13 +27,18 @@ def folders(base, tmp_path_factory):
     """Four adapters of one base model, of different sizes and kinds."""
     options = [{}, {"share_layers": 1}, {"train_layer_norm": False}, {"layers_to_transform": [1]}]
     return [
-        make_adapter(tmp_path_factory.mktemp(f"adapter{seed}"), base, str(base), seed=seed, **fields)
+        make_adapter(
+            tmp_path_factory.mktemp(f"adapter{seed}"), base, str(base), seed=seed, **fields
+        )
         for seed, fields in enumerate(options)
     ]
 
 
 def scores(predictor, text):
-    return [(found["label"], pytest.approx(found["score"], abs=1e-6)) for found in predictor.predict(text)]
+    return [
+        (found["label"], pytest.approx(found["score"], abs=1e-6))
+        for found in predictor.predict(text)
+    ]
 
 
 @pytest.mark.parametrize("calls", [96, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -55,7 +66,9 @@ def test_eight_threads_over_four_predictors_give_each_its_own_answers(calls, fol
 
 def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     """Questions of unlike length leave contexts unlike room, and threads share the tokenizer."""
-    get_peft_model(AutoModelForQuestionAnswering.from_pretrained(base), HoulsbyConfig(r=4)).save_pretrained(tmp_path)
+    get_peft_model(
+        AutoModelForQuestionAnswering.from_pretrained(base), HoulsbyConfig(r=4)
+    ).save_pretrained(tmp_path)
     reader = houlsby_peft.load(tmp_path, base_model=str(base)).reader()
     pairs = [(" ".join(WORDS[:n]), " ".join(WORDS * 2)) for n in (1, 2, 3)]
     expected = [reader.request(pair).rows for pair in pairs]
@@ -63,7 +76,9 @@ def test_threads_cut_contexts_as_each_needs(base, tmp_path):
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda number: reader.request(pairs[number % 3]).rows, range(300)))
+            found = list(
+                pool.map(lambda number: reader.request(pairs[number % 3]).rows, range(300))
+            )
     finally:
         sys.setswitchinterval(interval)
     assert [number for number, rows in enumerate(found) if rows != expected[number % 3]] == []
@@ -77,12 +92,18 @@ def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
     def predict():
         wrong = 0
         while not stop.is_set():
-            wrong += [(item["label"], item["score"]) for item in first.predict(WORDS[0])] != expected
+            wrong += [
+                (item["label"], item["score"]) for item in first.predict(WORDS[0])
+            ] != expected
         return wrong
 
     with ThreadPoolExecutor(6) as pool:
         predicting = pool.submit(predict)
-        loaded = list(pool.map(lambda number: houlsby_peft.load(folders[number % 4], beside=first), range(1, 6)))
+        loaded = list(
+            pool.map(
+                lambda number: houlsby_peft.load(folders[number % 4], beside=first), range(1, 6)
+            )
+        )
         stop.set()
         assert predicting.result() == 0
     assert len({predictor.name for predictor in loaded}) == 5
@@ -93,10 +114,17 @@ def test_threads_may_load_onto_one_base_model_while_others_predict(folders):
 
 
 def test_a_model_that_is_trained_stays_as_it_is(base, tmp_path):
-    """Loading beside an adapter that trains, and predicting with it, change neither what trains nor what is active."""
-    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), HoulsbyConfig(r=4))
+    """Loading beside an adapter that trains, and predicting with it, change neither what trains nor
+    what is active.
+    """
+    model = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), HoulsbyConfig(r=4)
+    )
     own = Predictor(
-        model, "default", task_of_class("BertForSequenceClassification"), AutoTokenizer.from_pretrained(base)
+        model,
+        "default",
+        task_kind_of_class("BertForSequenceClassification"),
+        AutoTokenizer.from_pretrained(base),
     )
     model.train()
     trains = {name for name, weight in model.named_parameters() if weight.requires_grad}

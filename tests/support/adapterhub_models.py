@@ -1,7 +1,9 @@
-"""The tiny base models of the AdapterHub golden set, equal in every version of torch and transformers.
+"""The tiny base models of the AdapterHub golden set, equal in every version of torch and
+transformers.
 
-Their weights follow from the weights' names by a formula, so neither files nor a random generator are needed. The
-module needs only torch and transformers, because it also runs in the environment of the `adapters` library.
+Their weights follow from the weights' names by a formula, so neither files nor a random generator
+are needed. The module needs only torch and transformers, because it also runs in the environment of
+the `adapters` library.
 """
 
 from __future__ import annotations
@@ -106,7 +108,9 @@ def tiny_base(model: str, class_name: str = "AutoModel", **changes: Any) -> Any:
 
 
 def fill(module: nn.Module, scale: float = 0.35) -> Any:
-    """Set every weight to values that follow from its name, without the prefix of the base model, and its shape."""
+    """Set every weight to values that follow from its name, without the prefix of the base model,
+    and its shape.
+    """
     encoder = getattr(module, "base_model", module)
     # The encoder first: a head may share its embeddings under a name of its own.
     named = [*encoder.named_parameters(), *module.named_parameters()]
@@ -120,10 +124,14 @@ def fill(module: nn.Module, scale: float = 0.35) -> Any:
 
 
 def values_for(name: str, like: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return the values of a weight: a wave whose phase and length depend on the name. Norms stay near 1."""
+    """Return the values of a weight: a wave whose phase and length depend on the name. Norms stay
+    near 1.
+    """
     number = zlib.crc32(name.encode())
     steps = torch.arange(like.numel(), dtype=torch.float64)
-    wave = torch.sin(steps * (1.0 + number % 97 / 37) + number % 89) + torch.cos(steps * math.sqrt(2 + number % 13))
+    wave = torch.sin(steps * (1.0 + number % 97 / 37) + number % 89) + torch.cos(
+        steps * math.sqrt(2 + number % 13)
+    )
     is_norm_weight = like.dim() == 1 and name.endswith("weight")
     return (is_norm_weight + scale * wave).reshape(like.shape)
 
@@ -139,12 +147,17 @@ def inputs(model: str) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def whole_float64() -> Iterator[None]:
-    """Let a model in float64 compute all in it: T5 casts parts to float32, where versions of transformers differ."""
+    """Let a model in float64 compute all in it: T5 casts parts to float32, where versions of
+    transformers differ.
+    """
     original = torch.Tensor.to
 
     def keep(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         is_cast = self.dtype == torch.float64 and torch.float32 in (*args, *kwargs.values())
         return self if is_cast else original(self, *args, **kwargs)
 
-    with patch.object(torch.Tensor, "to", keep), patch.object(torch.Tensor, "float", lambda self: self.double()):
+    with (
+        patch.object(torch.Tensor, "to", keep),
+        patch.object(torch.Tensor, "float", lambda self: self.double()),
+    ):
         yield

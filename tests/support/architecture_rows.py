@@ -1,8 +1,9 @@
 """Tiny models of every architecture in the table, and what is known of each from its own code.
 
-Read the model's layer in transformers and write down here, without looking at the table: the projection that ends each
-sub-layer, how many norms the layers have, how the sub-layers' outputs meet the skip connections, and whether a dropout
-module stands between. What shares the row of another model in `houlsby_peft/placement/table.py` shares its row here.
+Read the model's layer in transformers and write down here, without looking at the table: the
+projection that ends each sub-layer, how many norms the layers have, how the sub-layers' outputs
+meet the skip connections, and whether a dropout module stands between. What shares the row of
+another model in `houlsby_peft/placement/table.py` shares its row here.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ class Row:
     Args:
         model_class: the class in transformers.
         options: of its configuration, beside the tiny `SIZES`.
-        ends: the projection that ends each sub-layer, by the name of its list of layers and position; a second
-            feed-forward is "feed_forward 2". A tuple has them for each layer of a list.
+        ends: the projection that ends each sub-layer, by the name of its list of layers and
+            position; a second feed-forward is "feed_forward 2". A tuple has them for each layer of
+            a list.
         norms: norms in all layers together.
-        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel; "parallel": the same,
-            where a dropout is applied to the sum of these outputs; "post": a norm after each skip; "branch": a module
-            on each output before its skip (a norm); "factor": a weight there.
+        skip: "pre": output = input + outputs of the sub-layers, also where they are parallel;
+            "parallel": the same, where a dropout is applied to the sum of these outputs; "post": a
+            norm after each skip; "branch": a module on each output before its skip (a norm);
+            "factor": a weight there.
         after: the norms, modules or weights of `skip`, by position, as named in the layer.
-        dropout: positions with a dropout module of their own between projection and skip; by the name of the list
-            of layers, where the lists differ.
+        dropout: positions with a dropout module of their own between projection and skip; by the
+            name of the list of layers, where the lists differ.
         inputs: which inputs the model takes, a name in `_INPUTS`.
-        layer: the layer's forward pass, instead of `skip` and `after`; by the name of the list of layers, where the
-            lists differ.
+        layer: the layer's forward pass, instead of `skip` and `after`; by the name of the list of
+            layers, where the lists differ.
     """
 
     model_class: str
@@ -53,7 +56,9 @@ class Row:
     inputs: str = "text"
     layer: Callable[..., torch.Tensor] | dict[str, Callable[..., torch.Tensor]] | None = None
 
-    def layers(self, base: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
+    def layers(
+        self, base: torch.nn.Module
+    ) -> Iterator[tuple[str, torch.nn.Module, dict[str, str]]]:
         """Name and module of every layer, and the position and projection of every sub-layer in it."""
         for stack, ends in self.ends.items():
             for index, layer in enumerate(base.get_submodule(stack)):
@@ -69,7 +74,9 @@ class Row:
         return {**SIZES, **self.options}
 
     def model(self, **changes: Any) -> transformers.PreTrainedModel:
-        """The tiny model in eval mode with weights drawn from a fixed seed, large enough to tell things apart."""
+        """The tiny model in eval mode with weights drawn from a fixed seed, large enough to tell
+        things apart.
+        """
         model_class = getattr(transformers, self.model_class)
         return build(model_class, model_class.config_class(**{**self.config, **changes}))
 
@@ -99,7 +106,11 @@ _INPUTS: dict[str, dict[str, tuple[int, ...]]] = {
     "patches": {"pixel_values": (16, 48)},
     "video": {"pixel_values": (2, 3, 8, 8)},
     "queries": {"query_embeds": (4, 16), "encoder_hidden_states": (5, 16)},
-    "queries_and_text": {"input_ids": (6,), "query_embeds": (4, 16), "encoder_hidden_states": (5, 16)},
+    "queries_and_text": {
+        "input_ids": (6,),
+        "query_embeds": (4, 16),
+        "encoder_hidden_states": (5, 16),
+    },
     "speech": {"input_values": (80,)},
     "speech_to_text": {"input_features": (4, 16), "decoder_input_ids": (4,)},
     "mel": {"input_features": (16, 8)},
@@ -117,18 +128,28 @@ def make_inputs(kind: str, rows: int) -> dict[str, torch.Tensor]:
         for name, shape in _INPUTS[kind].items()
     }
     if kind == "patches":
-        batch["pixel_position_ids"] = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(rows, 16, 2)
+        batch["pixel_position_ids"] = torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(
+            rows, 16, 2
+        )
     return batch
 
 
-# Tiny sizes by all names that configurations have for them. A configuration ignores what it has no use for.
+# Tiny sizes by all names that configurations have for them. A configuration ignores what it has no
+# use for.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "dim"), 16),
     **dict.fromkeys(("intermediate_size", "hidden_dim", "d_ff", "n_inner", "ffn_dim"), 24),
-    **dict.fromkeys(("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "n_layers"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "num_heads"), 2),
+    **dict.fromkeys(
+        ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "n_layers"), LAYERS
+    ),
+    **dict.fromkeys(
+        ("num_attention_heads", "encoder_attention_heads", "decoder_attention_heads", "num_heads"),
+        2,
+    ),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "speech_encoder_intermediate_size"), 24),
-    **dict.fromkeys(("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop"), 0.0),
+    **dict.fromkeys(
+        ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop"), 0.0
+    ),
     "n_heads": 2,
     "d_kv": 6,
     "vocab_size": 50,
@@ -160,10 +181,17 @@ _EXPERTS = {
 
 
 def _bert(
-    name: str, skip: str = "post", dropout: tuple[str, ...] = ("attention", "feed_forward"), **changes: Any
+    name: str,
+    skip: str = "post",
+    dropout: tuple[str, ...] = ("attention", "feed_forward"),
+    **changes: Any,
 ) -> Row:
     """A model with BERT's layer; RoBERTa and others copied it."""
-    cross = {"cross_attention": "crossattention.output.dense"} if changes.get("add_cross_attention") else {}
+    cross = (
+        {"cross_attention": "crossattention.output.dense"}
+        if changes.get("add_cross_attention")
+        else {}
+    )
     after = {
         "attention": "attention.output.LayerNorm",
         "feed_forward": "output.LayerNorm",
@@ -172,7 +200,13 @@ def _bert(
     return Row(
         name,
         {**changes},
-        {"encoder.layer": {"attention": "attention.output.dense", "feed_forward": "output.dense", **cross}},
+        {
+            "encoder.layer": {
+                "attention": "attention.output.dense",
+                "feed_forward": "output.dense",
+                **cross,
+            }
+        },
         norms=2 * LAYERS + len(cross) * LAYERS,
         skip=skip,
         after=after if skip == "post" else {},
@@ -182,7 +216,9 @@ def _bert(
 
 
 def _gpt2(name: str, **changes: Any) -> Row:
-    cross = {"cross_attention": "crossattention.c_proj"} if changes.get("add_cross_attention") else {}
+    cross = (
+        {"cross_attention": "crossattention.c_proj"} if changes.get("add_cross_attention") else {}
+    )
     return Row(
         name,
         {**changes},
@@ -210,7 +246,10 @@ def _gpt_neox(**changes: Any) -> Row:
 
 
 def _llama(name: str, norms_per_layer: int = 2, mlp: str = "mlp.down_proj", **changes: Any) -> Row:
-    sandwich = {"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"}
+    sandwich = {
+        "attention": "post_attention_layernorm",
+        "feed_forward": "post_feedforward_layernorm",
+    }
     has_branch_norms = norms_per_layer == 4 or name == "Olmo2Model"
     return Row(
         name,
@@ -232,7 +271,10 @@ def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) ->
     return Row(
         name,
         {**changes},
-        {"encoder.layers": ends, "decoder.layers": {**ends, "cross_attention": "encoder_attn.out_proj"}},
+        {
+            "encoder.layers": ends,
+            "decoder.layers": {**ends, "cross_attention": "encoder_attn.out_proj"},
+        },
         norms=5 * LAYERS,
         skip=skip,
         after=after if skip == "post" else {},
@@ -240,7 +282,9 @@ def _bart(name: str, skip: str, inputs: str = "text_to_text", **changes: Any) ->
     )
 
 
-def _t5(name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **changes: Any) -> Row:
+def _t5(
+    name: str, attention: str = "SelfAttention", norms: int = 5 * LAYERS, **changes: Any
+) -> Row:
     encoder = {"attention": f"layer.0.{attention}.o", "feed_forward": "layer.1.DenseReluDense.wo"}
     decoder = {
         "attention": "layer.0.SelfAttention.o",
@@ -290,7 +334,9 @@ def _wav2vec2(
         {**_SPEECH, **changes},
         {"encoder.layers": {"attention": attention, "feed_forward": "feed_forward.output_dense"}},
         skip=skip,
-        after={"attention": "layer_norm", "feed_forward": "final_layer_norm"} if skip == "post" else {},
+        after={"attention": "layer_norm", "feed_forward": "final_layer_norm"}
+        if skip == "post"
+        else {},
         dropout=("attention", "feed_forward"),
         inputs="speech",
     )
@@ -343,11 +389,19 @@ _MOBILEBERT = {
     "trigram_input": False,
     "num_feedforward_networks": 3,
 }
-_GEMMA4 = {**_GROUPED, "head_dim": 6, "global_head_dim": 8, "sliding_window": 4, "hidden_size_per_layer_input": 0}
+_GEMMA4 = {
+    **_GROUPED,
+    "head_dim": 6,
+    "global_head_dim": 8,
+    "sliding_window": 4,
+    "hidden_size_per_layer_input": 0,
+}
 
 
 def _qformer(name: str, crossing: int, text: bool = True, **changes: Any) -> Row:
-    """A model of queries, and text in InstructBLIP. Of every `crossing` layers, the first attends to the image."""
+    """A model of queries, and text in InstructBLIP. Of every `crossing` layers, the first attends
+    to the image.
+    """
     ends = {"attention": "attention.output.dense", "feed_forward": "output_query.dense"}
     if text:
         ends |= {"feed_forward 2": "output.dense"}
@@ -371,7 +425,9 @@ def _blip_vision(name: str) -> Row:
     return Row(name, {}, {"encoder.layers": ends}, inputs="image")
 
 
-def _parakeet(name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS) -> Row:
+def _parakeet(
+    name: str, layer: Callable[..., torch.Tensor] = written_out.parakeet, norms: int = 5 * LAYERS
+) -> Row:
     ends = {"attention": "self_attn.o_proj", "feed_forward": "feed_forward1.linear2"}
     return Row(
         name,
@@ -389,7 +445,11 @@ def _seamless(name: str, conformer_norms: int) -> Row:
         "cross_attention": "cross_attention.out_proj",
         "feed_forward": "ffn.fc2",
     }
-    stacks = ("speech_encoder.encoder.layers", "speech_encoder.adapter.layers", "text_decoder.layers")
+    stacks = (
+        "speech_encoder.encoder.layers",
+        "speech_encoder.adapter.layers",
+        "text_decoder.layers",
+    )
     layers = (written_out.conformer, written_out.shortening, written_out.seamless_decoder)
     dropout = (_CONFORMER_DROPOUT, ("attention", "feed_forward"), ("feed_forward",))
     return Row(
@@ -408,7 +468,13 @@ def _mobilebert(norms: int, dropout: tuple[str, ...] = (), **changes: Any) -> Ro
     return Row(
         "MobileBertModel",
         {**_MOBILEBERT, **changes},
-        {"encoder.layer": {**ends, "feed_forward 2": "ffn.1.output.dense", "feed_forward 3": "output.dense"}},
+        {
+            "encoder.layer": {
+                **ends,
+                "feed_forward 2": "ffn.1.output.dense",
+                "feed_forward 3": "output.dense",
+            }
+        },
         norms=norms * LAYERS,
         dropout=dropout,
         layer=written_out.mobilebert,
@@ -420,7 +486,13 @@ def _gemma4(norms: int, *ends: str, **changes: Any) -> Row:
     return Row(
         "Gemma4TextModel",
         {**_GEMMA4, **changes},
-        {"layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj", **feed_forwards}},
+        {
+            "layers": {
+                "attention": "self_attn.o_proj",
+                "feed_forward": "mlp.down_proj",
+                **feed_forwards,
+            }
+        },
         norms=norms * LAYERS,
         layer=written_out.gemma4,
     )
@@ -433,10 +505,16 @@ _FLORENCE_ENDS = {
     "attention 2": "channel_block.channel_attn.proj",
     "feed_forward 2": "channel_block.ffn.fc2",
 }
-_DIVIDED = {"attention": "temporal_dense", "attention 2": "attention.output.dense", "feed_forward": "output.dense"}
+_DIVIDED = {
+    "attention": "temporal_dense",
+    "attention 2": "attention.output.dense",
+    "feed_forward": "output.dense",
+}
 
 
-def _timesformer(ends: dict[str, str], norms: int, layer: Callable[..., torch.Tensor] | None, **changes: Any) -> Row:
+def _timesformer(
+    ends: dict[str, str], norms: int, layer: Callable[..., torch.Tensor] | None, **changes: Any
+) -> Row:
     return Row(
         "TimesformerModel",
         {"num_frames": 2, "drop_path_rate": 0, **changes},
@@ -449,7 +527,10 @@ def _timesformer(ends: dict[str, str], norms: int, layer: Callable[..., torch.Te
 
 
 def _granite(experts: int) -> Row:
-    ends = {"feed_forward": "shared_mlp.output_linear", **({"feed_forward 2": "block_sparse_moe"} if experts else {})}
+    ends = {
+        "feed_forward": "shared_mlp.output_linear",
+        **({"feed_forward 2": "block_sparse_moe"} if experts else {}),
+    }
     return Row(
         "GraniteMoeHybridModel",
         {
@@ -469,8 +550,8 @@ _CLIP_TOWERS = {"text_config": SIZES, "vision_config": SIZES}
 _BOTH_TOWERS = ("text_model.", "vision_model.")
 _WHISPER = {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 20}
 
-# Keys are a `model_type` of the table, with a variant after a colon where a configuration changes the layer. Those of
-# models that copy the layer of another one are added at the end.
+# Keys are a `model_type` of the table, with a variant after a colon where a configuration changes
+# the layer. Those of models that copy the layer of another one are added at the end.
 ROWS: dict[str, Row] = {
     "albert": Row(
         "AlbertModel",
@@ -545,7 +626,13 @@ ROWS: dict[str, Row] = {
     "falcon:two norms": _falcon(2, new_decoder_architecture=True, num_kv_heads=1),
     "falcon_h1": Row(
         "FalconH1Model",
-        {**_GROUPED, **_MAMBA, "mamba_d_ssm": 32, "attention_out_multiplier": 0.7, "mlp_multipliers": [0.9, 0.8]},
+        {
+            **_GROUPED,
+            **_MAMBA,
+            "mamba_d_ssm": 32,
+            "attention_out_multiplier": 0.7,
+            "mlp_multipliers": [0.9, 0.8],
+        },
         {"layers": {"attention": "self_attn.o_proj", "feed_forward": "feed_forward"}},
         layer=written_out.falcon_h1,
     ),
@@ -607,15 +694,28 @@ ROWS: dict[str, Row] = {
     ),
     "gemma4_text": _gemma4(4),
     "gemma4_text:experts": _gemma4(
-        7, "experts", enable_moe_block=True, num_experts=3, top_k_experts=2, moe_intermediate_size=12
+        7,
+        "experts",
+        enable_moe_block=True,
+        num_experts=3,
+        top_k_experts=2,
+        moe_intermediate_size=12,
     ),
     "gemma4_vision": Row(
         "Gemma4VisionModel",
-        {"num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2, "position_embedding_size": 8},
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 8,
+        },
         {"encoder.layers": {"attention": "self_attn.o_proj", "feed_forward": "mlp.down_proj"}},
         norms=4 * LAYERS,
         skip="branch",
-        after={"attention": "post_attention_layernorm", "feed_forward": "post_feedforward_layernorm"},
+        after={
+            "attention": "post_attention_layernorm",
+            "feed_forward": "post_feedforward_layernorm",
+        },
         inputs="patches",
     ),
     "gpt2": _gpt2("GPT2Model"),
@@ -700,7 +800,11 @@ ROWS: dict[str, Row] = {
         layer=written_out.lfm2,
     ),
     "lilt": _bert(
-        "LiltModel", hidden_size=24, intermediate_size=32, channel_shrink_ratio=2, max_2d_position_embeddings=64
+        "LiltModel",
+        hidden_size=24,
+        intermediate_size=32,
+        channel_shrink_ratio=2,
+        max_2d_position_embeddings=64,
     ),
     "llama": _llama("LlamaModel"),
     "longformer": _bert("LongformerModel", attention_window=4, sep_token_id=2),
@@ -745,7 +849,11 @@ ROWS: dict[str, Row] = {
     "mixtral": _llama("MixtralModel", mlp="mlp", **_EXPERTS),
     "mobilebert": _mobilebert(norms=7),
     "mobilebert:no bottleneck": _mobilebert(
-        4, ("attention", "feed_forward 3"), use_bottleneck=False, hidden_size=16, intra_bottleneck_size=16
+        4,
+        ("attention", "feed_forward 3"),
+        use_bottleneck=False,
+        hidden_size=16,
+        intra_bottleneck_size=16,
     ),
     "mobilebert:layer norms": _mobilebert(7, normalization_type="layer_norm"),
     "modernbert": Row(
@@ -831,12 +939,19 @@ ROWS: dict[str, Row] = {
     "t5:gated": _t5("T5Model", feed_forward_proj="gated-gelu"),
     "timesformer": _timesformer(_DIVIDED, 3, written_out.timesformer),
     "timesformer:places": _timesformer(
-        {"attention": "attention.output.dense", "feed_forward": "output.dense"}, 2, None, attention_type="space_only"
+        {"attention": "attention.output.dense", "feed_forward": "output.dense"},
+        2,
+        None,
+        attention_type="space_only",
     ),
     "vit": _vit("ViTModel"),
     "wav2vec2": _wav2vec2("Wav2Vec2Model"),
-    "wav2vec2:stable": _wav2vec2("Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"),
-    "wav2vec2-bert": Row("Wav2Vec2BertModel", {}, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT),
+    "wav2vec2:stable": _wav2vec2(
+        "Wav2Vec2Model", skip="pre", do_stable_layer_norm=True, feat_extract_norm="layer"
+    ),
+    "wav2vec2-bert": Row(
+        "Wav2Vec2BertModel", {}, {"encoder.layers": _CONFORMER_ENDS}, **_WAV2VEC2_BERT
+    ),
     "wav2vec2-bert:adapter": Row(
         "Wav2Vec2BertModel",
         {"add_adapter": True, "output_hidden_size": 24},
@@ -844,7 +959,10 @@ ROWS: dict[str, Row] = {
         **{
             **_WAV2VEC2_BERT,
             "norms": 6 * LAYERS + 3,
-            "layer": {"encoder.layers": written_out.conformer, "adapter.layers": written_out.shortening},
+            "layer": {
+                "encoder.layers": written_out.conformer,
+                "adapter.layers": written_out.shortening,
+            },
         },
     ),
     "wav2vec2-conformer": Row(
@@ -884,5 +1002,7 @@ ROWS: dict[str, Row] = {
 }
 for model_type, stacks in ARCHITECTURES.items():
     if model_type not in ROWS:
-        copied = next(row for name, row in ROWS.items() if ARCHITECTURES[name.partition(":")[0]] == stacks)
+        copied = next(
+            row for name, row in ROWS.items() if ARCHITECTURES[name.partition(":")[0]] == stacks
+        )
         ROWS[model_type] = replace(copied, model_class=MODEL_MAPPING_NAMES[model_type])

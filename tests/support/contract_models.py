@@ -1,4 +1,6 @@
-"""The table of the contract: models, configurations, and a forward pass written from an adapter's file alone."""
+"""The table of the contract: models, configurations, and a forward pass written from an adapter's
+file alone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ from transformers.pytorch_utils import Conv1D
 FILE_PREFIX = "base_model.model."
 ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "tanh": torch.tanh}
 VOCABULARY = 60
-WIDE = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
+WIDE = {
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+}
 
 
 class Plain(nn.Module):
@@ -71,7 +78,13 @@ def ibert() -> nn.Module:
 def gpt2() -> nn.Module:
     return GPT2LMHeadModel(
         GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=4, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=4,
+            n_head=2,
+            n_positions=64,
+            bos_token_id=1,
+            eos_token_id=2,
         )
     )
 
@@ -83,19 +96,33 @@ def llama() -> nn.Module:
 def t5() -> nn.Module:
     return T5ForConditionalGeneration(
         T5Config(
-            vocab_size=VOCABULARY, d_model=16, d_ff=24, d_kv=8, num_layers=2, num_heads=2, decoder_start_token_id=0
+            vocab_size=VOCABULARY,
+            d_model=16,
+            d_ff=24,
+            d_kv=8,
+            num_layers=2,
+            num_heads=2,
+            decoder_start_token_id=0,
         )
     )
 
 
 def bart() -> nn.Module:
-    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    sizes = {
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24,
+    }
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
     return BartForConditionalGeneration(BartConfig(vocab_size=VOCABULARY, **sizes, **heads))
 
 
 def seeded(build: Callable[[], nn.Module]) -> nn.Module:
-    """A model in eval mode, always with the same weights, far enough from zero to tell models apart."""
+    """A model in eval mode, always with the same weights, far enough from zero to tell models
+    apart.
+    """
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = build().eval()
@@ -106,14 +133,22 @@ def seeded(build: Callable[[], nn.Module]) -> nn.Module:
 
 IDS = torch.randint(3, VOCABULARY, (6, 5), generator=torch.Generator().manual_seed(0))
 FLOATS = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-BERT_PLACES = [f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")]
+BERT_PLACES = [
+    f"encoder.layer.{i}.{name}.dropout" for i in range(4) for name in ("attention.output", "output")
+]
 BERT = [f"bert.{place}" for place in BERT_PLACES]
-GPT2 = [f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_dropout", "mlp.dropout")]
-LLAMA = [f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")]
+GPT2 = [
+    f"transformer.h.{i}.{name}" for i in range(4) for name in ("attn.resid_dropout", "mlp.dropout")
+]
+LLAMA = [
+    f"model.layers.{i}.{name}" for i in range(4) for name in ("self_attn.o_proj", "mlp.down_proj")
+]
 T5 = [f"encoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1)] + [
     f"decoder.block.{i}.layer.{j}.dropout" for i in range(2) for j in (0, 1, 2)
 ]
-BART = [f"model.encoder.layers.{i}.{name}" for i in range(2) for name in ("self_attn.out_proj", "fc2")] + [
+BART = [
+    f"model.encoder.layers.{i}.{name}" for i in range(2) for name in ("self_attn.out_proj", "fc2")
+] + [
     f"model.decoder.layers.{i}.{name}"
     for i in range(2)
     for name in ("self_attn.out_proj", "encoder_attn.out_proj", "fc2")
@@ -131,9 +166,10 @@ class Row:
         first, second: fields of the configurations of two adapters that differ.
         inputs: what the model is called with.
         channel_dim: the dimension of a place's output that the bottleneck transforms.
-        skip: for adapters that read the residual input of a sub-layer: from a place to the module that it enters, as
-            which argument, and to the norm of the sum, if the model has one.
-        ends: for adapters with an invertible module: the end of the embeddings, and the output embedding.
+        skip: for adapters that read the residual input of a sub-layer: from a place to the module
+            that it enters, as which argument, and to the norm of the sum, if the model has one.
+        ends: for adapters with an invertible module: the end of the embeddings, and the output
+            embedding.
     """
 
     name: str
@@ -156,7 +192,9 @@ WITH_DECODER = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)}
 
 
 def bert_skip(place: str) -> tuple[str, int, str | None]:
-    """BertSelfOutput and BertOutput are called with the output of what precedes them and the residual input."""
+    """BertSelfOutput and BertOutput are called with the output of what precedes them and the
+    residual input.
+    """
     parent = place.rpartition(".")[0]
     return parent, 1, f"{parent}.LayerNorm"
 
@@ -252,7 +290,8 @@ def reference(
     adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]],
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """What the base model must give with adapters one after the other, from their files' tensors alone.
+    """What the base model must give with adapters one after the other, from their files' tensors
+    alone.
 
     Args:
         row: the row of the table.
@@ -264,8 +303,11 @@ def reference(
     with torch.no_grad():
         for weights, _ in adapters:
             for key, tensor in weights.items():
-                # Norms and heads replace the base's own; of several adapters the last one's are used.
-                name, _, parameter = key.removeprefix(FILE_PREFIX).replace(".houlsby_norm", "").rpartition(".")
+                # Norms and heads replace the base's own; of several adapters the last one's are
+                # used.
+                name, _, parameter = (
+                    key.removeprefix(FILE_PREFIX).replace(".houlsby_norm", "").rpartition(".")
+                )
                 if "houlsby_adapter" not in key:
                     getattr(modules[name], parameter).copy_(tensor)
     for place in row.places:
@@ -274,7 +316,9 @@ def reference(
         if row.skip is not None:
             entry, position, norm = row.skip(place)
             modules[entry].register_forward_pre_hook(
-                lambda _, args, position=position, entering=entering: entering.append(args[position])
+                lambda _, args, position=position, entering=entering: entering.append(
+                    args[position]
+                )
             )
         read = partial(_read, entering, modules[norm] if norm else lambda total: total)
         modules[place].register_forward_hook(_after(place, row, adapters, read))
@@ -285,15 +329,23 @@ def reference(
     return output(base, row)
 
 
-def _read(entering: list[torch.Tensor], norm: Callable, kind: str, hidden: torch.Tensor) -> torch.Tensor:
-    """What a bottleneck reads, of the sub-layer's output and the residual input that has entered last."""
+def _read(
+    entering: list[torch.Tensor], norm: Callable, kind: str, hidden: torch.Tensor
+) -> torch.Tensor:
+    """What a bottleneck reads, of the sub-layer's output and the residual input that has entered
+    last.
+    """
     if kind == "houlsby":
         return hidden
     return entering[-1] if kind == "parallel" else norm(hidden + entering[-1])
 
 
 def _couple(
-    weights: dict[str, torch.Tensor], fields: dict[str, Any], key: str, hidden: torch.Tensor, sign: int
+    weights: dict[str, torch.Tensor],
+    fields: dict[str, Any],
+    key: str,
+    hidden: torch.Tensor,
+    sign: int,
 ) -> torch.Tensor:
     """The coupling of NICE for a sign of 1, its inverse for -1."""
 
@@ -314,7 +366,10 @@ def _couple(
 
 
 def _after(
-    place: str, row: Row, adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]], read: Callable
+    place: str,
+    row: Row,
+    adapters: Sequence[tuple[dict[str, torch.Tensor], dict[str, Any]]],
+    read: Callable,
 ) -> Callable:
     def hook(module: nn.Module, args: Any, result: Any) -> Any:
         hidden = (result[0] if isinstance(result, tuple) else result).movedim(row.channel_dim, -1)
@@ -323,7 +378,8 @@ def _after(
             if not _is_adapted(place, fields) or f"{owner}down_proj.weight" not in weights:
                 continue
             inner = (
-                read(fields.get("kind", "houlsby"), hidden).float() @ weights[f"{owner}down_proj.weight"].T
+                read(fields.get("kind", "houlsby"), hidden).float()
+                @ weights[f"{owner}down_proj.weight"].T
                 + weights[f"{owner}down_proj.bias"]
             )
             inner = ACTIVATIONS[fields.get("activation", "gelu")](inner)
@@ -364,5 +420,6 @@ def _owner(place: str, places: list[str], fields: dict[str, Any]) -> str:
     return next(
         other
         for other in places
-        if _is_adapted(other, fields) and (_layer(other)[0], _layer(other)[1] // share) == (stack, layer // share)
+        if _is_adapted(other, fields)
+        and (_layer(other)[0], _layer(other)[1] // share) == (stack, layer // share)
     )

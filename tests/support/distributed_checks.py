@@ -28,7 +28,9 @@ BOTTLENECKS = {0: 8, 1: 4, 3: 2}
 
 
 def two_processes(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """Launches that silently run one process, or several that do not know of each other, would pass other checks."""
+    """Launches that silently run one process, or several that do not know of each other, would pass
+    other checks.
+    """
     assert len(run.records) == 2
     for record in run.records:
         assert record["processes"] == 2
@@ -47,7 +49,9 @@ def losses(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 def gradients(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     """Adam hides a gradient that is multiplied by a number; its norm does not."""
     for record in run.records:
-        assert record["gradient_norms"] == pytest.approx(one.records[0]["gradient_norms"], rel=TOLERANCE)
+        assert record["gradient_norms"] == pytest.approx(
+            one.records[0]["gradient_norms"], rel=TOLERANCE
+        )
 
 
 def saved_adapter(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
@@ -55,22 +59,35 @@ def saved_adapter(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
     assert {key: weight.shape for key, weight in run.adapter.items()} == {
         key: weight.shape for key, weight in one.adapter.items()
     }
-    parts = {kind: [key for key in run.adapter if f".{kind}." in key] for kind in ("houlsby_adapter", "houlsby_norm")}
-    assert len(parts["houlsby_adapter"]) == 4 * BOTTLENECKS[run.results["arguments"]["share_layers"]]
+    parts = {
+        kind: [key for key in run.adapter if f".{kind}." in key]
+        for kind in ("houlsby_adapter", "houlsby_norm")
+    }
+    assert (
+        len(parts["houlsby_adapter"]) == 4 * BOTTLENECKS[run.results["arguments"]["share_layers"]]
+    )
     assert len(parts["houlsby_norm"]) == 2 * 2 * 4
     assert len(run.adapter) == len(parts["houlsby_adapter"]) + len(parts["houlsby_norm"]) + 2
     for key in parts["houlsby_norm"]:
-        assert not torch.equal(run.adapter[key], torch.full_like(run.adapter[key], float("weight" in key))), key
+        assert not torch.equal(
+            run.adapter[key], torch.full_like(run.adapter[key], float("weight" in key))
+        ), key
     for key, weight in one.adapter.items():
-        torch.testing.assert_close(run.adapter[key], weight, atol=TOLERANCE, rtol=0, msg=lambda m, key=key: key + m)
+        torch.testing.assert_close(
+            run.adapter[key], weight, atol=TOLERANCE, rtol=0, msg=lambda m, key=key: key + m
+        )
 
 
 def plain_process(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """The saved adapter, loaded without any launcher, predicts what the run has; no row is lost or scored twice."""
+    """The saved adapter, loaded without any launcher, predicts what the run has; no row is lost or
+    scored twice.
+    """
     base = AutoModelForSequenceClassification.from_pretrained(inputs / "model", num_labels=3)
     model = PeftModel.from_pretrained(base, run.output / "adapter").eval()
     tokenizer = AutoTokenizer.from_pretrained(run.output / "adapter")
-    best = next(entry for entry in run.results["epochs"] if entry["epoch"] == run.results["best_epoch"])
+    best = next(
+        entry for entry in run.results["epochs"] if entry["epoch"] == run.results["best_epoch"]
+    )
     for split in ("matched", "mismatched"):
         lines = (inputs / "data" / "mnli" / f"validation_{split}.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
@@ -96,7 +113,11 @@ def one_writer(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 
 def results_json(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    assert run.results["strategy"] == {"type": strategy.kind, "processes": 2, "mixed_precision": "no"}
+    assert run.results["strategy"] == {
+        "type": strategy.kind,
+        "processes": 2,
+        "mixed_precision": "no",
+    }
     assert one.results["strategy"] == {"type": "none", "processes": 1, "mixed_precision": "no"}
     assert run.results["trainable_parameters"] == one.results["trainable_parameters"]
     assert run.results["total_parameters"] == one.results["total_parameters"]
@@ -112,7 +133,9 @@ def ungathered_save(run: Run, one: Run, strategy: Strategy, inputs: Path) -> Non
 
 
 def exchange(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """DDP sends the gradients of the trained parameters, once per step, and does not search for unused ones."""
+    """DDP sends the gradients of the trained parameters, once per step, and does not search for
+    unused ones.
+    """
     for record in run.records:
         if strategy.kind == "DDP":
             assert record["exchanged_per_step"] == 4 * run.results["trainable_parameters"]
@@ -120,10 +143,17 @@ def exchange(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
 
 
 def memory(run: Run, one: Run, strategy: Strategy, inputs: Path) -> None:
-    """What the processes hold on average is what benchmarks/memory.py computes; ZeRO fills up to equal parts."""
-    counts = Sizes(one.results["total_parameters"], one.results["trainable_parameters"], largest_unit=0)
+    """What the processes hold on average is what benchmarks/memory.py computes; ZeRO fills up to
+    equal parts.
+    """
+    counts = Sizes(
+        one.results["total_parameters"], one.results["trainable_parameters"], largest_unit=0
+    )
     computed = strategies(counts, 2)[strategy.kind]
-    held = {name: sum(record[name] for record in run.records) / 2 for name in ("weights", "moments", "masters")}
+    held = {
+        name: sum(record[name] for record in run.records) / 2
+        for name in ("weights", "moments", "masters")
+    }
     assert held["weights"] == pytest.approx(computed["weights"], rel=1e-3)
     assert held["moments"] + held["masters"] == pytest.approx(computed["optimizer"], rel=1e-3)
 
@@ -142,7 +172,9 @@ def end_printed_once(run: Run, one: Run, strategy: Strategy, inputs: Path) -> No
             "Share: ",
         ):
             assert log.count(words) == 1, words
-        assert found.results["per_class"]["scores"].keys() == one.results["per_class"]["scores"].keys()
+        assert (
+            found.results["per_class"]["scores"].keys() == one.results["per_class"]["scores"].keys()
+        )
         supports = [scores["support"] for scores in found.results["per_class"]["scores"].values()]
         assert sum(supports) == ROWS["validation_mismatched"]
 

@@ -1,4 +1,6 @@
-"""Starts runs of the GLUE recipe on two processes, as users start them: `accelerate launch --config_file ...`."""
+"""Starts runs of the GLUE recipe on two processes, as users start them: `accelerate launch
+--config_file ...`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,11 @@ ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "recipes" / "launch" / "accelerate"
 WORKER = ROOT / "tests" / "support" / "distributed_worker.py"
 STEPS = 12
-# Labels that are hard to learn, and validation splits that divide neither by two processes nor by the batch size.
+# Labels that are hard to learn, and validation splits that divide neither by two processes nor by
+# the batch size.
 ROWS = {"train": 96, "validation_matched": 31, "validation_mismatched": 23}
-# No two evaluations have the same score in the chosen split: the loss, which would decide, is over padded batches.
+# No two evaluations have the same score in the chosen split: the loss, which would decide, is over
+# padded batches.
 FLAGS = (
     f"--task mnli --max_steps {STEPS} --learning_rate 3e-3 --logging_steps 1 --train_sampling_strategy random "
     "--eval_strategy steps --eval_steps 4 --save_strategy steps --save_steps 4 --save_total_limit 4 "
@@ -45,7 +49,8 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Strategy:
-    """One of the configurations in recipes/launch/accelerate, and what a run under it must say it was.
+    """One of the configurations in recipes/launch/accelerate, and what a run under it must say it
+    was.
 
     Args:
         config: name of the file.
@@ -103,7 +108,9 @@ class Run:
 
 
 def make_inputs(folder: Path) -> None:
-    """A tiny BERT without dropout, and a task of three classes: `folder`/model and `folder`/data/mnli."""
+    """A tiny BERT without dropout, and a task of three classes: `folder`/model and
+    `folder`/data/mnli.
+    """
     save_tiny_encoder(folder / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     pairs = minimal_pairs()["train"]["sentence"]
     for split, rows in ROWS.items():
@@ -112,7 +119,12 @@ def make_inputs(folder: Path) -> None:
 
 
 def run(
-    inputs: Path, folder: Path, config: str | None, *flags: str, launcher: tuple[str, ...] = (), **orders: Any
+    inputs: Path,
+    folder: Path,
+    config: str | None,
+    *flags: str,
+    launcher: tuple[str, ...] = (),
+    **orders: Any,
 ) -> Run:
     """Runs the recipe to its end and checks that no process fails.
 
@@ -132,33 +144,66 @@ def run(
 
 
 def start(
-    inputs: Path, folder: Path, config: str | None, *flags: str, launcher: tuple[str, ...] = (), **orders: Any
+    inputs: Path,
+    folder: Path,
+    config: str | None,
+    *flags: str,
+    launcher: tuple[str, ...] = (),
+    **orders: Any,
 ) -> subprocess.Popen[str]:
     """Starts what `run` runs."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(WORKER), "--use_cpu"]
     if config is not None:
-        command = [sys.executable, "-m", "accelerate.commands.launch", *_launch_flags(folder, config), *launcher]
+        command = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            *_launch_flags(folder, config),
+            *launcher,
+        ]
         command.append(str(WORKER))
     batch = 8 if config is None else 4
     command += [*FLAGS, "--model_name", str(inputs / "model"), "--data_dir", str(inputs / "data")]
-    command += ["--output_dir", str(folder / "output"), "--per_device_train_batch_size", str(batch), *flags]
-    environment = {**os.environ, **ENVIRONMENT, "WORKER_ORDERS": json.dumps({"record": str(folder), **orders})}
+    command += [
+        "--output_dir",
+        str(folder / "output"),
+        "--per_device_train_batch_size",
+        str(batch),
+        *flags,
+    ]
+    environment = {
+        **os.environ,
+        **ENVIRONMENT,
+        "WORKER_ORDERS": json.dumps({"record": str(folder), **orders}),
+    }
     if config != "several_nodes":
         # Runs that go on at the same time must not meet on the launcher's usual port.
         environment["PET_RDZV_ENDPOINT"] = "localhost:0"
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 
 def _launch_flags(folder: Path, config: str) -> list[str]:
     flags = ["--config_file", str(CONFIGS / f"{config}.yaml"), "--num_processes", "2"]
     if config.startswith("zero3"):
-        # All weights of a tiny model are below the sizes up to which DeepSpeed leaves weights whole.
-        settings = json.loads((ROOT / "recipes" / "launch" / "deepspeed" / f"{config}.json").read_text())
+        # All weights of a tiny model are below the sizes up to which DeepSpeed leaves weights
+        # whole.
+        settings = json.loads(
+            (ROOT / "recipes" / "launch" / "deepspeed" / f"{config}.json").read_text()
+        )
         for size in ("param_persistence_threshold", "max_live_parameters", "max_reuse_distance"):
             settings["zero_optimization"][f"stage3_{size}"] = 0
         (folder / "deepspeed.json").write_text(json.dumps(settings))
         flags += ["--deepspeed_config_file", str(folder / "deepspeed.json")]
-    return flags if config == "several_nodes" else [*flags, "--rdzv_backend", "c10d", "--main_process_port", "0"]
+    return (
+        flags
+        if config == "several_nodes"
+        else [*flags, "--rdzv_backend", "c10d", "--main_process_port", "0"]
+    )

@@ -1,7 +1,8 @@
-"""One process of a run of the GLUE recipe: on CPUs, under any strategy, with a record of what it saw.
+"""One process of a run of the GLUE recipe: on CPUs, under any strategy, with a record of what it
+    saw.
 
-`distributed_runs.py` starts it in place of `recipes/glue.py`, through `accelerate launch` and with the same flags. The
-strategies for GPUs run on CPUs only with the switches of `imitate_gpus`.
+`distributed_runs.py` starts it in place of `recipes/glue.py`, through `accelerate launch` and with
+the same flags. The strategies for GPUs run on CPUs only with the switches of `imitate_gpus`.
 """
 
 from __future__ import annotations
@@ -32,19 +33,22 @@ from common.trainer import RecipeTrainer
 
 
 RANK = int(os.environ.get("RANK", "0"))
-# Where to write: {"record": folder}; what happens to process 1 in the first life of the run: {"hang": step,
-# "kill_in_save": step}.
+# Where to write: {"record": folder}; what happens to process 1 in the first life of the run:
+# {"hang": step, "kill_in_save": step}.
 ORDERS = json.loads(os.environ["WORKER_ORDERS"])
 
 
 def imitate_gpus() -> None:
-    """accelerate takes machines without GPUs for single processes; so it is told the backend and the device."""
+    """accelerate takes machines without GPUs for single processes; so it is told the backend and
+    the device.
+    """
     is_fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
     # With this type, DDP would be given the number of a GPU; without it, FSDP is not set up.
     kind = DistributedType.MULTI_GPU if is_fsdp else DistributedType.MULTI_CPU
     PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", kind)
     PartialState.set_device = lambda self: setattr(self, "device", torch.device("cpu"))
-    # The Trainer accepts --bf16 on CPUs only together with --use_cpu, which would change the strategy.
+    # The Trainer accepts --bf16 on CPUs only together with --use_cpu, which would change the
+    # strategy.
     training_args.is_torch_bf16_gpu_available = lambda: True
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         import deepspeed
@@ -67,7 +71,9 @@ class Hang(TrainerCallback):
 
 
 class WatchedTrainer(RecipeTrainer):
-    """Writes `rank0.json`, `rank1.json` and `predictions.npy` into the folder of records after training."""
+    """Writes `rank0.json`, `rank1.json` and `predictions.npy` into the folder of records after
+    training.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,7 +82,11 @@ class WatchedTrainer(RecipeTrainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         output = super().train(*args, **kwargs)
-        evaluation = self.eval_dataset["matched"] if isinstance(self.eval_dataset, dict) else self.eval_dataset
+        evaluation = (
+            self.eval_dataset["matched"]
+            if isinstance(self.eval_dataset, dict)
+            else self.eval_dataset
+        )
         predictions = self.predict(evaluation, metric_key_prefix="again").predictions
         folder = Path(ORDERS["record"])
         if RANK == 0:
@@ -103,7 +113,8 @@ class WatchedTrainer(RecipeTrainer):
             "gradient_norms": [entry["grad_norm"] for entry in log if "loss" in entry],
             "weights": sum(local_bytes(parameter) for parameter in self.model.parameters()),
             **optimizer_bytes(self.optimizer, self.model),
-            "exchanged_per_step": CountBytes.exchanged / (self.state.global_step - CountBytes.first_step),
+            "exchanged_per_step": CountBytes.exchanged
+            / (self.state.global_step - CountBytes.first_step),
             "ungathered": self.save_ungathered(),
         }
 
@@ -119,15 +130,21 @@ class WatchedTrainer(RecipeTrainer):
 
 def local_bytes(tensor: torch.Tensor) -> int:
     """What this process holds of a tensor: all, FSDP2's shard or ZeRO-3's."""
-    local = tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
+    local = (
+        tensor.to_local() if hasattr(tensor, "to_local") else getattr(tensor, "ds_tensor", tensor)
+    )
     return local.nbytes
 
 
 def optimizer_bytes(optimizer: Any, model: torch.nn.Module) -> dict[str, int]:
-    """Of AdamW, inside of what accelerate and DeepSpeed put around it: its moments, and its own copies of weights."""
+    """Of AdamW, inside of what accelerate and DeepSpeed put around it: its moments, and its own
+    copies of weights.
+    """
     while not isinstance(optimizer, torch.optim.AdamW):
         optimizer = optimizer.optimizer
-    values = [value for state in optimizer.state.values() for value in state.values() if value.dim()]
+    values = [
+        value for state in optimizer.state.values() for value in state.values() if value.dim()
+    ]
     return {
         "moments": sum(map(local_bytes, values)),
         "masters": sum(map(local_bytes, set(optimizer.state) - set(model.parameters()))),

@@ -34,7 +34,9 @@ class Layer(nn.Module):
 
 
 class HomeMade(nn.Module):
-    """An encoder of 3 layers and width 16 with a classifier of 2 classes, for token numbers under 99."""
+    """An encoder of 3 layers and width 16 with a classifier of 2 classes, for token numbers under
+    99.
+    """
 
     def __init__(self, **options: int) -> None:
         super().__init__()

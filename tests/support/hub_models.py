@@ -1,4 +1,6 @@
-"""What the clients of the local Hub work with: a tiny BERT with a tokenizer, and a little text in three classes."""
+"""What the clients of the local Hub work with: a tiny BERT with a tokenizer, and a little text in
+three classes.
+"""
 
 from __future__ import annotations
 
@@ -33,23 +35,40 @@ WORDS = [text for text, _ in TEXTS]
 
 
 def make_base(folder: Path, seed: int = 0, **changes: object) -> Path:
-    """Save a BERT of 2 layers and width 32, without a head, and a tokenizer that knows the words above."""
+    """Save a BERT of 2 layers and width 32, without a head, and a tokenizer that knows the words
+    above.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+        sizes = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+        }
         # With the usual 0.02 a random encoder tells texts hardly apart.
         more = {"vocab_size": 200, "max_position_embeddings": 64, "initializer_range": 0.3}
         config = BertConfig(**{**sizes, **more, **changes})
         BertModel(config).save_pretrained(folder)
-    text = " ".join(text for text, _ in TEXTS).lower().replace(".", " .").replace("?", " ?").replace(",", " ,")
+    text = (
+        " ".join(text for text, _ in TEXTS)
+        .lower()
+        .replace(".", " .")
+        .replace("?", " ?")
+        .replace(",", " ,")
+    )
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text.split()))]
     vocabulary = {word: number for number, word in enumerate(words)}
     BertTokenizer(vocab=vocabulary, model_max_length=64).save_pretrained(folder)
     return folder
 
 
-def make_adapter(folder: Path, base: Path, base_name: str = BASE, seed: int = 1, **options: object) -> Path:
-    """Save an adapter with random weights, for three classes, as if trained on the base model called `base_name`."""
+def make_adapter(
+    folder: Path, base: Path, base_name: str = BASE, seed: int = 1, **options: object
+) -> Path:
+    """Save an adapter with random weights, for three classes, as if trained on the base model
+    called `base_name`.
+    """
     torch.manual_seed(seed)  # the head's first weights
     model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3)
     config = HoulsbyConfig(task_type="SEQ_CLS", r=4, id2label=dict(enumerate(LABELS)), **options)
@@ -57,5 +76,7 @@ def make_adapter(folder: Path, base: Path, base_name: str = BASE, seed: int = 1,
     perturb(adapted, seed)
     adapted.save_pretrained(folder)
     path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base_name}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base_name})
+    )
     return folder

@@ -1,4 +1,5 @@
-"""The Hub's HTTP protocol, as far as huggingface_hub needs it for models: who one is, repositories, files, commits.
+"""The Hub's HTTP protocol, as far as huggingface_hub needs it for models: who one is, repositories,
+files, commits.
 
 Written from what the client sends and expects. Everything is kept in memory.
 """
@@ -20,7 +21,11 @@ from starlette.routing import Route
 
 
 # Each token's user and role. Both users may write in the organization "org".
-TOKENS = {"hf_write": ("user", "write"), "hf_read": ("user", "read"), "hf_other": ("other", "write")}
+TOKENS = {
+    "hf_write": ("user", "write"),
+    "hf_read": ("user", "read"),
+    "hf_other": ("other", "write"),
+}
 LFS_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pkl", "*.png")
 LICENSES = {"apache-2.0", "mit", "cc-by-4.0", "other"}
 LANGUAGES = {"en", "de", "fr", "multilingual"}
@@ -48,7 +53,11 @@ class Repo:
         files = {**(self.commits[-1].files if self.commits else {}), **changes}
         oid = hashlib.sha1(f"{self.name} {len(self.commits)}".encode()).hexdigest()
         self.commits.append(
-            Commit(oid, message, {path: content for path, content in files.items() if content is not None})
+            Commit(
+                oid,
+                message,
+                {path: content for path, content in files.items() if content is not None},
+            )
         )
         return self.commits[-1]
 
@@ -59,7 +68,9 @@ class Repo:
 
 @dataclass
 class Store:
-    """All repositories, and the large files that were uploaded, whether committed or not, by SHA-256."""
+    """All repositories, and the large files that were uploaded, whether committed or not, by
+    SHA-256.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -90,7 +101,9 @@ def application(store: Store) -> Starlette:
         Route("/lfs/{user}/{name}/{oid}", lfs_put, methods=["PUT"]),
         Route("/{user}/{name}/resolve/{revision}/{path:path}", resolve),
     ]
-    app = Starlette(routes=routes, exception_handlers={Refused: lambda request, error: error.response})
+    app = Starlette(
+        routes=routes, exception_handlers={Refused: lambda request, error: error.response}
+    )
     app.state.store = store
     return app
 
@@ -147,7 +160,9 @@ async def whoami(request: Request) -> Response:
     if user is None:
         raise Refused(401, "Invalid username or password.")
     token = {"displayName": "test", "role": user[1]}
-    return JSONResponse({"type": "user", "name": user[0], "orgs": [{"name": "org"}], "auth": {"accessToken": token}})
+    return JSONResponse(
+        {"type": "user", "name": user[0], "orgs": [{"name": "org"}], "auth": {"accessToken": token}}
+    )
 
 
 async def validate_yaml(request: Request) -> Response:
@@ -163,11 +178,26 @@ async def validate_yaml(request: Request) -> Response:
                 errors.append(
                     f'"{key}" with value "{name}" is not valid. Use a model or dataset id from https://hf.co.'
                 )
-    errors += [f'"license" must be one of {LICENSES}' for _ in [0] if data.get("license", "other") not in LICENSES]
-    errors += [f'"language" must be one of {LANGUAGES}' for _ in [0] if data.get("language", "en") not in LANGUAGES]
+    errors += [
+        f'"license" must be one of {LICENSES}'
+        for _ in [0]
+        if data.get("license", "other") not in LICENSES
+    ]
+    errors += [
+        f'"language" must be one of {LANGUAGES}'
+        for _ in [0]
+        if data.get("language", "en") not in LANGUAGES
+    ]
     for result in (data.get("model-index") or [{}])[0].get("results", []):
-        values = [result.get("task", {}).get("type"), *(result["dataset"].get(key) for key in ("name", "type"))]
-        values += [result["dataset"][key] for key in ("config", "split", "revision") if key in result["dataset"]]
+        values = [
+            result.get("task", {}).get("type"),
+            *(result["dataset"].get(key) for key in ("name", "type")),
+        ]
+        values += [
+            result["dataset"][key]
+            for key in ("config", "split", "revision")
+            if key in result["dataset"]
+        ]
         if not all(isinstance(value, str) for value in values):
             errors.append('"model-index" needs text for task.type and for the fields of dataset')
     answer = {"errors": [{"message": message} for message in errors], "warnings": []}
@@ -181,7 +211,8 @@ async def create(request: Request) -> Response:
         raise Refused(401, "Invalid username or password.")
     if user[1] != "write" or not may_write(user, name):
         raise Refused(
-            403, f'You don\'t have the rights to create a model under the namespace "{name.partition("/")[0]}"'
+            403,
+            f'You don\'t have the rights to create a model under the namespace "{name.partition("/")[0]}"',
         )
     if re.search(r"admin|\.git$", asked["name"]):
         raise Refused(400, f"Invalid repo name: {asked['name']} is reserved")
@@ -191,14 +222,24 @@ async def create(request: Request) -> Response:
         return JSONResponse({**answer, "error": "You already created this model repo"}, 409)
     private = asked.get("private") or asked.get("visibility") == "private"
     repos[name] = Repo(name, bool(private))
-    repos[name].commit("initial commit", {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+    repos[name].commit(
+        "initial commit", {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"}
+    )
     return JSONResponse(answer)
 
 
 async def info(request: Request) -> Response:
     repo, found = find_commit(request)
     siblings = [{"rfilename": path} for path in found.files]
-    return JSONResponse({"id": repo.name, "sha": found.oid, "private": repo.private, "siblings": siblings, "tags": []})
+    return JSONResponse(
+        {
+            "id": repo.name,
+            "sha": found.oid,
+            "private": repo.private,
+            "siblings": siblings,
+            "tags": [],
+        }
+    )
 
 
 async def tree(request: Request) -> Response:
@@ -208,7 +249,12 @@ async def tree(request: Request) -> Response:
         raise Refused(404, f"{folder} does not exist", "EntryNotFound")
     entries = []
     for path, content in found.files.items():
-        entry = {"type": "file", "path": path, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+        entry = {
+            "type": "file",
+            "path": path,
+            "size": len(content),
+            "oid": hashlib.sha1(content).hexdigest(),
+        }
         lfs = {"oid": etag(path, content), "size": len(content), "pointerSize": 134}
         entries.append(entry | ({"lfs": lfs} if is_lfs(path) else {}))
     return JSONResponse(entries)
@@ -220,7 +266,14 @@ async def preupload(request: Request) -> Response:
     for file in (await request.json())["files"]:
         path, old = file["path"], repo.head.files.get(file["path"])
         mode = "lfs" if is_lfs(path) else "regular"
-        files.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": old and etag(path, old)})
+        files.append(
+            {
+                "path": path,
+                "uploadMode": mode,
+                "shouldIgnore": False,
+                "oid": old and etag(path, old),
+            }
+        )
     return JSONResponse({"files": files})
 
 
@@ -262,7 +315,9 @@ async def commit(request: Request) -> Response:
             raise Refused(400, f"{line['key']} of {value['path']} is not possible")
     new = repo.commit(header["value"]["summary"], changes)
     url = f"{request.base_url}{repo.name}/commit/{new.oid}"
-    return JSONResponse({"success": True, "commitOid": new.oid, "commitUrl": url, "pullRequestUrl": None})
+    return JSONResponse(
+        {"success": True, "commitOid": new.oid, "commitUrl": url, "pullRequestUrl": None}
+    )
 
 
 async def resolve(request: Request) -> Response:

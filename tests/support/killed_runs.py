@@ -1,10 +1,12 @@
-"""Kill runs of a recipe at file-system events, start them again, and compare them with a run that was not killed.
+"""Kill runs of a recipe at file-system events, start them again, and compare them with a run that
+was not killed.
 
     python tests/support/killed_runs.py --kills 40
 
-Each run trains a tiny model and is killed by SIGKILL at another event: when it creates, writes, renames or deletes a
-file in its output folder. In a write, half is written. The same command is then started again, and its adapter and
-results must be those of the run that was not killed, bit for bit. Needs a C compiler and Linux.
+Each run trains a tiny model and is killed by SIGKILL at another event: when it creates, writes,
+renames or deletes a file in its output folder. In a write, half is written. The same command is
+then started again, and its adapter and results must be those of the run that was not killed, bit
+for bit. Needs a C compiler and Linux.
 """
 
 from __future__ import annotations
@@ -46,11 +48,17 @@ def preload(folder: Path) -> int:
     """Run this script again, with the library that counts events."""
     library = folder / "kill_at.so"
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", library, Path(__file__).with_name("kill_at.c"), "-ldl"], check=True
+        ["cc", "-shared", "-fPIC", "-o", library, Path(__file__).with_name("kill_at.c"), "-ldl"],
+        check=True,
     )
     environment = {"LD_PRELOAD": str(library), LIBRARY: str(library), "OMP_NUM_THREADS": "1"}
-    environment |= {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-    return subprocess.run([sys.executable, *sys.argv], env=os.environ | environment, check=False).returncode
+    environment |= {
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]]),
+    }
+    return subprocess.run(
+        [sys.executable, *sys.argv], env=os.environ | environment, check=False
+    ).returncode
 
 
 def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> int:
@@ -60,7 +68,12 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
 
     flags = make_flags(folder, glue)
     counted = folder / "events"
-    check(in_child(lambda: train(glue, flags, folder / "whole", counted=counted), folder / "whole.log"), 0)
+    check(
+        in_child(
+            lambda: train(glue, flags, folder / "whole", counted=counted), folder / "whole.log"
+        ),
+        0,
+    )
     expected, events = outcome(folder / "whole"), int(counted.read_text())
     print(f"A run changes files {events} times.", flush=True)
     chosen = chosen or sorted(random.Random(seed).sample(range(1, events + 1), kills))
@@ -70,25 +83,38 @@ def compare(folder: Path, kills: int, seed: int, chosen: list[int] | None) -> in
         check(in_child(lambda: train(glue, flags, output, event), log), -signal.SIGKILL)  # noqa: B023
         status = in_child(lambda: train(glue, flags, output), log)  # noqa: B023
         found = outcome(output)
-        names = [name for name in sorted(found.keys() | expected.keys()) if found.get(name) != expected.get(name)]
+        names = [
+            name
+            for name in sorted(found.keys() | expected.keys())
+            if found.get(name) != expected.get(name)
+        ]
         if status != 0 or names:
             different += 1
             print(log.read_text())
-            print(f"Killed at event {event}, it ends with status {status}. Different: {', '.join(names)}", flush=True)
+            print(
+                f"Killed at event {event}, it ends with status {status}. Different: {', '.join(names)}",
+                flush=True,
+            )
         shutil.rmtree(output, ignore_errors=True)
     print(f"{len(chosen) - different} of {len(chosen)} killed runs are identical.")
     return 1 if different else 0
 
 
 def make_flags(folder: Path, recipe: object) -> list[str]:
-    """Return the command line of a task for a tiny model with dropout, of 3 epochs with a checkpoint each."""
+    """Return the command line of a task for a tiny model with dropout, of 3 epochs with a
+    checkpoint each.
+    """
     from demo import minimal_pairs
     from recipe_runs import save_tiny_encoder
 
     def make() -> None:
         (folder / "data" / "cola").mkdir(parents=True)
         for split in ("train", "validation"):
-            frame = minimal_pairs()[split].select(range(8 * STEPS_PER_EPOCH)).to_pandas()[["sentence", "label"]]
+            frame = (
+                minimal_pairs()[split]
+                .select(range(8 * STEPS_PER_EPOCH))
+                .to_pandas()[["sentence", "label"]]
+            )
             frame.to_csv(folder / "data" / "cola" / f"{split}.csv", index=False)
         save_tiny_encoder(folder / "model")
 
@@ -99,7 +125,9 @@ def make_flags(folder: Path, recipe: object) -> list[str]:
     return f"{flags} --per_device_train_batch_size 8".split()
 
 
-def train(recipe: object, flags: list[str], output: Path, event: int = 0, counted: Path | None = None) -> None:
+def train(
+    recipe: object, flags: list[str], output: Path, event: int = 0, counted: Path | None = None
+) -> None:
     """Run the recipe and kill this process at an event; or write their number into a file."""
     from recipe_runs import run
 
@@ -144,7 +172,9 @@ def outcome(output: Path) -> dict[str, object]:
     for epoch in results["epochs"]:
         del epoch["seconds"]
     saved = {f"adapter/{path.name}": path.read_bytes() for path in (output / "adapter").iterdir()}
-    del saved["adapter/README.md"]  # the card, with the same results, the time and the name of the folder
+    del saved[
+        "adapter/README.md"
+    ]  # the card, with the same results, the time and the name of the folder
     return saved | results
 
 

@@ -1,4 +1,5 @@
-"""A Hugging Face Hub on a free loopback port, that real clients push to and pull from, each in a process of its own.
+"""A Hugging Face Hub on a free loopback port, that real clients push to and pull from, each in a
+process of its own.
 
 with LocalHub() as hub:
     hub.add("org/base", folder)
@@ -30,9 +31,13 @@ from starlette.responses import Response
 from hub_protocol import Repo, Store, application
 
 
-QUIET = {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-# A process that has imported the library, and lets a copy of itself make each call. The client library reads its
-# environment when it is imported, so a copy reads it again.
+QUIET = {
+    "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+}
+# A process that has imported the library, and lets a copy of itself make each call. The client
+# library reads its environment when it is imported, so a copy reads it again.
 CLIENTS = """
 import importlib, json, os, sys, traceback
 from huggingface_hub import constants, hf_api
@@ -64,9 +69,9 @@ for line in sys.stdin:
 class Fault:
     """Breaks the next `times` requests of a method to a path (a regular expression).
 
-    `how` is the status of the answer, "close" to break the connection off in the middle of the answer, or "overtaken"
-    to let someone else commit to the repository first. With `late`, the request is carried out first and only its
-    answer is lost.
+    `how` is the status of the answer, "close" to break the connection off in the middle of the
+    answer, or "overtaken" to let someone else commit to the repository first. With `late`, the
+    request is carried out first and only its answer is lost.
     """
 
     method: str
@@ -90,7 +95,9 @@ class LocalHub:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> LocalHub:
-        config = uvicorn.Config(self, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off")
+        config = uvicorn.Config(
+            self, host="127.0.0.1", port=self.port, log_level="critical", lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -113,22 +120,33 @@ class LocalHub:
         repo.commit("add", dict(files))
         return repo
 
-    def environment(self, home: Path, token: str | None = "hf_write", **changes: str) -> dict[str, str]:
+    def environment(
+        self, home: Path, token: str | None = "hf_write", **changes: str
+    ) -> dict[str, str]:
         """The environment of a client of this hub, with its own cache, and large files by LFS."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        own = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("HF_")
+        }
+        own = {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        }
         return {**inherited, **own, **QUIET, **({"HF_TOKEN": token} if token else {}), **changes}
 
     def call(self, function: Callable[..., Any], *arguments: Any, **environment: Any) -> Any:
-        """Call a function in a new client process, whose working folder is `home`, with its own cache there.
+        """Call a function in a new client process, whose working folder is `home`, with its own
+        cache there.
 
-        The client imports what this process can import, so the function may stand in any test file. Its arguments and
-        its result travel as JSON.
+        The client imports what this process can import, so the function may stand in any test file.
+        Its arguments and its result travel as JSON.
         """
         Path(environment["home"]).mkdir(parents=True, exist_ok=True)
         changed = self.environment(**environment)
         clients = _clients()
-        clients.stdin.write(json.dumps([function.__module__, function.__name__, arguments, changed]) + "\n")
+        clients.stdin.write(
+            json.dumps([function.__module__, function.__name__, arguments, changed]) + "\n"
+        )
         clients.stdin.flush()
         result, said = None, []
         for line in iter(clients.stdout.readline, "END\n"):
@@ -142,7 +160,9 @@ class LocalHub:
         """The ASGI application: the protocol, and the faults before it."""
         request = Request(scope, receive)
         self.requests.append(f"{request.method} {request.url.path}")
-        fault = next((fault for fault in self.faults if fault.times and _hits(fault, request)), None)
+        fault = next(
+            (fault for fault in self.faults if fault.times and _hits(fault, request)), None
+        )
         if fault is None:
             await self._app(scope, receive, send)
             return
@@ -158,7 +178,9 @@ class LocalHub:
             await Response("broken", fault.how)(scope, receive, send)
             return
         # An answer that is shorter than announced makes uvicorn close the connection.
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]})
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100")]}
+        )
         await send({"type": "http.response.body", "body": b"half"})
 
 

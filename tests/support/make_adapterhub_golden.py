@@ -1,6 +1,8 @@
-"""Write the golden set of AdapterHub folders, with the outputs of the `adapters` library in float64.
+"""Write the golden set of AdapterHub folders, with the outputs of the `adapters` library in
+float64.
 
-Run it with adapters 1.3.0 in an environment of its own, because the library pins an older version of transformers:
+Run it with adapters 1.3.0 in an environment of its own, because the library pins an older version
+of transformers:
 
     python -m venv other && other/bin/pip install adapters==1.3.0
     other/bin/python tests/support/make_adapterhub_golden.py
@@ -46,8 +48,9 @@ def head(kind: str, **options: Any) -> tuple[str, dict[str, Any]]:
 
 
 LABELS = {0: "a", 1: "b", 2: "c"}
-# Name: (configuration, further facts). `head`: a flex head; `static`: a class of transformers whose head is saved;
-# `class`: a language model whose head the outputs are from; `old`: the folder is rewritten as by an earlier version.
+# Name: (configuration, further facts). `head`: a flex head; `static`: a class of transformers whose
+# head is saved; `class`: a language model whose head the outputs are from; `old`: the folder is
+# rewritten as by an earlier version.
 CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     **{f"{model}-houlsby": (houlsby(), {}) for model in MODELS},
     **{f"{model}-pfeiffer": (pfeiffer(), {}) for model in MODELS},
@@ -73,9 +76,18 @@ CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     "bert-attention_only": (houlsby(output_adapter=False), {}),
     "distilbert-pfeiffer_both": (pfeiffer(mh_adapter=True), {}),
     # Heads.
-    "bert-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3, id2label=LABELS)}),
-    "bert-pooler": (pfeiffer(), {"head": head("classification", num_labels=3, layers=1, use_pooler=True)}),
-    "bert-pooler_two_layers": (pfeiffer(), {"head": head("classification", num_labels=2, use_pooler=True)}),
+    "bert-two_layers": (
+        pfeiffer(),
+        {"head": head("classification", num_labels=3, id2label=LABELS)},
+    ),
+    "bert-pooler": (
+        pfeiffer(),
+        {"head": head("classification", num_labels=3, layers=1, use_pooler=True)},
+    ),
+    "bert-pooler_two_layers": (
+        pfeiffer(),
+        {"head": head("classification", num_labels=2, use_pooler=True)},
+    ),
     "bert-one_layer": (pfeiffer(), {"head": head("classification", num_labels=3, layers=1)}),
     "bert-regression": (pfeiffer(), {"head": head("classification", num_labels=1)}),
     "bert-multilabel": (houlsby(), {"head": head("classification", num_labels=3, multilabel=True)}),
@@ -84,7 +96,10 @@ CASES: dict[str, tuple[BnConfig, dict[str, Any]]] = {
     "bert-choice": (houlsby(), {"head": head("multiple_choice", num_choices=2)}),
     "bert-static": (houlsby(), {"static": "BertForSequenceClassification"}),
     "bert-static_tagging": (houlsby(), {"static": "BertForTokenClassification"}),
-    "roberta-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3, id2label=LABELS)}),
+    "roberta-two_layers": (
+        pfeiffer(),
+        {"head": head("classification", num_labels=3, id2label=LABELS)},
+    ),
     "roberta-static": (houlsby(), {"static": "RobertaForSequenceClassification"}),
     "xlmr-tagging": (pfeiffer(), {"head": head("tagging", num_labels=3)}),
     "distilbert-two_layers": (pfeiffer(), {"head": head("classification", num_labels=3)}),
@@ -118,7 +133,10 @@ def make(name: str, folder: Path) -> None:
     _fill_added(model, facts)
     pickled = facts.get("pickled") or "old" in facts
     model.save_adapter(
-        str(folder), "task", with_head="head" in facts or "static" in facts, use_safetensors=not pickled
+        str(folder),
+        "task",
+        with_head="head" in facts or "static" in facts,
+        use_safetensors=not pickled,
     )
     if "old" in facts:
         _age(folder, facts["old"])
@@ -160,12 +178,16 @@ def _new_model(name: str, is_flexible: bool = False) -> Any:
         adapters.init(model)
     else:
         model = fill(AutoAdapterModel.from_config(tiny_config(base))).eval()
-    model.base_model.config._name_or_path = model.config._name_or_path = model.name_or_path = f"tiny/{base}"
+    model.base_model.config._name_or_path = model.config._name_or_path = model.name_or_path = (
+        f"tiny/{base}"
+    )
     return model
 
 
 def _add_language_model_head(model: Any, base: Any) -> None:
-    """Add the base model's own head as a flexible one: the library inverts the coupling before these alone."""
+    """Add the base model's own head as a flexible one: the library inverts the coupling before
+    these alone.
+    """
     if hasattr(base, "cls"):
         model.add_masked_lm_head("own", activation_function="gelu")
         head = base.cls.predictions
@@ -182,19 +204,23 @@ def _fill_added(model: Any, facts: dict[str, Any]) -> None:
     names = [
         (name, weight)
         for name, weight in model.named_parameters()
-        if ".task." in name or ("static" in facts and not name.startswith(f"{model.base_model_prefix}."))
+        if ".task." in name
+        or ("static" in facts and not name.startswith(f"{model.base_model_prefix}."))
     ]
     for number, (name, weight) in enumerate(names):
         with torch.no_grad():
             offset = 1.0 if name.endswith("scaling") else 0.0
             generator = torch.Generator().manual_seed(number)
-            # T5's attention, whose scores are not divided by the root of their width, magnifies rounding errors.
+            # T5's attention, whose scores are not divided by the root of their width, magnifies
+            # rounding errors.
             scale = 0.1 if "adapters." in name or model.config.model_type == "t5" else 0.5
             weight.copy_(offset + scale * torch.randn(weight.shape, generator=generator))
 
 
 def _age(folder: Path, kind: str) -> None:
-    """Rewrite a folder as adapter-transformers 1 wrote it: no version, other names, the invertible adapter nested."""
+    """Rewrite a folder as adapter-transformers 1 wrote it: no version, other names, the invertible
+    adapter nested.
+    """
     file = folder / "adapter_config.json"
     fields = json.loads(file.read_text())
     del fields["version"]
@@ -206,7 +232,11 @@ def _age(folder: Path, kind: str) -> None:
         block = {"block_type": "nice", "non_linearity": "relu", "reduction_factor": 2}
         config["invertible_adapter"] = block
     del config["inv_adapter_reduction_factor"]
-    fields["config"] = {key: value for key, value in config.items() if not key.startswith(("phm", "shared", "stoch"))}
+    fields["config"] = {
+        key: value
+        for key, value in config.items()
+        if not key.startswith(("phm", "shared", "stoch"))
+    }
     file.write_text(json.dumps(fields, indent=2, sort_keys=True))
     weights = torch.load(folder / "pytorch_adapter.bin", weights_only=True)
     task_or_lang = kind.replace("text_", "")
@@ -216,8 +246,13 @@ def _age(folder: Path, kind: str) -> None:
             if kind == "text_task":
                 continue
             key = key.replace("invertible_adapters.", "invertible_lang_adapters.")
-        key = key.replace("attention.output.adapters.", f"attention.output.attention_text_{task_or_lang}_adapters.")
-        renamed[key.replace("output.adapters.", f"output.layer_text_{task_or_lang}_adapters.")] = value
+        key = key.replace(
+            "attention.output.adapters.",
+            f"attention.output.attention_text_{task_or_lang}_adapters.",
+        )
+        renamed[key.replace("output.adapters.", f"output.layer_text_{task_or_lang}_adapters.")] = (
+            value
+        )
     torch.save(renamed, folder / "pytorch_adapter.bin")
 
 

@@ -1,6 +1,8 @@
-"""Adapter folders that are damaged in ways that people, disks and bad intentions damage them, each by its number.
+"""Adapter folders that are damaged in ways that people, disks and bad intentions damage them, each
+by its number.
 
-`mutate(number, files)` always changes the same files in the same way, so that a case can be run again by its number.
+`mutate(number, files)` always changes the same files in the same way, so that a case can be run
+again by its number.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 Files = dict[str, bytes]
 
-# Markdown, HTML, YAML and Jinja that would change a page if it were not escaped, and texts that are no names at all.
+# Markdown, HTML, YAML and Jinja that would change a page if it were not escaped, and texts that are
+# no names at all.
 HOSTILE = (
     "two\n\n# lines", "# heading", "- item", "> quote", "a | b", "`code`", "``", "*strong*", "__strong__",
     "~~struck~~", "[link](https://evil.example)", "![image](https://evil.example/x.png)", "<script>alert(1)</script>",
@@ -46,7 +49,9 @@ def mutate(number: int, files: Files) -> tuple[Files, str]:
     chance = random.Random(number)
     said = []
     for _ in range(chance.choice((1, 1, 1, 2))):
-        change = chance.choice((_change_bytes, _move_files, _change_json, _change_json, _change_tensor))
+        change = chance.choice(
+            (_change_bytes, _move_files, _change_json, _change_json, _change_tensor)
+        )
         try:
             files, what = change(chance, dict(files))
         except Exception:  # an earlier change has left nothing to change
@@ -59,7 +64,9 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
     name = chance.choice(sorted(files))
     content = files[name]
     place = chance.randrange(len(content))
-    if name == WEIGHTS and chance.random() < 0.5:  # in the header, which is the smaller part of large files
+    if (
+        name == WEIGHTS and chance.random() < 0.5
+    ):  # in the header, which is the smaller part of large files
         place %= 8 + int.from_bytes(content[:8], "little")
     flipped = bytearray(content)
     flipped[place] ^= 1 << chance.randrange(8)
@@ -69,12 +76,16 @@ def _change_bytes(chance: random.Random, files: Files) -> tuple[Files, str]:
         b"<!DOCTYPE html><html>Sign in to the network</html>",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
     ))  # fmt: skip
-    return files | {name: changed}, f"{name}: changed at {place} to {changed[:20]!r} ..., {len(changed)} bytes"
+    return files | {
+        name: changed
+    }, f"{name}: changed at {place} to {changed[:20]!r} ..., {len(changed)} bytes"
 
 
 def _move_files(chance: random.Random, files: Files) -> tuple[Files, str]:
     name, other = chance.choice(sorted(files)), chance.choice(sorted(files))
-    new = chance.choice((f"{name}.bak", name.upper(), "adapter_model.bin", "config.json", "a\u00e9\U0001f600.png"))
+    new = chance.choice(
+        (f"{name}.bak", name.upper(), "adapter_model.bin", "config.json", "a\u00e9\U0001f600.png")
+    )
     match chance.randrange(3):
         case 0:
             content = files.pop(name)
@@ -121,7 +132,10 @@ def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
         "removed": dict,
         "renamed": lambda: {f"{name}s": tensor},
         "copied": lambda: {name: tensor, f"{name}.more": tensor.clone()},
-        "beside a resized embedding": lambda: {name: tensor, "base_model.model.x.weight": torch.ones(2)},
+        "beside a resized embedding": lambda: {
+            name: tensor,
+            "base_model.model.x.weight": torch.ones(2),
+        },
         "longer": lambda: {name: torch.cat([tensor, tensor])},
         "flat": lambda: {name: tensor.reshape(-1).clone()},
         "empty": lambda: {name: torch.zeros(0)},
@@ -133,4 +147,6 @@ def _change_tensor(chance: random.Random, files: Files) -> tuple[Files, str]:
         "in another name space": lambda: {f"../../{name}": tensor},
     }
     what = chance.choice(sorted(kinds))
-    return files | {WEIGHTS: save(tensors | kinds[what](), metadata={"format": "pt"})}, f"{name} {what}"
+    return files | {
+        WEIGHTS: save(tensors | kinds[what](), metadata={"format": "pt"})
+    }, f"{name} {what}"

@@ -1,4 +1,6 @@
-"""What the tests of the recipes share: a tiny encoder on disk, and a run of a recipe in this process."""
+"""What the tests of the recipes share: a tiny encoder on disk, and a run of a recipe in this
+process.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ from demo import minimal_pairs
 from tiny_models import tiny_bert
 
 
-def save_tiny_encoder(folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object) -> Path:
+def save_tiny_encoder(
+    folder: Path, seed: int = 0, words: list[str] | None = None, **changes: object
+) -> Path:
     """Saves a tiny random BERT and a tokenizer with the given words, or those of the minimal pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     if words is None:
         sentences = [sentence for rows in minimal_pairs().values() for sentence in rows["sentence"]]
-        words = sorted({word for sentence in sentences for word in sentence.lower().rstrip(".").split()})
+        words = sorted(
+            {word for sentence in sentences for word in sentence.lower().rstrip(".").split()}
+        )
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
-    tiny_bert(seed, vocab_size=len(vocabulary), initializer_range=0.2, **changes).bert.save_pretrained(folder)
+    tiny_bert(
+        seed, vocab_size=len(vocabulary), initializer_range=0.2, **changes
+    ).bert.save_pretrained(folder)
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
     return folder
@@ -44,11 +52,15 @@ def results_of(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def logits_of(encoder: Path, adapter: Path, num_labels: int, *texts: Iterable[str]) -> NDArray[np.float32]:
+def logits_of(
+    encoder: Path, adapter: Path, num_labels: int, *texts: Iterable[str]
+) -> NDArray[np.float32]:
     """Outputs of a saved classifier's adapter on freshly loaded base weights, in plain PyTorch."""
     model = AutoModelForSequenceClassification.from_pretrained(encoder, num_labels=num_labels)
     model = PeftModel.from_pretrained(model, adapter).eval()
-    batch = AutoTokenizer.from_pretrained(adapter)(*map(list, texts), padding=True, return_tensors="pt")
+    batch = AutoTokenizer.from_pretrained(adapter)(
+        *map(list, texts), padding=True, return_tensors="pt"
+    )
     with torch.no_grad():
         return model(**batch).logits.numpy()
 

@@ -14,8 +14,8 @@ SNIPPET = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?
 def run_snippets(text: str) -> dict[str, object]:
     """Run the snippets of a text in order; return what they define.
 
-    As in a notebook, a snippet that ends in an expression prints its value. Trainers print their figures too, so only
-    the end of what a snippet prints is compared.
+    As in a notebook, a snippet that ends in an expression prints its value. Trainers print their
+    figures too, so only the end of what a snippet prints is compared.
     """
     names: dict[str, object] = {}
     for snippet in SNIPPET.finditer(text):
@@ -27,5 +27,7 @@ def run_snippets(text: str) -> dict[str, object]:
             if value is not None:
                 print(repr(value))
         if snippet["output"] is not None:
-            assert printed.getvalue().endswith(snippet["output"]), f"{snippet['code']}\nprinted {printed.getvalue()}"
+            assert printed.getvalue().endswith(snippet["output"]), (
+                f"{snippet['code']}\nprinted {printed.getvalue()}"
+            )
     return names

@@ -25,7 +25,9 @@ def tiny_bert(seed: int = 0, **changes: object) -> BertForSequenceClassification
 
 
 def perturb(model: torch.nn.Module, seed: int = 1, scale: float = 0.2) -> None:
-    """Add noise to the trainable weights, as training would: a fresh adapter is too near the identity to tell."""
+    """Add noise to the trainable weights, as training would: a fresh adapter is too near the
+    identity to tell.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

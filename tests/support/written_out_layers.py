@@ -1,7 +1,8 @@
-"""The forward pass of layers that are no plain pair of sub-layers, written out from their code in transformers.
+"""The forward pass of layers that are no plain pair of sub-layers, written out from their code in
+transformers.
 
-Each function computes a layer's output from its input and from what the adapters of its sub-layers give. Everything
-else is computed with the layer's own modules, in evaluation and without padding.
+Each function computes a layer's output from its input and from what the adapters of its sub-layers
+give. Everything else is computed with the layer's own modules, in evaluation and without padding.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def gemma4(layer, hidden, branches):
     hidden = hidden + layer.post_attention_layernorm(branches["attention"])
     branch = branches["feed_forward"]
     if "feed_forward 2" in branches:
-        experts = layer.post_feedforward_layernorm_2(branches["feed_forward 2"].reshape(hidden.shape))
+        experts = layer.post_feedforward_layernorm_2(
+            branches["feed_forward 2"].reshape(hidden.shape)
+        )
         branch = layer.post_feedforward_layernorm_1(branch) + experts
     return (hidden + layer.post_feedforward_layernorm(branch)) * layer.layer_scalar
 
@@ -51,21 +54,36 @@ def gemma4_audio(layer, hidden, branches):
     hidden = hidden + factor * layer.feed_forward1.post_layer_norm(branches["feed_forward"])
     hidden = hidden + layer.norm_post_attn(branches["attention"])
     hidden = layer.lconv1d(hidden)
-    return layer.norm_out(hidden + factor * layer.feed_forward2.post_layer_norm(branches["feed_forward 2"]))
+    return layer.norm_out(
+        hidden + factor * layer.feed_forward2.post_layer_norm(branches["feed_forward 2"])
+    )
 
 
 def jamba(layer, hidden, branches):
-    mixed = branches["attention"] if "attention" in branches else layer.mamba(layer.input_layernorm(hidden))
+    mixed = (
+        branches["attention"]
+        if "attention" in branches
+        else layer.mamba(layer.input_layernorm(hidden))
+    )
     return hidden + mixed + branches["feed_forward"]
 
 
 def falcon_h1(layer, hidden, branches):
     mixed = layer.mamba(layer.input_layernorm(hidden)) * layer.ssm_out_multiplier
-    return hidden + mixed + branches["attention"] * layer.attn_out_multiplier + branches["feed_forward"]
+    return (
+        hidden
+        + mixed
+        + branches["attention"] * layer.attn_out_multiplier
+        + branches["feed_forward"]
+    )
 
 
 def lfm2(layer, hidden, branches):
-    mixed = branches["attention"] if "attention" in branches else layer.conv(layer.operator_norm(hidden))
+    mixed = (
+        branches["attention"]
+        if "attention" in branches
+        else layer.conv(layer.operator_norm(hidden))
+    )
     return hidden + mixed + branches["feed_forward"]
 
 
@@ -111,7 +129,11 @@ def ibert(layer, hidden, branches):
 
 
 def granite(layer, hidden, branches):
-    mixed = branches["attention"] if "attention" in branches else layer.mamba(layer.input_layernorm(hidden))
+    mixed = (
+        branches["attention"]
+        if "attention" in branches
+        else layer.mamba(layer.input_layernorm(hidden))
+    )
     hidden = hidden + 0.7 * mixed
     return hidden + 0.7 * sum(branches[name] for name in branches if name != "attention")
 
@@ -119,7 +141,9 @@ def granite(layer, hidden, branches):
 def xmod(layer, hidden, branches):
     hidden = layer.attention.output.LayerNorm(hidden + branches["attention"])
     languages = torch.zeros(len(hidden), dtype=torch.long)
-    return layer.output.LayerNorm(layer.output.lang_adapter(languages, hidden + branches["feed_forward"]))
+    return layer.output.LayerNorm(
+        layer.output.lang_adapter(languages, hidden + branches["feed_forward"])
+    )
 
 
 def lxmert(layer, hidden, branches):
