@@ -20,10 +20,10 @@ from peft import PeftConfig
 from peft.utils import CONFIG_NAME
 from transformers.activations import ACT2FN
 
-from .checkpoints.weights import read_json, read_shapes
 from .errors import shortened
 from .record import AdapterRecord, numbered
 from .registration import houlsby_peft_type
+from .weights import read_json, read_shapes
 
 
 # The kinds of adapters, which differ in what their bottlenecks read; see `SkipConnection.read`.

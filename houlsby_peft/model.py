@@ -20,8 +20,6 @@ from torch import nn
 
 from .batching.batch import MixedBatch, hook_other_wrappers, run_mixed_batch
 from .batching.rows import RowFinder
-from .bottleneck import SkipConnection
-from .checkpoints.weights import FILE_PREFIX, check_at_hand, check_tensors
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import (
@@ -35,6 +33,8 @@ from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, bat
 from .placement.places import is_norm
 from .placement.plan import Plan
 from .registration import PREFIX
+from .residual import SkipConnection
+from .weights import FILE_PREFIX, check_at_hand, check_tensors
 
 
 class HoulsbyModel(BaseTuner):

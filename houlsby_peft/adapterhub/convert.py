@@ -18,7 +18,6 @@ from transformers import AutoConfig, PretrainedConfig
 
 from ..checkpoints.downloads import explain_hub_errors, find_packaged
 from ..checkpoints.saved import SavedAdapter, find_files
-from ..checkpoints.weights import FILE_PREFIX, check_shapes, first_of
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..hub.card import CARD_FILE, find_base, is_repo_id, make_card
@@ -28,6 +27,7 @@ from ..placement.plan import Plan
 from ..record import AdapterRecord, Place
 from ..registration import PREFIX
 from ..serving.base_model import label_arguments
+from ..weights import FILE_PREFIX, check_shapes, first_of
 from .format import ADAPTER_FILES, HEAD_FILES, Published, read_published, write_part
 from .heads import Head, describe_head, find_target, head_modules, head_weights
 from .names import check_base_type, describe, find_kind, layer_config, library_keys, own_config

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..checkpoints.weights import check_values, read_json
 from ..errors import AdapterError, shortened
 from ..hub.card import is_repo_id
+from ..weights import check_values, read_json
 
 
 ADAPTER_FILES = ("adapter_config.json", "adapter.safetensors", "pytorch_adapter.bin")

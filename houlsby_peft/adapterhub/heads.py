@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from ..checkpoints.weights import first_of
 from ..errors import AdapterError, shortened
 from ..heads.head import find_head
 from ..heads.tasks import TaskKind, task_kind_of_class
+from ..weights import first_of
 from .format import Part
 
 

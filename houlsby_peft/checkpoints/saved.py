@@ -29,8 +29,8 @@ from safetensors.torch import load_file
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
+from ..weights import check_values, read_json
 from .downloads import explain_hub_errors, find_repo
-from .weights import check_values, read_json
 
 
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds

@@ -11,7 +11,8 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from ..config import HoulsbyConfig
-from ..layer import HoulsbyTunerLayer, layers_around
+from ..layer import HoulsbyTunerLayer
+from ..modules import layers_around
 from ..placement.places import View
 from ..record import Place, fold_places
 from .combine import add_derived, places_of, weights_of

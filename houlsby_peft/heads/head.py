@@ -16,17 +16,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
-from ..layer import (
-    BASE,
-    Batch,
-    base_modules,
-    batch_of,
-    cast,
-    copy_of,
-    device_of,
-    dtype_of,
-    is_inside,
-)
+from ..layer import BASE, Batch, batch_of
+from ..modules import base_modules, cast, copy_of, device_of, dtype_of, is_inside
 from .tasks import labels_of_base
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
-from ..layer import is_inside
+from ..modules import is_inside
 
 
 if TYPE_CHECKING:

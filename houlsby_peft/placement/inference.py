@@ -38,7 +38,7 @@ from typing import Any
 
 from torch import nn
 
-from ..layer import is_inside
+from ..modules import is_inside
 from ..record import fold_indices
 from .table import SubLayer
 

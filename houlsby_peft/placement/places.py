@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..config import HoulsbyConfig
 from ..heads.head import find_head
-from ..layer import base_module, base_modules, is_inside
+from ..modules import base_module, base_modules, is_inside
 from ..record import Place, full_name, unfold_places
 from .inference import find_attentions, infer_layers, log_inferred
 from .table import ARCHITECTURES, EMBEDDINGS, SHARED_NORMS, SubLayer

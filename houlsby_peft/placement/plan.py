@@ -13,27 +13,17 @@ from peft.tuners.tuners_utils import BaseTunerLayer, _ExcludedModule
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import nn
 
-from ..bottleneck import Bottleneck, InvertibleCoupling
+from ..bottleneck import Bottleneck
 from ..checkpoints.fingerprint import compare_fingerprints, fingerprint, report_other_base
-from ..checkpoints.weights import FILE_PREFIX, first_of
 from ..config import HoulsbyConfig
+from ..coupling import HoulsbyEmbedding, HoulsbyOutputEmbedding, InvertibleCoupling
 from ..errors import AdapterError
 from ..heads.head import find_new, find_trained_modules, needs_two_layer_head, new_heads
 from ..heads.tasks import find_task_type, label_facts
-from ..layer import (
-    HoulsbyEmbedding,
-    HoulsbyLayer,
-    HoulsbyLayerNorm,
-    HoulsbyOutputEmbedding,
-    HoulsbyTunerLayer,
-    base_module,
-    device_of,
-    dtype_of,
-    is_inside,
-    layers_around,
-    wrapped_modules,
-)
+from ..layer import HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer
+from ..modules import base_module, device_of, dtype_of, is_inside, layers_around, wrapped_modules
 from ..record import AdapterRecord, Place, fold_places
+from ..weights import FILE_PREFIX, first_of
 from .inference import log_once
 from .places import View, find_places, is_included, output_width, recorded_places
 

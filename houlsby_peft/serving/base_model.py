@@ -19,10 +19,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.downloads import explain_hub_errors, find_packaged
 from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
-from ..checkpoints.weights import FILE_PREFIX
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
+from ..weights import FILE_PREFIX
 
 
 # The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and

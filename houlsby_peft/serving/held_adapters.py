@@ -23,7 +23,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
 from ..heads.tasks import task_kind_of_class
-from ..layer import HoulsbyTunerLayer, base_modules
+from ..layer import HoulsbyTunerLayer
+from ..modules import base_modules
 from .load import load_saved
 from .predictor import Predictor
 from .readers import Reader, attempt

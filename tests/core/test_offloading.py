@@ -17,7 +17,7 @@ from transformers import BertForSequenceClassification
 from contract_models import IDS, llama
 from houlsby_peft import HoulsbyConfig, init_from, prune
 from houlsby_peft.bottleneck import Bottleneck
-from houlsby_peft.layer import copy_of, device_of
+from houlsby_peft.modules import copy_of, device_of
 from tiny_models import perturb, tiny_bert
 
 

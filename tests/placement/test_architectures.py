@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto
 
 from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig, HoulsbyLayer, HoulsbyLayerNorm
-from houlsby_peft.layer import HoulsbyEmbedding
+from houlsby_peft.coupling import HoulsbyEmbedding
 from houlsby_peft.placement.places import View
 from houlsby_peft.placement.table import ARCHITECTURES, EMBEDDINGS
 from tiny_models import perturb

@@ -15,8 +15,8 @@ import torch
 from peft.utils import SAFETENSORS_WEIGHTS_NAME, WEIGHTS_NAME
 from safetensors import safe_open
 
-from ..errors import AdapterError, shortened
-from ..registration import PREFIX
+from .errors import AdapterError, shortened
+from .registration import PREFIX
 
 
 # The dtypes that weights may be saved in, and that a base model which is not quantized may be
