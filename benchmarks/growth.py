@@ -8,11 +8,10 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import torch
 from peft import get_peft_model
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
-from houlsby_peft import FrozenPrefix, HoulsbyConfig, TaskBank
+from houlsby_peft import HoulsbyConfig, TaskBank
 from methods import FLOOR, houlsby
 from models import SHAPES, Method, floor
 from report import Rows
@@ -24,10 +23,7 @@ TEXT = "the adapter of this task reads these words and those of all other tasks 
 
 
 def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> Rows:
-    """Measure a training step with several bottleneck sizes and with adapters in upper layers only.
-
-    The upper half is measured with cached frozen layers as well, as from the second epoch on.
-    """
+    """Measure a training step with several bottleneck sizes and with adapters in upper layers only."""
     depth = SHAPES[cell[0]]["num_hidden_layers"]
     methods: dict[str, Method] = {FLOOR: floor}
     methods |= {f"Houlsby r={r}": houlsby(r=r) for r in (8, 16, 32, 64, 128, 256)}
@@ -36,20 +32,7 @@ def by_size_and_layers(cell: tuple[str, int, int], rounds: int, device: str) -> 
         methods[f"Houlsby r=64, top {top} of {depth} layers"] = houlsby(
             r=64, layers_to_transform=layers
         )
-    half = f"Houlsby r=64, top {depth // 2} of {depth} layers"
-    with tempfile.TemporaryDirectory() as folder:
-        methods[f"{half}, cached in memory"] = _with_cache(methods[half], None)
-        methods[f"{half}, cached on disk"] = _with_cache(methods[half], Path(folder))
-        return measure("train", methods, cell, rounds, device)
-
-
-def _with_cache(method: Method, folder: Path | None) -> Method:
-    def build(base: torch.nn.Module) -> torch.nn.Module:
-        model = method(base)
-        FrozenPrefix(model, folder=folder)
-        return model
-
-    return build
+    return measure("train", methods, cell, rounds, device)
 
 
 def by_adapters_held(shape: str, numbers: Iterable[int], share_layers: int = 3) -> Rows:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from .export import export_onnx
     from .hub.push import plan_push, push_to_hub
     from .placement.show import placement_map
-    from .prefix import FrozenPrefix
     from .serving.held_adapters import TaskSource
     from .serving.load import load
     from .serving.predictor import Predictor
@@ -41,7 +40,6 @@ _LAZY = {
     "AnswerPrediction": ".serving.results",
     "ClassPrediction": ".serving.results",
     "EntityPrediction": ".serving.results",
-    "FrozenPrefix": ".prefix",
     "Predictor": ".serving.predictor",
     "TaskBank": ".serving.task_bank",
     "TaskSource": ".serving.held_adapters",
@@ -60,7 +58,6 @@ __all__ = [
     "Bottleneck",
     "ClassPrediction",
     "EntityPrediction",
-    "FrozenPrefix",
     "HoulsbyConfig",
     "HoulsbyLayer",
     "HoulsbyLayerNorm",

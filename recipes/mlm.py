@@ -37,7 +37,6 @@ from transformers import (
 )
 
 from common.arguments import (
-    OFF,
     POOLER,
     Command,
     RecipeTrainingArguments,
@@ -207,7 +206,7 @@ def main() -> None:
     """Read the command line and train, or compute the loss of what a run has saved."""
     command = parse_command(TextArguments).for_task("mlm")
     arguments, method, _, training = command
-    method.keep_prefix, training.do_predict = OFF, False  # each epoch masks other words
+    training.do_predict = False
     training.prediction_loss_only = (
         True  # logits of a whole vocabulary per token would be too much to keep
     )

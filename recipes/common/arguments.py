@@ -25,7 +25,7 @@ from houlsby_peft import HoulsbyConfig
 BERT, MINILM = "google-bert/bert-base-uncased", "minilm"
 POOLER = "pooler"  # BERT's layer between the encoder and the head of a classifier
 MAIN_METRIC = "main"
-AUTO, OFF = "auto", "off"
+AUTO = "auto"
 _OF_TASK = (
     "output_dir",
     "model_name",
@@ -232,16 +232,6 @@ class MethodArguments:
         "device multiplies matrices of the model's shape faster in it, else float32. Other methods, --fp16, DeepSpeed "
         "and FSDP need float32.",
     )
-    keep_prefix: str = HfArg(
-        default=AUTO,
-        help="Compute the frozen layers below the adapted --layers once for each text, without dropout, and keep the "
-        "result: in memory, or in this folder, where later runs find it, or 'off'. 'auto' is in memory, if there are "
-        "such layers and they pass on nothing but hidden states.",
-    )
-    keep_prefix_gb: float = HfArg(
-        default=4.0,
-        help="Maximum size of what --keep_prefix keeps per process, in GB; in memory, at most half of the free one.",
-    )
     top_k: int | None = HfArg(
         default=None,
         help="Number of layers that --method top_k trains, from the top; the embeddings stay frozen.",
@@ -268,7 +258,6 @@ class MethodArguments:
             "--push_to_hub": training.push_to_hub,
             "--init_adapter": adapter.init_adapter,
             "--head two_layer": adapter.config().two_layer_head,
-            "--keep_prefix": self.keep_prefix not in (AUTO, OFF),
         }
         given = [flag for flag, value in for_adapters.items() if value]
         if given and self.method != "houlsby":

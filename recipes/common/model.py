@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from accelerate.utils import broadcast_object_list, convert_to_fp32
 from peft import IA3Config, LoraConfig, PeftConfig, PeftModel, get_peft_model
@@ -30,7 +29,6 @@ import houlsby_peft
 from common.arguments import (
     AUTO,
     MINILM,
-    OFF,
     POOLER,
     Command,
     MethodArguments,
@@ -39,7 +37,6 @@ from common.arguments import (
 from common.edge import RecipeError, log
 from common.run import ARGUMENTS_FILE, RESULTS_FILE, read_object
 from houlsby_peft import (
-    FrozenPrefix,
     HoulsbyConfig,
     find_new_modules,
     find_places,
@@ -149,9 +146,6 @@ def settle(command: Command) -> Command:
     method.check(adapter, training)
     method = replace(method)
     shards = _launched_with(training, "deepspeed", "fsdp")
-    has_prefix = method.method == "houlsby" and bool(adapter.layers) and 0 not in adapter.layers
-    if method.keep_prefix == AUTO and (shards or not has_prefix):
-        method.keep_prefix = OFF
     if method.base_dtype == AUTO and (not method.adds_weights or training.fp16 or shards):
         method.base_dtype = "float32"
     elif method.base_dtype == AUTO:
@@ -189,10 +183,8 @@ def adapt(
     text_columns: Sequence[str],
     **fields: Any,
 ) -> PreTrainedModel | PeftModel:
-    """Apply the method to a task's model, record in an adapter how it reads, and keep the frozen
-    prefix if asked.
-    """
-    arguments, method, adapter, training = command
+    """Apply the method to a task's model, and record in an adapter how it reads texts."""
+    arguments, method, adapter, _ = command
     adapted = apply_method(model, method, adapter.config(**fields), adapter.init_adapter)
     if (active := active_config(adapted)) is not None:  # so that `predict` treats texts alike
         active.record.max_length, active.record.null_threshold = (
@@ -200,15 +192,6 @@ def adapt(
             null_threshold,
         )
         active.record.text_columns = list(text_columns) or None
-    if method.keep_prefix != OFF:
-        try:
-            keep_prefix(adapted, method, training)
-        except ValueError:
-            if method.keep_prefix != AUTO:
-                raise
-            method.keep_prefix = (
-                OFF  # the frozen layers pass on more than hidden states, for example
-            )
     return adapted
 
 
@@ -296,26 +279,6 @@ def active_config(model: nn.Module) -> HoulsbyConfig | None:
     """Return the configuration of the active adapter, or None if it is no Houlsby adapter."""
     config = model.peft_config[model.active_adapter] if isinstance(model, PeftModel) else None
     return config if isinstance(config, HoulsbyConfig) else None
-
-
-def keep_prefix(model: PeftModel, method: MethodArguments, training: Any) -> None:
-    """Keep the outputs of the frozen layers below the first adapter, from the first epoch on, to
-    compute them once.
-    """
-    if is_deepspeed_zero3_enabled() or _launched_with(training, "fsdp"):
-        raise RecipeError(
-            "--keep_prefix needs whole layers in each process; ZeRO-3 and FSDP shard them. Use DDP."
-        )
-    folder, size = (
-        None if method.keep_prefix == AUTO else Path(method.keep_prefix),
-        method.keep_prefix_gb,
-    )
-    if folder is None:
-        size = min(size, psutil.virtual_memory().available / 2e9)
-    prefix = FrozenPrefix(model, max_bytes=int(size * 1e9), folder=folder)
-    below = "the layer" if prefix.index == 1 else f"the {prefix.index} layers"
-    log(f"kept in {folder or 'memory'}: the outputs of the embeddings and {below} below the first adapter, without "
-        "dropout")  # fmt: skip
 
 
 def keep_in_float32(module: nn.Module) -> None:

@@ -37,7 +37,7 @@ BATCH = 32
 # default.
 _ALL = {
     "r": 64, "dropout": 0.0, "lr_scheduler_type": "linear", "max_grad_norm": 1.0, "train_sampling_strategy": "random",
-    "base_dtype": "float32", "keep_prefix": "off",
+    "base_dtype": "float32",
 }  # fmt: skip
 _HOULSBY_CODE = {
     "activation": "gelu", "train_layer_norm": "all", "head": "linear", "max_length": 128, "warmup_steps": 0.1,

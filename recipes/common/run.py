@@ -50,7 +50,6 @@ FREE = {
         "ddp_timeout",
         "skip_memory_metrics",
         "use_cpu",
-        "keep_prefix_gb",
     ),
     *("do_train", "do_eval", "do_predict", "evaluate", "fsdp", "accelerator_config", "tasks"),
 }

@@ -1,6 +1,4 @@
-"""Methods beside adapters, the frozen weights' data type, and the kept prefix: what each trains,
-saves and gives.
-"""
+"""Methods beside adapters, and the frozen weights' data type: what each trains, saves and gives."""
 
 from __future__ import annotations
 
@@ -20,7 +18,6 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
 )
-from transformers.models.bert.modeling_bert import BertLayer
 
 import glue
 import mlm
@@ -79,7 +76,6 @@ def test_trained_parameters_of_bert_base(method, expected):
             {"method": "top_k", "top_k": 5},
             "--top_k must be from 1 to 4, the layers of one encoder, got 5",
         ),
-        ({"method": "lora", "keep_prefix": "kept"}, "--keep_prefix needs --method houlsby"),
     ],
 )
 def test_what_does_not_go_together(options, message, tmp_path):
@@ -251,27 +247,14 @@ class TestDataType:
             command = Command(
                 arguments, MethodArguments(method), AdapterArguments(**adapter), training
             )
-            chosen = settle(command).method
-            return chosen.base_dtype, chosen.keep_prefix
+            return settle(command).method.base_dtype
 
         return settle_one
 
     def test_auto(self, settled):
-        assert settled()[0] == settled("lora")[0] == "bfloat16"
-        assert {
-            settled("full")[0],
-            settled("linear")[0],
-            settled(fsdp=True)[0],
-            settled(fp16=True)[0],
-        } == {"float32"}
-        assert settled(layers=[2, 3])[1] == "auto", "the model says whether it can"
-        for other in (
-            settled(),
-            settled(layers=[0, 3]),
-            settled("lora", layers=[2]),
-            settled(layers=[2], fsdp=True),
-        ):
-            assert other[1] == "off"
+        assert settled() == settled("lora") == "bfloat16"
+        in_float32 = settled("full"), settled("linear"), settled(fsdp=True), settled(fp16=True)
+        assert set(in_float32) == {"float32"}
 
     def test_it_is_measured(self, encoder, tmp_path):
         training = RecipeTrainingArguments(str(tmp_path), use_cpu=True)
@@ -294,62 +277,3 @@ class TestDataType:
 
 
 ORIGINAL = models._choose_dtype  # before conftest.py replaces it
-
-
-@pytest.fixture(scope="module")
-def still(tmp_path_factory):
-    """An encoder without dropout, so that a run with the prefix kept is to give what one without it
-    gives.
-    """
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return save_tiny_encoder(tmp_path_factory.mktemp("still"), **no_dropout)
-
-
-class TestPrefix:
-    FLAGS = ("--task", "cola", "--use_cpu", "--max_train_samples", 64, "--num_train_epochs", 3, "--learning_rate",
-             1e-2, "--r", 4)  # fmt: skip
-
-    def test_the_adapter_is_the_same_and_the_prefix_runs_once_a_text(
-        self, still, glue_data, tmp_path, monkeypatch, capsys
-    ):
-        rows = []
-        forward = BertLayer.forward
-
-        def counted(layer, hidden_states, *args, **kwargs):
-            rows.append(len(hidden_states))
-            return forward(layer, hidden_states, *args, **kwargs)
-
-        monkeypatch.setattr(BertLayer, "forward", counted)
-        found, counts = {}, {}
-        # The second run with the folder finds what the first one has left there.
-        for name, where in {
-            "plain": "off",
-            "memory": "auto",
-            "first": tmp_path / "k",
-            "second": tmp_path / "k",
-        }.items():
-            rows.clear()
-            run(glue, *self.FLAGS, "--data_dir", glue_data, "--model_name", still, "--output_dir", tmp_path / name,
-                "--layers", 2, 3, "--keep_prefix", where)  # fmt: skip
-            found[name], counts[name] = results_of(tmp_path / name), sum(rows)
-            weights = load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
-            plain = load_file(tmp_path / "plain" / "adapter" / "adapter_model.safetensors")
-            for key, weight in plain.items():
-                torch.testing.assert_close(weights[key], weight, atol=1e-4, rtol=1e-3)
-        assert (
-            f"kept in {tmp_path / 'k'}: the outputs of the embeddings and the 2 layers"
-            in capsys.readouterr().out
-        )
-        assert found["memory"]["arguments"]["keep_prefix"] == "auto"
-        assert counts["second"] < counts["memory"] < 0.8 * counts["plain"]
-        assert counts["second"] == pytest.approx(counts["plain"] / 2, rel=0.05), (
-            "half of the layers are the prefix"
-        )
-
-    @pytest.mark.parametrize(
-        "flags", [("--layers", 2, "--train_layer_norm", "all"), ("--layers", 0, 1)]
-    )
-    def test_what_cannot_be_kept(self, still, glue_data, tmp_path, flags):
-        with pytest.raises(ValueError, match=r"layer|embeddings"):
-            run(glue, *self.FLAGS, "--data_dir", glue_data, "--model_name", still, "--output_dir", tmp_path,
-                "--keep_prefix", tmp_path / "kept", *flags)  # fmt: skip
