@@ -4,11 +4,14 @@ The library pins an older version of transformers than houlsby_peft requires, so
 the floor of the same environment. If PEFT and houlsby_peft are installed there without their
 dependencies, training and evaluation of both run side by side:
 
-    python -m venv other && other/bin/pip install adapters accelerate && other/bin/pip install
-    --no-deps peft -e . python benchmarks/run.py --adapters_python other/bin/python
+    python -m venv other
+    other/bin/pip install adapters accelerate
+    other/bin/pip install --no-deps peft -e .
+    python benchmarks/run.py --adapters_python other/bin/python
 
-Without `run.py`: `other/bin/python benchmarks/adapters_library.py --shape minilm --batch 32
-    --length 64 --rounds 20`.
+Without `run.py`:
+
+    other/bin/python benchmarks/adapters_library.py --shape minilm --batch 32 --length 64
 """
 
 from __future__ import annotations

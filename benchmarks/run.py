@@ -1,16 +1,17 @@
-"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library: tables
-and JSON.
+"""Compare adapters to full fine-tuning, the frozen floor, LoRA and the `adapters` library.
 
-    python benchmarks/run.py                       # the whole table on the CPU: hours python
-    benchmarks/run.py --quick               # a few minutes python benchmarks/run.py --device cuda
-    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --methods "Houlsby r=64"
-    --rounds 30 python benchmarks/run.py --parts export --rounds 30 python benchmarks/run.py --parts
-    mixed changes --mixed_cells base:32:48 base:32:8 base:32:1 --threads 2
+    python benchmarks/run.py                 # the whole table on the CPU: hours
+    python benchmarks/run.py --quick         # a few minutes
+    python benchmarks/run.py --device cuda
+    python benchmarks/run.py --parts steps --cells minilm:32:64 base:8:128 --rounds 30
+    python benchmarks/run.py --parts steps --methods "Houlsby r=64"
+    python benchmarks/run.py --parts export --rounds 30
+    python benchmarks/run.py --parts mixed changes --mixed_cells base:32:48 base:32:8 --threads 2
 
-All methods run interleaved in one process. The machine should be idle. The table shows the ratio of
-the minima, and the median and the range of the ratios of all rounds. Two figures have no noise:
-floating-point operations (of matrix products) and bytes saved for the backward pass. On a CPU,
-times are processor times of the process.
+The results are tables and JSON. All methods run interleaved in one process, and the machine should
+be idle. The table shows the ratio of the minima, and the median and the range of the ratios of all
+rounds. Two figures have no noise: floating-point operations (of matrix products) and bytes saved
+for the backward pass. On a CPU, times are processor times of the process.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Train a Houlsby adapter, or another --method, to classify texts or pairs of texts, your own or on
 the Hub.
 
-    accelerate launch recipes/text_classification.py --data tickets.csv --model_name minilm
-    accelerate launch recipes/text_classification.py --data new.csv --evaluate runs/tickets    #
-    nothing is trained accelerate launch recipes/text_classification.py tickets.yaml --seed 1
-    # a file of arguments accelerate launch recipes/text_classification.py --data fancyzhx/ag_news
-    --r 16 --learning_rate 1e-3 accelerate launch recipes/text_classification.py --data folder
-    --text_columns title body --label_columns topic accelerate launch recipes/text_classification.py
-    --data reviews.csv --method full --learning_rate 3e-5 python recipes/sweep.py
-    recipes/text_classification.py --data folder --choose r learning_rate \ --r 2 4 8 16 32 64
-        --learning_rate 1e-5 3e-5 1e-4 3e-3 --output_dir runs/grid   # Houlsby et al. 2019
+    recipe=recipes/text_classification.py
+    accelerate launch $recipe --data tickets.csv --model_name minilm
+    accelerate launch $recipe --data new.csv --evaluate runs/tickets    # nothing is trained
+    accelerate launch $recipe tickets.yaml --seed 1                     # a file of arguments
+    accelerate launch $recipe --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
+    accelerate launch $recipe --data folder --text_columns title body --label_columns topic
+    accelerate launch $recipe --data reviews.csv --method full --learning_rate 3e-5
+    python recipes/sweep.py $recipe --data folder --output_dir runs/grid --choose r learning_rate
+        --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3          # Houlsby et al. 2019
 
 docs/recipes.md says which files are read, and how columns and labels are found.
 """
