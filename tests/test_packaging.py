@@ -60,7 +60,10 @@ def distributions(tmp_path_factory):
 
 
 def package_files():
-    """Where each file of the package stands in the checkout -> where it is installed."""
+    """Where each file of the package stands in the checkout -> where it is installed.
+
+    The studies are for a clone, and are not installed.
+    """
     files = [
         *(ROOT / "houlsby_peft").rglob("*.py"),
         ROOT / "houlsby_peft/py.typed",
@@ -71,7 +74,7 @@ def package_files():
     inside += [
         path
         for path in (ROOT / "recipes").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "studies"} & {*path.parts}
     ]
     installed = {
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files

@@ -316,7 +316,8 @@ def command_line(argv: Sequence[str], token: str | None = None) -> str:
     launcher = (
         ["accelerate", "launch"] if "ACCELERATE_MIXED_PRECISION" in os.environ else ["python"]
     )
-    return shlex.join([*launcher, f"recipes/{Path(script).name}", *words])
+    folder = "recipes/studies" if Path(script).parent.name == "studies" else "recipes"
+    return shlex.join([*launcher, f"{folder}/{Path(script).name}", *words])
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -20,8 +20,8 @@ pytest.importorskip(
     "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
 )
 import variants
+from bottlenecks import VARIANTS, made_of
 from common.edge import RecipeError
-from papers.bottlenecks import VARIANTS, made_of
 
 
 # The library cannot load these variants again, so the runs end with the last epoch.

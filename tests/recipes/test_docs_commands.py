@@ -72,11 +72,7 @@ def test_a_command(command):
         *(word.removeprefix("recipes/") for word in words if word.startswith("recipes/")),
     ]
     assert not [script for script in scripts if not (ROOT / "recipes" / script).exists()]
-    recipes = [
-        script.removesuffix(".py")
-        for script in scripts
-        if script.endswith(".py") and "/" not in script
-    ]
+    recipes = [Path(script).stem for script in scripts if script.endswith(".py")]
     if not recipes:
         return
     known = set().union(*map(flags_of, recipes)) | LAUNCHERS | {"--debug"}

@@ -32,13 +32,14 @@ import figure
 import glue
 from common.edge import RecipeError
 from common.scores import GLUE_TASKS, proper_name
-from papers import chart, compare, curves, init_scale, robustness, stability, tradeoff
-from papers.additional import PAPER
-from papers.gradients import FILE, GradientNorms, layer_of
-from papers.pwws import pwws
-from papers.results import arrange, columns, finished
-from papers.runs import load_run
-from papers.wordnet import WordNet
+from figures import compare, curves, init_scale, robustness, stability, tradeoff
+from figures.finished_run import load_run
+from figures.gradients import FILE, GradientNorms, layer_of
+from figures.pwws import pwws
+from figures.wordnet import WordNet
+from results import chart
+from results.additional import PAPER
+from results.lines import arrange, columns, finished
 from sweeping.runs import CHOSEN
 
 

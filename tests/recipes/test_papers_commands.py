@@ -1,4 +1,4 @@
-"""The commands of recipes/papers/*.sh: a shell runs the scripts with stand-ins, and every flag is
+"""The commands of recipes/studies/*.sh: a shell runs the scripts with stand-ins, and every flag is
 of its recipe.
 """
 
@@ -40,7 +40,7 @@ from sweeping.runs import make_runs
 
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted((ROOT / "recipes" / "papers").glob("*.sh"))
+SCRIPTS = sorted((ROOT / "recipes" / "studies").glob("*.sh"))
 # What the flags name need not be there.
 FILES = ("--data_dir", "--model_name", "--init_adapter")
 OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
@@ -71,7 +71,7 @@ def commands(script: Path) -> list[tuple[str, ...]]:
     )
     lines = [shlex.split(line) for line in found.stdout.splitlines() if line.startswith("COMMAND ")]
     recipes = [line[2:] if line[2] != "launch" else line[3:] for line in lines]
-    return [(recipe.removeprefix("recipes/"), *flags) for recipe, *flags in recipes]
+    return [(Path(recipe).name, *flags) for recipe, *flags in recipes]
 
 
 def values(words: tuple[str, ...] | list[str], flag: str) -> list[str]:
@@ -126,7 +126,7 @@ def test_the_commands_of_a_paper(script, tmp_path, monkeypatch, capsys):
                 ):  # there is no run, and perhaps no WordNet
                     run(figure, *flags)
         elif recipe in ("study_table.py", "no_bert.py"):
-            source = (ROOT / "recipes" / recipe).read_text()
+            source = (ROOT / "recipes" / "studies" / recipe).read_text()
             assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--"))
         else:
             of_recipes.append([recipe, *flags])

@@ -436,3 +436,5 @@ class TestWhatIsSaved:
         )
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
         assert command_line(words, "hf_x").startswith("accelerate launch recipes/glue.py")
+        words[0] = "/home/ann/recipes/studies/paper_tasks.py"
+        assert command_line(words).startswith("accelerate launch recipes/studies/paper_tasks.py")

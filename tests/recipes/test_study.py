@@ -19,9 +19,9 @@ pytest.importorskip(
     "matplotlib", reason="needs matplotlib, of the extra 'recipes', which is not installed"
 )
 from common.glue_tasks import TASKS
-from papers.chart import draw
-from papers.results import arrange, collect, columns, differences, mean_and_error
-from papers.tables import study
+from results.chart import draw
+from results.lines import arrange, collect, columns, differences, mean_and_error
+from results.tables import study
 
 
 ROOT = Path(__file__).parents[2]
@@ -470,7 +470,7 @@ def folder(tmp_path):
 def test_what_the_script_prints_and_writes(folder):
     command = [
         sys.executable,
-        ROOT / "recipes" / "study_table.py",
+        ROOT / "recipes" / "studies" / "study_table.py",
         folder,
         "--choose",
         "learning_rate",

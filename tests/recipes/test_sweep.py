@@ -87,7 +87,12 @@ def recipe(tmp_path, monkeypatch):
 
 
 def command(recipe, *flags):
-    return [sys.executable, str(ROOT / "recipes" / "sweep.py"), str(recipe), *map(str, flags)]
+    return [
+        sys.executable,
+        str(ROOT / "recipes" / "studies" / "sweep.py"),
+        str(recipe),
+        *map(str, flags),
+    ]
 
 
 def start(recipe, *flags, **environment):

@@ -31,10 +31,10 @@ from common.labels import MULTI, SINGLE
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
-from papers.additional import PAPER_COLUMNS
-from papers.results import arrange, collect
-from papers.tables import accuracies
 from recipe_runs import logits_of, results_of, run, write
+from results.additional import PAPER_COLUMNS
+from results.lines import arrange, collect
+from results.tables import accuracies
 
 
 SENTENCES = minimal_pairs()["train"]["sentence"][:60]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from common.edge import RecipeError
 from common.run import by_rows_per_step, is_free, lower_is_better
 from common.scores import COLUMNS, GLUE_TASKS, WNLI
-from papers.additional import counted_once
+from results.additional import counted_once
 from sweeping.runs import CHOICES, MEANT_FOR, choose
 
 
@@ -33,7 +33,9 @@ def collect(folder: Path) -> list[Results]:
     """Return the results of all finished runs below the folder, each with its "folder"."""
     paths = sorted(folder.rglob("results.json"))
     if not paths:
-        raise RecipeError(f"There is no finished run in {folder}. Make some with recipes/sweep.py.")
+        raise RecipeError(
+            f"There is no finished run in {folder}. Make some with recipes/studies/sweep.py."
+        )
     return [json.loads(path.read_text()) | {"folder": str(path.parent)} for path in paths]
 
 
@@ -44,7 +46,7 @@ def finished(folder: Path) -> list[Results]:
     ]
     if not results:
         raise RecipeError(
-            f"There is no run with a validation score in {folder}. Make some with recipes/sweep.py."
+            f"There is no run with a validation score in {folder}. Make some with recipes/studies/sweep.py."
         )
     return results
 

@@ -3,7 +3,7 @@
 # paper gives no hyperparameters of the pretraining except its steps; the others are those of mlm.py. It pretrains on
 # masked words only, and names other objectives as future work. mlm.py gets no FLAGS: one device, batches of 32.
 set -euo pipefail
-sweep() { python recipes/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
+sweep() { python recipes/studies/sweep.py "$@" ${FLAGS-} ${DRY_RUN-}; }
 after() { [ -n "${DRY_RUN-}" ] || "$@"; }
 adapter="--r 48 --activation swish --train_layer_norm false --init_std 0.02"
 
@@ -21,21 +21,21 @@ pretrain() {
 starts() {
     local task=$1 every=$2 steps=$3 folder=$4 start
     shift 4
-    sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
+    sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method houlsby full --seed 0 \
         "$@" --output_dir "$folder"
     pretrain "$task" houlsby "$every" "$steps" "$folder"
     pretrain "$task" full "$every" "$steps" "$folder"
     for start in $(seq "$every" "$every" "$steps"); do
-        sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
+        sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method houlsby --seed 0 \
             "$@" --init_adapter "$folder/pretraining/houlsby/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
-        sweep recipes/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
+        sweep recipes/studies/gradient_norms.py --task "$task" --preset han2021 --method full --seed 0 \
             "$@" --model_name "$folder/pretraining/full/checkpoint-$start" \
             --output_dir "$folder/pretrained_$start"
     done
-    after python recipes/figure.py stability "$folder"
+    after python recipes/studies/figure.py stability "$folder"
     # The loss on masked words, which shows what has converged: the triangles of figure 1
-    after python recipes/figure.py curves "$folder/pretraining" --x step
+    after python recipes/studies/figure.py curves "$folder/pretraining" --x step
 }
 
 # Table 1, with the second scores
@@ -48,15 +48,15 @@ for task in cola sst2 mrpc stsb qqp mnli qnli rte wnli; do
 done
 sweep recipes/glue.py --task all --preset han2021 --method houlsby --seed 0 \
     --init_adapter "runs/{task}-text/adapter" --output_dir runs/r1/pretrained
-after python recipes/study_table.py runs/r1
+after python recipes/studies/study_table.py runs/r1
 
 # Figures 2 and 3, and MNLI in appendix C. The best and the last epoch are shown apart.
-sweep recipes/gradient_norms.py --task rte --preset han2021 --method houlsby full \
+sweep recipes/studies/gradient_norms.py --task rte --preset han2021 --method houlsby full \
     --seed $(seq 0 9) --output_dir runs/r2
-after python recipes/figure.py stability runs/r2
-sweep recipes/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
+after python recipes/studies/figure.py stability runs/r2
+sweep recipes/studies/gradient_norms.py --task mnli --preset han2021 --method houlsby full \
     --seed 0 1 2 3 4 --output_dir runs/r_mnli
-after python recipes/figure.py stability runs/r_mnli
+after python recipes/studies/figure.py stability runs/r_mnli
 
 # Figures 1 and 4
 starts cola 2000 20000 runs/r4 --num_train_epochs 10
@@ -66,5 +66,5 @@ starts cola 10000 20000 runs/r9_separate --num_train_epochs $(seq 100)
 
 # Figure 5. An epoch of SST-2 has 2,105 steps of 32 texts; the paper does not list its numbers of epochs.
 starts sst2 2105 21050 runs/r5
-after python recipes/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
+after python recipes/studies/figure.py robustness runs/r5/sst2/* runs/r5/pretrained_*/sst2/* --max_eval_samples 872 \
     --output_dir runs/r5

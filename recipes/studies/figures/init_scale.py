@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
-from papers.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
-from papers.numbers import SIZES, TASKS_OF_SIZES
-from papers.results import Row, arrange, columns, finished
+from figures.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
+from results.lines import Row, arrange, columns, finished
+from results.numbers import SIZES, TASKS_OF_SIZES
 from sweeping.runs import CHOSEN
 
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from common.figures import PAGE, plt
 from common.scores import proper_name
-from papers.drawing import legend, styles, title_of
-from papers.results import Row, columns, mean_and_error
+from figures.drawing import legend, styles, title_of
+from results.lines import Row, columns, mean_and_error
 
 
 def draw(rows: Sequence[Row], score: str = "main") -> Figure:

@@ -1,12 +1,12 @@
 """Run a recipe for each combination of tasks, methods, sizes, learning rates, epochs and seeds;
 print the table.
 
-    python recipes/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
+    python recipes/studies/sweep.py recipes/glue.py --task mrpc cola --method houlsby --share_layers 0 3 \
         --learning_rate 3e-4 1e-3 3e-3 --seed 0 1 2 --search_seeds 1 --data_dir glue --output_dir
         runs/study
-    python recipes/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5
-    --output_dir runs/study python recipes/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20
-    # samples the range python recipes/sweep.py ... --dry_run                                    #
+    python recipes/studies/sweep.py recipes/glue.py --task all --method full --learning_rate 2e-5 5e-5
+    --output_dir runs/study python recipes/studies/sweep.py ... --learning_rate 1e-5:3e-3 --n_trials 20
+    # samples the range python recipes/studies/sweep.py ... --dry_run                                    #
     prints the commands
 
 A run trains on one task. Validation chooses among the values of the flags in --choose. Started
@@ -21,10 +21,11 @@ import signal
 import sys
 from pathlib import Path
 
+import recipes_path  # noqa: F401
 from common.edge import end_with_one_line
 from common.scores import GLUE_TASKS
-from papers.additional import ALL
-from papers.tables import print_study
+from results.additional import ALL
+from results.tables import print_study
 from sweeping.cost import estimate
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
@@ -72,7 +73,7 @@ def main() -> int:
 
 def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(
-        usage="python recipes/sweep.py RECIPE --output_dir FOLDER [flags]",
+        usage="python recipes/studies/sweep.py RECIPE --output_dir FOLDER [flags]",
         description=__doc__.split("\n\n")[0],
         epilog="All other flags, such as --data_dir and --model_name, are passed to each run of the recipe.",
         allow_abbrev=False,

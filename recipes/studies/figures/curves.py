@@ -19,8 +19,8 @@ from common.edge import RecipeError
 from common.figures import MOMENT, save
 from common.run import lower_is_better
 from common.scores import proper_name
-from papers.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
-from papers.results import Row, arrange, finished, in_percent
+from figures.drawing import Rows, band, draw_line, legend, panels, styles, title_of, write_lines
+from results.lines import Row, arrange, finished, in_percent
 from sweeping.runs import CHOICES, CHOSEN
 
 

@@ -1,8 +1,8 @@
 """Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to
     reach a score.
 
-    python recipes/figure.py compare runs/study                                       # to full
-    fine-tuning python recipes/figure.py compare runs/h36_variants --baseline "variant paper"
+    python recipes/studies/figure.py compare runs/study                                       # to full
+    fine-tuning python recipes/studies/figure.py compare runs/h36_variants --baseline "variant paper"
     --epoch best
 
 Differences are paired by seed; their mean over the tasks has the standard error over the seeds.
@@ -24,8 +24,8 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.run import lower_is_better
-from papers.drawing import legend, panels, show_counts, styles
-from papers.results import (
+from figures.drawing import legend, panels, show_counts, styles
+from results.lines import (
     Cell,
     Columns,
     Results,
@@ -37,7 +37,7 @@ from papers.results import (
     mean_and_error,
     mean_over,
 )
-from papers.tables import MISSING, compared, differences_to, show, table_of
+from results.tables import MISSING, compared, differences_to, show, table_of
 from sweeping.runs import CHOICES, CHOSEN
 
 

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 from common.figures import COLUMN, save
 from common.scores import proper_name
+from figures.drawing import Rows, band, draw_line, legend, panels, styles, write_lines
+from figures.finished_run import load_run
 from houlsby_peft import ablate
-from papers.drawing import Rows, band, draw_line, legend, panels, styles, write_lines
-from papers.results import Results, in_percent
-from papers.runs import load_run
+from results.lines import Results, in_percent
 from sweeping.runs import CHOICES, choose
 
 

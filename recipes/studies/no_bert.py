@@ -1,7 +1,7 @@
 """Classify texts without BERT: TF-IDF with linear models and gradient boosting, searched on
     validation.
 
-    python recipes/no_bert.py --data additional/sms_spam python recipes/no_bert.py --data
+    python recipes/studies/no_bert.py --data additional/sms_spam python recipes/studies/no_bert.py --data
     additional/sms_spam additional/20_newsgroups --n_points 50 --n_jobs 8
 
 A baseline for the 17 classification tasks of Houlsby et al. 2019 (paper_tasks.py). Their "no BERT"
@@ -31,6 +31,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.svm import LinearSVC
 from transformers import TrainingArguments
 
+import recipes_path  # noqa: F401
 from common.classification import ClassificationArguments, load_task
 from common.edge import RecipeError, end_with_one_line
 from common.labels import SINGLE

@@ -21,8 +21,7 @@ from matplotlib.ticker import LogLocator
 from common.edge import RecipeError
 from common.figures import COLUMN, save
 from common.scores import proper_name
-from papers.additional import counted_once
-from papers.drawing import (
+from figures.drawing import (
     Rows,
     band,
     draw_line,
@@ -33,7 +32,8 @@ from papers.drawing import (
     styles,
     write_lines,
 )
-from papers.results import Row, arrange, columns, finished
+from results.additional import counted_once
+from results.lines import Row, arrange, columns, finished
 from sweeping.runs import CHOSEN
 
 
@@ -100,7 +100,7 @@ def summarize(
             found.append((row, cells, scores))
     if not found:
         raise RecipeError(
-            f"No size has runs on all of {', '.join(shown)}. Make them with recipes/sweep.py."
+            f"No size has runs on all of {', '.join(shown)}. Make them with recipes/studies/sweep.py."
         )
     full = next((scores for row, _, scores in found if row.method == "full"), None)
     points = []

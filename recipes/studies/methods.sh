@@ -2,7 +2,7 @@
 # Adapters beside LoRA and others on five tasks of GLUE, each method with the same search; see houlsby2019.sh on how to
 # use it. The rates are a third, one and three times the usual one: the best should not be at the edge of the three.
 set -euo pipefail
-sweep() { python recipes/sweep.py recipes/glue.py "$@" --seed 0 1 2 --search_seeds 1 --model_name minilm \
+sweep() { python recipes/studies/sweep.py recipes/glue.py "$@" --seed 0 1 2 --search_seeds 1 --model_name minilm \
     --train_pooler true ${FLAGS-} ${DRY_RUN-}; }
 method() {  # a name of a folder, and flags
     sweep --task cola --num_train_epochs 6 --output_dir runs/methods/"$@"
@@ -21,4 +21,4 @@ method lora_query_value --method lora --lora_r 8 --lora_targets query value --le
 method lora_all --method lora --lora_r 8 --learning_rate $adapters --lora_targets query key value \
     attention.output.dense intermediate.dense output.dense
 method others --method ia3 layer_norm linear --learning_rate $few
-[ -n "${DRY_RUN-}" ] || python recipes/figure.py compare runs/methods
+[ -n "${DRY_RUN-}" ] || python recipes/studies/figure.py compare runs/methods

@@ -1,6 +1,6 @@
 """Run a recipe and record the norm of the gradient of each layer, step by step.
 
-    accelerate launch recipes/gradient_norms.py recipes/glue.py --task rte --output_dir runs/rte
+    accelerate launch recipes/studies/gradient_norms.py recipes/glue.py --task rte --output_dir runs/rte
 
 runs the recipe (glue.py if none is named) and writes gradient_norms.jsonl into its output folder.
 """
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from transformers import trainer
 
-from papers.gradients import GradientNorms
+import recipes_path
+from figures.gradients import GradientNorms
 
 
 def main() -> None:
     """Run the recipe that the command line names first, or glue.py, with the callback."""
     named = len(sys.argv) > 1 and sys.argv[1].endswith(".py")
-    recipe = Path(sys.argv.pop(1) if named else Path(__file__).with_name("glue.py")).resolve()
+    recipe = Path(sys.argv.pop(1) if named else recipes_path.RECIPES / "glue.py").resolve()
     trainer.DEFAULT_CALLBACKS.append(GradientNorms)
     sys.argv[0] = str(recipe)
     runpy.run_path(str(recipe), run_name="__main__")

@@ -1,6 +1,6 @@
 """Print the results of all runs below a folder beside the papers' rows, and draw them.
 
-    python recipes/study_table.py runs/study python recipes/study_table.py runs/study --choose
+    python recipes/studies/study_table.py runs/study python recipes/studies/study_table.py runs/study --choose
     learning_rate num_train_epochs r      # the best size per task
 
 Writes study.md, a CSV file per table and study.png into the folder. All scores are on the
@@ -12,8 +12,9 @@ run, which has the files for GLUE's server if the sweep had --predict.
 import argparse
 from pathlib import Path
 
+import recipes_path  # noqa: F401
 from common.edge import end_with_one_line
-from papers.tables import print_study
+from results.tables import print_study
 from sweeping.runs import CHOICES, CHOSEN
 
 

@@ -1,14 +1,14 @@
 """Run the 17 further classification tasks of Houlsby et al. 2019, whose table study_table.py
 prints.
 
-    accelerate launch recipes/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline
-    --r 64 accelerate launch recipes/paper_tasks.py --data additional --preset mohebbi2020    # "not
+    accelerate launch recipes/studies/paper_tasks.py --data additional --tasks sms_spam crowdflower_airline
+    --r 64 accelerate launch recipes/studies/paper_tasks.py --data additional --preset mohebbi2020    # "not
     shared", of 2020
 
 The defaults are the recipes', not those of either paper. docs/papers.md has the commands for the
 papers' tables.
 
---data is a folder with a folder per task, named as in papers/additional.py, with train, validation
+--data is a folder with a folder per task, named as in results/additional.py, with train, validation
 and test files and columns as for text_classification.py. With a single task, --output_dir is the
 run's own folder, otherwise it has a folder per task, and with --push_to_hub --hub_model_id
 user/name each adapter is pushed to its own repository, user/name-task. --evaluate
@@ -21,11 +21,12 @@ from typing import Literal
 
 from transformers.hf_argparser import HfArg
 
+import recipes_path  # noqa: F401
 from common.arguments import ClassifierArguments, parse_command
 from common.classification import ClassificationArguments, run
 from common.edge import end_with_one_line, log
 from common.presets import with_preset
-from papers.additional import ALL, check_folders
+from results.additional import ALL, check_folders
 
 
 @dataclass(kw_only=True)
@@ -57,7 +58,7 @@ def main() -> None:
     for name in tasks:
         run(command.for_task(name))
     folder = Path(training.output_dir.partition("{task}")[0])
-    log(f"The papers' table with these results: python recipes/study_table.py {folder}")
+    log(f"The papers' table with these results: python recipes/studies/study_table.py {folder}")
 
 
 if __name__ == "__main__":

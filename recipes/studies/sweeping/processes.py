@@ -16,7 +16,7 @@ import yaml
 from sweeping.runs import FLAGS, PlannedRun
 
 
-CONFIGS = Path(__file__).parents[1] / "launch" / "accelerate"
+CONFIGS = Path(__file__).parents[2] / "launch" / "accelerate"
 SECONDS_TO_STOP = 10
 LAST_LINES = 15
 

@@ -1,10 +1,10 @@
 """Draw a figure of the papers from finished runs.
 
-    python recipes/figure.py tradeoff runs/h3
-    python recipes/figure.py ablation runs/cola --prune 0.01
-    python recipes/figure.py --help
+    python recipes/studies/figure.py tradeoff runs/h3
+    python recipes/studies/figure.py ablation runs/cola --prune 0.01
+    python recipes/studies/figure.py --help
 
-The runs are those of recipes/sweep.py or of single recipes; recipes/papers/*.sh has the commands
+The runs are those of recipes/studies/sweep.py or of single recipes; recipes/studies/*.sh has the commands
 for each paper. Each figure is written as PNG and SVG beside its numbers, as JSON lines, into the
 first folder.
 """
@@ -13,6 +13,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
+import recipes_path  # noqa: F401
 from common.edge import end_with_one_line
 
 
@@ -34,7 +35,7 @@ def main() -> None:
     )
     commands = parser.add_subparsers(dest="figure", required=True)
     for name in FIGURES:
-        module = import_module(f"papers.{name}")
+        module = import_module(f"figures.{name}")
         text = module.__doc__.partition("\n")[0]
         command = commands.add_parser(
             name, help=text, description=text, formatter_class=parser.formatter_class

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 from common.presets import preset
-from papers.additional import PAPER
+from results.additional import PAPER
 from sweeping.runs import PlannedRun
 
 

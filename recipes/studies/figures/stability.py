@@ -3,7 +3,7 @@ adapters and without.
 
 Han et al. 2021. Figure 2 and the appendix's on MNLI: the distribution over the seeds as box plots,
 of each run's best epoch and of its last one, which shows runs that collapsed. Figure 3: the
-gradient's norm by layer and step, of runs of recipes/gradient_norms.py. Runs that started from
+gradient's norm by layer and step, of runs of recipes/studies/gradient_norms.py. Runs that started from
 checkpoints of mlm.py (folders checkpoint-N) have figures 4, 9, 10, 1 and 13.
 
 In figures 9 and 10, each number of epochs is a run of its own in the paper. If there are runs with
@@ -27,9 +27,9 @@ from matplotlib.figure import Figure
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, PINK, RED, SKY, plt, save
 from common.scores import proper_name
-from papers.drawing import Rows, legend, panels, seeds_of, write_lines
-from papers.gradients import FILE
-from papers.results import Results, arrange, best_cell, finished, in_percent
+from figures.drawing import Rows, legend, panels, seeds_of, write_lines
+from figures.gradients import FILE
+from results.lines import Results, arrange, best_cell, finished, in_percent
 from sweeping.runs import CHOSEN
 
 

@@ -1,24 +1,24 @@
 """Train a variant of the adapter that Houlsby et al. 2019 tried without gain (section 3.6), with
 glue.py.
 
-    accelerate launch recipes/variants.py --variant layer_norm --task cola --output_dir
+    accelerate launch recipes/studies/variants.py --variant layer_norm --task cola --output_dir
     runs/cola-norm
 
 The flags are those of glue.py, and --variant. The library does not know the variants that are
-classes in papers/bottlenecks.py: their adapters are saved but cannot be loaded, so give
+classes in bottlenecks.py: their adapters are saved but cannot be loaded, so give
 --save_strategy no --load_best_model_at_end false. `best_score` in results.json is then that of the
 last epoch; figure.py takes the best of `epochs`.
 """
 
 import runpy
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from transformers.hf_argparser import HfArg
 
+import recipes_path
+from bottlenecks import VARIANTS, made_of
 from common.edge import end_with_one_line
 from common.glue_tasks import GlueArguments, parse_arguments
-from papers.bottlenecks import VARIANTS, made_of
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ def main() -> None:
     changes, bottleneck = VARIANTS[command.arguments.variant]
     config = command.adapter.config
     command.adapter.config = lambda **fields: replace(config(**fields), **changes)
-    glue = runpy.run_path(str(Path(__file__).with_name("glue.py")))
+    glue = runpy.run_path(str(recipes_path.RECIPES / "glue.py"))
     with made_of(bottleneck):
         glue["run_tasks"](command)
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter
 
 from common.figures import COLORS, COLUMN, MARKERS, PAGE, plt
-from papers.results import mean_and_error
+from results.lines import mean_and_error
 
 
 Rows = Sequence[Mapping[str, Any]]

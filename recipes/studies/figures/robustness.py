@@ -27,11 +27,11 @@ from common.data import sample
 from common.edge import RecipeError
 from common.figures import COLORS, COLUMN, save
 from common.scores import proper_name
-from papers.drawing import draw_line, panels, styles, write_lines
-from papers.pwws import Probabilities, pwws
-from papers.runs import FinishedRun, load_run
-from papers.stability import NAMES
-from papers.wordnet import WordNet
+from figures.drawing import draw_line, panels, styles, write_lines
+from figures.finished_run import FinishedRun, load_run
+from figures.pwws import Probabilities, pwws
+from figures.stability import NAMES
+from figures.wordnet import WordNet
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -19,9 +19,9 @@ from tqdm.auto import tqdm
 from common.edge import RecipeError
 from common.figures import COLUMN, RED, plt, save
 from common.scores import proper_name
+from figures.drawing import write_lines
+from figures.finished_run import FinishedRun, load_run
 from houlsby_peft import ablate, prune
-from papers.drawing import write_lines
-from papers.runs import FinishedRun, load_run
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pandas as pd
 
 from common.scores import COLUMNS, ByTask, mean_of_nine, proper_name, server_average
-from papers.additional import PAPER, PAPER_COLUMNS, PRINTED, TOTAL_SIZES, TRAINED, counted_once
-from papers.numbers import PAPER_ROWS, SECOND_COLUMNS, SQUAD
-from papers.results import (
+from results.additional import PAPER, PAPER_COLUMNS, PRINTED, TOTAL_SIZES, TRAINED, counted_once
+from results.lines import (
     NO_BERT,
     Cell,
     Columns,
@@ -26,6 +25,7 @@ from papers.results import (
     mean_and_error,
     mean_over,
 )
+from results.numbers import PAPER_ROWS, SECOND_COLUMNS, SQUAD
 from sweeping.runs import MEANT_FOR
 
 
@@ -58,7 +58,7 @@ def print_study(folder: Path, chosen: Sequence[str], score: str = "main") -> Non
     """
     # Only here, as the import takes a second.
     from common.figures import save
-    from papers.chart import draw
+    from results.chart import draw
 
     rows = arrange([one for one in collect(folder) if one["task"] != "mlm"], chosen)
     pages = study(rows)

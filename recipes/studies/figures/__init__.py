@@ -1,0 +1,1 @@
+"""The figures: each reads a folder of finished runs and draws; none of them trains."""

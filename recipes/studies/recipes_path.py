@@ -1,0 +1,12 @@
+"""Let the scripts of this folder import `common`, which stands beside it in recipes/.
+
+Python looks for modules in the folder of the script that is started. Each script here imports this
+module first, which adds the folder above.
+"""
+
+import sys
+from pathlib import Path
+
+
+RECIPES = Path(__file__).parents[1]
+sys.path.insert(1, str(RECIPES))

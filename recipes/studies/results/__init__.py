@@ -1,0 +1,1 @@
+"""The results of finished runs, arranged beside the papers' numbers."""
