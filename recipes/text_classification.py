@@ -8,7 +8,7 @@ the Hub.
     accelerate launch $recipe --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
     accelerate launch $recipe --data folder --text_columns title body --label_columns topic
     accelerate launch $recipe --data reviews.csv --method full --learning_rate 3e-5
-    python recipes/sweep.py $recipe --data folder --output_dir runs/grid --choose r learning_rate
+    python recipes/studies/sweep.py $recipe --data folder --output_dir runs/grid --choose r learning_rate
         --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3          # Houlsby et al. 2019
 
 docs/recipes.md says which files are read, and how columns and labels are found.
