@@ -74,7 +74,7 @@ def package_files():
     inside += [
         path
         for path in (ROOT / "recipes").rglob("*")
-        if path.is_file() and not {"__pycache__", "studies"} & {*path.parts}
+        if path.is_file() and not {"__pycache__", "studies"} & {*path.relative_to(ROOT).parts}
     ]
     installed = {
         path.relative_to(ROOT).as_posix(): path.relative_to(ROOT).as_posix() for path in files
