@@ -23,7 +23,6 @@ from .batching.rows import RowFinder
 from .config import HoulsbyConfig
 from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import (
-    find_adapter_of_rows,
     find_adapter_with_head,
     label_facts,
     name_classes,
@@ -417,17 +416,27 @@ class HoulsbyModel(BaseTuner):
 
     @contextmanager
     def _use_labels(self, kwargs: Mapping[str, Any]) -> Iterator[None]:
-        """If labels are given, let the base model compute the loss for those of the active or the
-        rows' adapter.
+        """Let the base model compute the loss of the active or the rows' adapter, if labels are
+        given.
+
+        Raises:
+            ValueError: The rows of a mixed batch have different adapters.
         """
         if kwargs.get("labels") is None:
             yield
             return
         batch = batch_of(self._batches)
         if isinstance(batch, MixedBatch):
-            name = find_adapter_of_rows(self.model, self.peft_config, batch.names, kwargs["labels"])
+            if batch.only_name is None:
+                raise ValueError(
+                    "If labels are given, all rows must have the same adapter, because one loss is "
+                    f"computed; got rows of {', '.join(dict.fromkeys(batch.names))}. Run the rows "
+                    "of each adapter separately, or leave the labels out."
+                )
+            adapters = [batch.only_name]
         else:
-            name = find_adapter_with_head(self.peft_config, self.active_adapters)
+            adapters = self.active_adapters
+        name = find_adapter_with_head(self.peft_config, adapters)
         config = self._own_adapters.get(name) if name else None
         heads = config.record.heads if config and config.record else []
         # A tuner layer would not tell: `ablate` disables single layers and keeps the heads.

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
 from ..modules import is_inside
 
@@ -167,40 +165,6 @@ def find_adapter_with_head(configs: Mapping[str, Any], active: Sequence[str]) ->
         if isinstance(config, HoulsbyConfig) and config.record is not None and config.record.heads:
             return name
     return None
-
-
-def find_adapter_of_rows(
-    model: Any, configs: Mapping[str, Any], names: Sequence[str], given: Any
-) -> str | None:
-    """Return the adapter whose loss is that of all rows of a mixed batch; None if it is the base
-    model's.
-    """
-    own = {
-        name: _own_labels(configs[name])
-        for name in names
-        if find_adapter_with_head(configs, [name])
-    }
-    inferred = (
-        "multi_label_classification"
-        if torch.is_floating_point(given)
-        else "single_label_classification"
-    )
-    losses: dict[str, tuple[Any, str]] = {}
-    for name in names:
-        labels, problem_type = own.get(name, (None, None))
-        if not labels and not problem_type:
-            problem_type = getattr(getattr(model, "config", None), "problem_type", None)
-        number = len(labels) if labels else getattr(model, "num_labels", None)
-        # As transformers infers it; it also writes that to the configuration of the base model.
-        losses[name] = number, problem_type or ("regression" if number == 1 else inferred)
-    if len(set(losses.values())) > 1:
-        found = "; ".join(f"{name}: {number} ({kind})" for name, (number, kind) in losses.items())
-        raise ValueError(
-            "If labels are given, the adapters of all rows must have the same number of labels and the same problem "
-            f"type, because one loss is computed; got {found}. Run the rows of each adapter separately, or give no "
-            "labels."
-        )
-    return next((name for name, facts in own.items() if any(facts)), None)
 
 
 def name_classes(config: Any, configs: Mapping[str, Any], active: Sequence[str]) -> None:
