@@ -4,7 +4,7 @@ adapter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -66,11 +66,9 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
         # In a tuple, so that the module is not registered a second time.
         self.reference = (self.get_base_layer() if reference is None else reference,)
         self.batches = {} if batches is None else batches
-        # The heads to enable and disable with this layer, in a plain list because they are
-        # registered elsewhere.
+        # The model's heads, which are enabled and disabled with the tuner layers. A plain list,
+        # because the model registers them.
         self.heads: list[AuxiliaryTrainingWrapper] = []
-        # Names the base model's classes after those of the active adapters.
-        self.name_classes: Callable[[list[str]], None] | None = None
         # The layers with bottlenecks that may read what enters this one; see `SkipConnection`.
         self.readers: list[HoulsbyLayer] = []
         self._disable_adapters = False
@@ -85,21 +83,9 @@ class HoulsbyTunerLayer(nn.Module, BaseTunerLayer):
                 raise
             return getattr(self.base_layer, name)
 
-    def set_adapter(self, adapter_names: str | list[str], inference_mode: bool = False) -> None:
-        """Set the active adapters of this layer, and name the classes of the base model after
-        theirs.
-        """
-        super().set_adapter(adapter_names, inference_mode=inference_mode)
-        if self.name_classes is not None:
-            self.name_classes([] if self._disable_adapters else self.active_adapters)
-
     def enable_adapters(self, enabled: bool) -> None:
-        """Enable or disable the adapters of this layer, the trained heads that belong to it, and
-        their classes.
-        """
+        """Enable or disable the adapters of this layer, and the model's heads with them."""
         super().enable_adapters(enabled)
-        if self.name_classes is not None:
-            self.name_classes(self.active_adapters if enabled else [])
         for head in self.heads:
             head.enable_adapters(enabled)
 

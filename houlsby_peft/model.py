@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -25,7 +23,6 @@ from .heads.head import HoulsbyHead, add_heads
 from .heads.tasks import (
     find_adapter_with_head,
     label_facts,
-    name_classes,
     use_labels,
 )
 from .layer import Batch, HoulsbyLayer, HoulsbyLayerNorm, HoulsbyTunerLayer, batch_of
@@ -145,14 +142,10 @@ class HoulsbyModel(BaseTuner):
                 )
         hook_other_wrappers(model, self._batches)
         config.record = record
-        # The first tuner layer switches the heads and the names of the classes, of which
-        # transformers knows nothing: it disables heads, but enables only the tuner layers.
-        for layer in islice(_tuner_layers(model), 1):
-            layer.heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
-            layer.name_classes = partial(
-                name_classes, getattr(model, "config", None), self.peft_config
-            )
-            layer.name_classes(self.active_adapters)
+        # transformers disables the heads, but enables only the tuner layers.
+        heads = [module for module in model.modules() if isinstance(module, HoulsbyHead)]
+        for layer in _tuner_layers(model):
+            layer.heads = heads
 
     def _remove(self, adapter_name: str) -> None:
         """Remove an adapter that could not be added or loaded, and with the only one all that
@@ -276,13 +269,6 @@ class HoulsbyModel(BaseTuner):
             self.set_adapter(others[0])
         super().delete_adapter(adapter_name)
 
-    def unload(self) -> nn.Module:
-        """Remove all adapters, and the names that the base model's classes have from one. Return
-        the base model.
-        """
-        name_classes(getattr(self.model, "config", None), self.peft_config, [])
-        return super().unload()
-
     def add_weighted_adapter(
         self, adapters: list[str], weights: list[float], adapter_name: str
     ) -> None:
@@ -324,7 +310,9 @@ class HoulsbyModel(BaseTuner):
         check_at_hand(weights)
         if (record := config.record) is not None and record.has_labels_of_base:
             base = model.get_base_model() if isinstance(model, PeftModel) else model
-            config.record = replace(record, **label_facts(config, base))
+            facts = label_facts(config, base)
+            facts["problem_type"] = facts["problem_type"] or record.problem_type
+            config.record = replace(record, **facts)
         return weights
 
     @classmethod

@@ -17,7 +17,7 @@ _COUPLING_POSITIONS = ("embeddings", "output_embedding")
 # More places, and a larger bottleneck, than any model has.
 _MOST = 100_000
 # The fields of a record that its file does not have.
-_NOT_SAVED = {"task_type", "has_labels_of_base"}
+_NOT_SAVED = {"task_type", "has_labels_of_base", "is_problem_type_inferred"}
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,8 @@ class AdapterRecord:
             record.
         has_labels_of_base: Whether the labels are the base model's, which may still be renamed. Not
             saved.
+        is_problem_type_inferred: Whether a loss has inferred the problem type from its labels, as
+            the next loss does again. Not saved.
     """
 
     places: list[dict[str, str]] | None = None
@@ -199,6 +201,7 @@ class AdapterRecord:
     text_columns: list[str] | None = None
     task_type: str | None = None
     has_labels_of_base: bool = False
+    is_problem_type_inferred: bool = False
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> AdapterRecord:

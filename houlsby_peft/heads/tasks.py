@@ -8,7 +8,7 @@ import copy
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..config import HEADS_OF_PEFT, HoulsbyConfig
@@ -117,45 +117,41 @@ def find_task_type(model: nn.Module, heads: Collection[str], names: Iterable[str
 
 
 def label_facts(config: HoulsbyConfig, model: nn.Module) -> dict[str, Any]:
-    """Return the labels and the problem type of a new adapter, as `AdapterRecord` holds them; empty
-    without labels.
+    """Return the labels and the problem type of a new adapter, as `AdapterRecord` holds them.
 
-    What the user has not set comes from the base model's configuration. A head of one output is a
-    regression, as for transformers' loss.
+    They are empty for a model without labels. What the user has not set comes from the base model.
+    A head of one output is a regression, as for transformers' loss.
     """
-    task = task_kind_of_class(type(model).__name__)
-    known = getattr(model, "config", None)
-    if task is None or not task.has_labels or known is None:
+    kind = task_kind_of_class(type(model).__name__)
+    base_config = getattr(model, "config", None)
+    if kind is None or not kind.has_labels or base_config is None:
         return {}
-    labels = config.id2label or {
-        int(number): str(name) for number, name in labels_of_base(known).items()
-    }
-    of_base = None if config.id2label else getattr(known, "problem_type", None)
-    regression = "regression" if len(labels) == 1 else None
+    labels = config.id2label or labels_of_base(base_config)
+    problem_type = config.problem_type or _problem_type_of_base(base_config, labels)
+    if problem_type is None and len(labels) == 1:
+        problem_type = "regression"
     return {
         "id2label": None if config.id2label else labels,
-        "problem_type": config.problem_type or of_base or regression,
+        "problem_type": problem_type,
         "has_labels_of_base": config.id2label is None,
     }
 
 
-class AdapterLabels(dict[int, str]):
-    """Names of classes that a base model's configuration has from the active adapter, beside its
-    own ones.
+def labels_of_base(base_config: Any) -> dict[int, str]:
+    """Return the labels in a base model's configuration; empty if it has none."""
+    labels = getattr(base_config, "id2label", None) or {}
+    return {int(number): str(name) for number, name in labels.items()}
+
+
+def _problem_type_of_base(base_config: Any, labels: Mapping[int, str]) -> str | None:
+    """Return the base model's problem type, if it can be that of a head with these labels.
+
+    transformers writes it to the configuration of every model that it trains. A head with one
+    output and a head with several never have the same problem.
     """
-
-    def __init__(self, labels: Mapping[int, str], of_base: Mapping[int, str]) -> None:
-        super().__init__(labels)
-        self.of_base = of_base
-
-    def __reduce__(self) -> Any:
-        return AdapterLabels, (dict(self), self.of_base)
-
-
-def labels_of_base(config: Any) -> Mapping[int, str]:
-    """Return a base model's own labels from its configuration; empty if it has none."""
-    known = getattr(config, "id2label", None) or {}
-    return known.of_base if isinstance(known, AdapterLabels) else known
+    if (len(labels) == 1) != (len(labels_of_base(base_config)) == 1):
+        return None
+    return getattr(base_config, "problem_type", None)
 
 
 def find_adapter_with_head(configs: Mapping[str, Any], active: Sequence[str]) -> str | None:
@@ -167,70 +163,48 @@ def find_adapter_with_head(configs: Mapping[str, Any], active: Sequence[str]) ->
     return None
 
 
-def name_classes(config: Any, configs: Mapping[str, Any], active: Sequence[str]) -> None:
-    """Name the classes of a base model after those of the active adapter, because pipelines look
-    for names there.
-
-    Names that the base model's checkpoint gives stay if the adapter has as many classes and was
-    given no names. LABEL_0 and so on are no names.
-    """
-    of_base = labels_of_base(config)
-    name = find_adapter_with_head(configs, active)
-    own = configs[name].labels if name is not None else None
-    has_names = of_base != {number: f"LABEL_{number}" for number in of_base}
-    if (
-        not own
-        or own == of_base
-        or (has_names and not configs[str(name)].id2label and len(own) == len(of_base))
-    ):
-        own = None
-    if not of_base or (own is None and not isinstance(config.id2label, AdapterLabels)):
-        return
-    config.id2label = of_base if own is None else AdapterLabels(own, of_base)
-    config.label2id = {label: number for number, label in config.id2label.items()}
-
-
 @contextmanager
 def use_labels(model: Any, config: HoulsbyConfig | None) -> Iterator[None]:
-    """Within this context, let a base model compute the loss for an adapter's labels, or for its
-    own ones.
+    """Within this context, let a base model compute the loss of an adapter; None: its own loss.
 
-    The models of transformers take labels and problem type from themselves and from their
-    configuration, to which they write the problem type that they infer. They get a copy, so that it
-    is not taken for another adapter's.
+    Models of transformers read the labels and the problem type from their configuration, and write
+    the problem type that they infer to it. So they get a copy, and the adapter's record keeps what
+    they have inferred.
     """
-    known = getattr(model, "config", None)
-    labels, problem_type = _own_labels(config) if config is not None else (None, None)
-    is_own = bool(labels or problem_type)
-    if not is_own and not isinstance(getattr(known, "id2label", None), AdapterLabels):
+    kind = task_kind_of_class(type(model).__name__)
+    base_config = getattr(model, "config", None)
+    if base_config is None or (kind is not None and not kind.has_labels):
         yield
         return
-    before = {
-        name: value for name, value in vars(model).items() if name in ("config", "num_labels")
-    }
-    model.config = copy.copy(known)
-    # The names of the classes may be those of another adapter, which is active.
-    model.config.id2label = labels or dict(labels_of_base(known))
-    if is_own:
-        model.config.problem_type = problem_type
-    if labels and "num_labels" in before:
-        model.num_labels = len(labels)
+    attributes = vars(model)
+    before = {name: attributes[name] for name in ("config", "num_labels") if name in attributes}
+    model.config = copy.copy(base_config)
+    if config is not None:
+        model.config.problem_type = _stated_problem_type(config, base_config)
+        if config.labels:
+            model.config.id2label = config.labels
+            if "num_labels" in before:
+                model.num_labels = len(config.labels)
     try:
         yield
-        if (
-            labels
-            and config
-            and problem_type is None
-            and model.config.problem_type == "multi_label_classification"
-        ):
-            config.problem_type = "multi_label_classification"  # which the labels' type has told
+        if config is not None:
+            _note_problem_type(config, base_config, model.config.problem_type)
     finally:
-        vars(model).update(before)
+        attributes.update(before)
 
 
-def _own_labels(config: HoulsbyConfig) -> tuple[dict[int, str] | None, str | None]:
-    """Return the labels and the problem type that an adapter does not have from the base model;
-    None if it has.
-    """
-    is_of_base = config.record is not None and config.record.has_labels_of_base
-    return (None, config.problem_type) if is_of_base else (config.labels, config.kind_of_problem)
+def _stated_problem_type(config: HoulsbyConfig, base_config: Any) -> str | None:
+    """Return the problem type of an adapter; None if its labels have to tell."""
+    record = config.record
+    if config.problem_type or record is None:
+        return config.problem_type
+    if record.has_labels_of_base:
+        return getattr(base_config, "problem_type", None)
+    return None if record.is_problem_type_inferred else record.problem_type
+
+
+def _note_problem_type(config: HoulsbyConfig, base_config: Any, problem_type: str | None) -> None:
+    """Record the problem type that a loss has inferred from its labels; predictions depend on it."""
+    if config.record is None or _stated_problem_type(config, base_config) is not None:
+        return
+    config.record = replace(config.record, problem_type=problem_type, is_problem_type_inferred=True)

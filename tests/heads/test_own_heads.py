@@ -25,7 +25,7 @@ from transformers import (
 
 from architecture_rows import ROWS
 from houlsby_peft import HoulsbyConfig, ablate
-from tiny_models import TINY_BERT, perturb, tiny_bert
+from tiny_models import TINY_BERT, perturb, perturb_adapter, tiny_bert
 
 
 def labels(number: int) -> dict[int, str]:
@@ -134,7 +134,7 @@ def test_the_loss_is_that_of_the_active_adapters_labels(
     output = model(input_ids=token_ids, labels=targets)
     torch.testing.assert_close(output.loss, loss(output.logits, targets))
     assert (base.num_labels, base.config.problem_type) == (of_base, None)
-    # Inferred from the labels, and kept for predictions.
+    # Inferred from the labels, and recorded for predictions.
     kind = model.peft_config["own"].kind_of_problem
     assert (kind == "multi_label_classification") == (
         loss is functional.binary_cross_entropy_with_logits
@@ -246,40 +246,46 @@ def test_a_mixed_batch_has_no_loss(task_type, token_ids):
     torch.testing.assert_close(output.loss, functional.cross_entropy(output.logits, targets))
 
 
-@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
-def test_the_classes_have_the_names_of_the_active_adapters_labels(tmp_path):
-    model = get_peft_model(tiny_bert(), HoulsbyConfig(r=4, id2label=labels(3)), "first")
-    model.add_adapter("second", HoulsbyConfig(r=4, id2label=dict(enumerate("xyz"))))
-    model.save_pretrained(tmp_path)
-    plain = tiny_bert().config.id2label
-    loaded = PeftModel.from_pretrained(tiny_bert(), tmp_path / "first", "first")
-    loaded.load_adapter(tmp_path / "second", "second")
-    loaded.add_adapter("five", HoulsbyConfig(r=4, id2label=labels(5)))
-    known = loaded.get_base_model().config
-    assert known.id2label == labels(3)
-    loaded.set_adapter("second")
-    assert known.label2id == {"x": 0, "y": 1, "z": 2}
-    loaded.set_adapter("five")  # more classes than the base model has
-    assert known.id2label == labels(5)
-    with loaded.disable_adapter():
-        assert known.id2label == plain
-    loaded.add_adapter("of the base", HoulsbyConfig(r=4))
-    loaded.set_adapter("of the base")
-    assert known.id2label == plain
-    loaded.set_adapter("second")
-    with pytest.warns(UserWarning, match="Setting active adapter to first"):
-        loaded.delete_adapter("second")
-    assert known.id2label == labels(3)
-    assert loaded.unload().config.label2id == {name: number for number, name in plain.items()}
+def test_the_base_models_configuration_and_the_users_stay_as_they_were(token_ids, tmp_path):
+    base, config = tiny_bert(num_labels=2), HoulsbyConfig(r=4, id2label=labels(3))
+    config_of_base = copy.deepcopy(base.config.to_dict())
+    model = get_peft_model(base, config, "own")
+    options = copy.deepcopy(config.to_dict())
+    model.add_adapter("of_base", HoulsbyConfig(r=4))
+    for name, outputs in {"own": 3, "of_base": 2}.items():
+        model.set_adapter(name)
+        # Labels of one kind leave nothing behind that would make the other kind fail.
+        for targets, loss in (
+            (torch.eye(5, outputs), functional.binary_cross_entropy_with_logits),
+            (torch.tensor([0, 1, 1, 0, 1]), functional.cross_entropy),
+            (torch.eye(5, outputs), functional.binary_cross_entropy_with_logits),
+        ):
+            output = model.eval()(input_ids=token_ids, labels=targets)
+            torch.testing.assert_close(output.loss, loss(output.logits, targets))
+        with model.disable_adapter():
+            model(input_ids=token_ids)
+        model.save_pretrained(tmp_path)
+        # Predictions depend on what the last labels were.
+        again = HoulsbyConfig.from_pretrained(tmp_path / name)
+        assert again.kind_of_problem == "multi_label_classification"
+    assert config.to_dict() == options
+    assert model.get_base_model().config is base.config
+    assert base.config.to_dict() == config_of_base
+    assert model.unload().config.to_dict() == config_of_base
 
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config` attribute:UserWarning")
+def test_transformers_enables_and_disables_the_heads_with_the_layers(token_ids):
     base = tiny_bert()
-    base.load_adapter(tmp_path / "first", "first")
-    base.load_adapter(tmp_path / "second", "second")
-    assert base.config.id2label == dict(enumerate("xyz"))
-    base.set_adapter("first")
-    assert base.config.id2label == labels(3)
-    base.delete_adapter(["second", "first"])
-    assert base.config.id2label == plain
+    before = base(token_ids).logits
+    base.add_adapter(HoulsbyConfig(r=4), "first")
+    base.add_adapter(HoulsbyConfig(r=4, id2label=labels(5)), "second")
+    perturb_adapter(base, "second", seed=1)
+    expected = base.eval()(token_ids).logits
+    base.disable_adapters()
+    assert torch.equal(base(token_ids).logits, before)
+    base.enable_adapters()
+    assert torch.equal(base(token_ids).logits, expected)
 
 
 def test_a_model_without_a_head_cannot_give_one():

@@ -23,7 +23,7 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import HoulsbyConfig
-from hub_models import LABELS, TEXTS, make_adapter
+from hub_models import LABELS, TEXTS
 from tiny_models import perturb
 
 
@@ -138,23 +138,6 @@ def test_the_task_type_is_saved_where_peft_loads_the_adapter_with_it(
     found = again.state_dict()
     assert saved
     assert all((found[key] == value).all() for key, value in saved.items())
-
-
-def test_names_from_an_adapter_are_not_those_of_the_next_one(base, tmp_path):
-    folder = make_adapter(tmp_path, base, str(base))
-    model = PeftModel.from_pretrained(
-        AutoModelForSequenceClassification.from_pretrained(base, num_labels=3), folder
-    )
-    assert tuple(model.config.id2label.values()) == LABELS
-    model.add_adapter("next", HoulsbyConfig(r=2))
-    assert model.peft_config["next"].record.id2label == {
-        number: f"LABEL_{number}" for number in range(3)
-    }
-    named = AutoModelForSequenceClassification.from_pretrained(
-        base, id2label=dict(enumerate("xyz"))
-    )
-    PeftModel.from_pretrained(named, folder)
-    assert tuple(named.config.id2label.values()) == LABELS
 
 
 def test_the_packaged_model_has_its_name_and_needs_no_download(base, tmp_path, monkeypatch):
