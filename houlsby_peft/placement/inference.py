@@ -2,27 +2,27 @@
 
 The rules use what transformers have in common:
 
-- The layers are the items of the innermost list that have attention, each of them or, in a hybrid,
+- The layers are the items of the innermost list that have attention: all of them or, in a hybrid,
   some of them.
 - The width of a layer is the most common input size of its linear modules (queries, keys, values,
   feed-forward). If no attention has an output of this size, the layer changes the width, and what
   its attention writes is the new width.
 - A sub-layer ends in the one linear module of that output size that is not a query, key, value or
-  gate: for the attention inside the module with "attention" in its name or class, for the
-  feed-forward outside it.
+  gate. The attention is the module with "attention" in its name or class; the feed-forward is
+  outside it.
 - If several modules may end a feed-forward, it is the one that reads what another linear module
-  outside the attention has written, and in a module whose projections are all square, the one that
-  is not named as an input.
+  outside the attention writes. In a module whose projections are all square, it is the one that is
+  not named as an input.
 - A layer of a hybrid without attention has its feed-forward where the layers with attention have
   theirs.
-- PyTorch's own multi-head attention and a mixture of experts count as a whole; PyTorch's own layers
+- PyTorch's own multi-head attention and a mixture of experts count as a whole. PyTorch's own layers
   end in dropouts.
 
 Where the rules do not select exactly one module, nothing is selected, and the list of layers is
-named with the reason.
+reported with the reason.
 
 The rules find projections, never dropouts, because a module tree does not tell which dropout
-follows which projection. In training the adapter then comes before the dropout; in evaluation there
+follows which projection. In training the adapter then comes before the dropout. In evaluation there
 is no difference.
 """
 
@@ -31,15 +31,16 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
+from itertools import chain
+from statistics import mode
 from typing import Any
 
 from torch import nn
 
 from ..modules import is_inside
-from ..record import fold_indices
+from ..record import fold_indices, full_name
 from .table import SubLayer
 
 
@@ -63,98 +64,84 @@ _TORCH_LAYERS: dict[type[nn.Module], dict[str, str]] = {
     },
 }
 
+# The sub-layer at each position, by the name of the list of layers and the index in it.
+InferredSubLayers = dict[tuple[str, int], dict[str, SubLayer]]
+
 
 class _Unknown(Exception):
-    """Why a list of layers cannot be inferred."""
+    """The reason why a list of layers cannot be inferred."""
 
 
 def infer_layers(
     modules: Mapping[str, nn.Module],
     positions: Collection[str],
     is_included: Callable[[str], bool] = lambda name: True,
-) -> tuple[dict[tuple[str, int], dict[str, SubLayer]], dict[str, str]]:
-    """Return the sub-layers of every layer by position, and why lists with attention cannot be
-    inferred.
+) -> tuple[InferredSubLayers, dict[str, str]]:
+    """Return the sub-layers of all layers, and why lists with attention cannot be inferred.
 
-    A layer without any module that is included is left out.
+    A layer without any included module is left out.
+
+    Args:
+        modules: The modules to look at, by name, outer ones first.
+        positions: The positions of the sub-layers to find.
+        is_included: Whether a module of this name may be adapted.
     """
     attentions = find_attentions(modules)
-    around = {outer for name in attentions for outer in _outer_names(name)}
-    lists = [key for key, module in modules.items() if key in around and _is_list(module)]
-    found: dict[tuple[str, int], dict[str, SubLayer]] = {}
+    inferred: InferredSubLayers = {}
     unknown: dict[str, str] = {}
-    # Lists with attention in each item come first: T5 keeps the sub-layers of each layer in a list
-    # as well.
-    for is_hybrid in (False, True):
-        for key in sorted(lists, key=lambda key: -key.count(".")):  # the innermost first
-            seen = {*(stack for stack, _ in found), *unknown}
-            if any(
-                is_inside(stack, key) or (is_hybrid and is_inside(key, stack)) for stack in seen
-            ):
-                continue
-            layers = {
-                index: _Layer(f"{key}.{index}", modules, is_included)
-                for index in range(len(modules[key]))  # type: ignore[arg-type]
-                if f"{key}.{index}"
-                in modules  # an item that is in the list several times has one name
-            }
-            layers = {index: layer for index, layer in layers.items() if layer.is_included}
-            number = sum(bool(layer.attentions) for layer in layers.values())
-            if number and (number < len(layers)) == is_hybrid:
-                try:
-                    found |= {
-                        (key, index): ends for index, ends in _infer_list(layers, positions).items()
-                    }
-                except _Unknown as why:
-                    unknown[key] = str(why)
+    layers: list[str] = []
+    for stack, layers_of_stack in _find_lists(modules, attentions, is_included).items():
+        try:
+            sub_layers = _infer_list(layers_of_stack, positions)
+        except _Unknown as reason:
+            unknown[stack] = str(reason)
+            continue
+        for index, ends in sub_layers.items():
+            inferred[stack, index] = ends
+            layers.append(full_name(stack, index))
     for name, stack in attentions.items():
-        is_asked = "cross_attention" in positions or not _is_cross(name, modules[name])
-        known = [*(f"{key}.{index}" for key, index in found), *unknown]
-        if is_asked and is_included(name) and not any(is_inside(name, key) for key in known):
+        is_needed = "cross_attention" in positions or not _is_cross(name, modules[name])
+        if is_needed and is_included(name) and not _is_in_any(name, [*layers, *unknown]):
             unknown[stack] = f"{name} is not in a layer that has a feed-forward as well"
-    return found, unknown
+    return inferred, unknown
 
 
 def find_attentions(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return the attentions in lists, in the model's order: the innermost modules, each with the
-    name of its list.
+    """Return the innermost attentions in lists, in the model's order, with the name of their list.
 
-    An attention has linear modules. What is called attention but has convolutions or weights of a
-    norm is none.
+    An attention has linear modules. A module that is called attention but has convolutions, or the
+    weights of a norm, does not count.
     """
-    holders = {
-        outer for name, module in modules.items() if _sizes(module) for outer in _outer_names(name)
-    }
-    found: dict[str, str] = {}
+    around_linear: set[str] = set()
+    for name, module in modules.items():
+        if _sizes(module):
+            around_linear.update(_outer_names(name))
+    attentions: dict[str, str] = {}
     innermost = ""
-    for name, module in reversed(list(modules.items())):  # what is inside a module comes after it
-        if (
-            name in holders
-            and _is_attention(name, module)
-            and not (innermost and is_inside(innermost, name))
-        ):
-            innermost = name
-            if lists := [
-                key for key in _outer_names(name) if key in modules and _is_list(modules[key])
-            ]:
-                found[name] = lists[-1]
-    return dict(reversed(found.items()))
+    # Backwards, what is inside a module comes before it.
+    for name in reversed(list(modules)):
+        holds_attention = innermost and is_inside(innermost, name)
+        if name not in around_linear or holds_attention or not _is_attention(name, modules[name]):
+            continue
+        innermost = name
+        for outer in _outer_names(name):
+            if outer in modules and _is_list(modules[outer]):
+                attentions[name] = outer
+    return dict(reversed(attentions.items()))
 
 
-def log_inferred(found: Mapping[tuple[str, int], Mapping[str, SubLayer]]) -> None:
-    """Log in one line which places were inferred, once for all models in which they are the same."""
-    layers: dict[tuple[str, str], list[int]] = {}
-    for (stack, index), sub_layers in found.items():
-        ends = ", ".join(
-            f"{position} after {sub_layer.output}" for position, sub_layer in sub_layers.items()
-        )
-        layers.setdefault((stack, ends or "none"), []).append(index)
-    summary = "; ".join(
-        f"{stack}.{fold_indices(indices)} {ends}" for (stack, ends), indices in layers.items()
-    )
+def log_inferred(inferred: InferredSubLayers) -> None:
+    """Log in one line which places were inferred, once for all models with the same ones."""
+    indices: dict[tuple[str, str], list[int]] = {}
+    for (stack, index), sub_layers in inferred.items():
+        ends = [f"{position} after {end.output}" for position, end in sub_layers.items()]
+        indices.setdefault((stack, ", ".join(ends) or "none"), []).append(index)
+    layers = []
+    for (stack, summary), numbers in indices.items():
+        layers.append(f"{stack}.{fold_indices(numbers)} {summary}")
     log_once(
-        "The table of architectures does not describe these layers, so the places of the adapters are inferred: "
-        f"{summary}. To choose others, give target_modules."
+        "The table of architectures does not describe these layers, so the places of the adapters "
+        f"are inferred: {'; '.join(layers)}. To choose others, give target_modules."
     )
 
 
@@ -164,182 +151,283 @@ def log_once(message: str) -> None:
     logger.warning(message)
 
 
-class _Layer:
-    """A layer: the ends of its attentions and of its feed-forward, of which there should be one
-    each.
+class InferredLayer:
+    """A layer whose sub-layers are inferred. The names of modules are relative to the layer.
+
+    Attributes:
+        key: The full name of the layer.
+        modules: All modules in it, by name.
+        input_sizes: The size of each linear module's input.
+        output_sizes: The size of each linear module's output.
+        mixtures: The mixtures of experts.
+        projections: The linear modules that write the layer's width.
+        attentions: The outermost attentions, each with the modules that may be its end.
     """
 
     def __init__(
         self, key: str, modules: Mapping[str, nn.Module], may_adapt: Callable[[str], bool]
     ) -> None:
         self.key = key
-        self.modules = {
-            name[len(key) + 1 :]: module
-            for name, module in modules.items()
-            if name.startswith(f"{key}.")
-        }
-        self.sizes = {
-            name: size for name, module in self.modules.items() if (size := _sizes(module))
-        }
-        self.may_adapt = lambda name: may_adapt(f"{key}.{name}")
-        self.is_included = any(map(self.may_adapt, self.sizes)) or not self.sizes
-        outermost: list[str] = []
-        for name, module in self.modules.items():
-            is_new = _is_attention(name, module) and not (
-                outermost and is_inside(name, outermost[-1])
-            )
-            if is_new and any(is_inside(inner, name) for inner in self.sizes):
-                outermost.append(name)
-        width = Counter(inputs for inputs, _ in self.sizes.values()).most_common(1)
-        self.projections = [
-            name for name, (_, outputs) in self.sizes.items() if width and outputs == width[0][0]
-        ]
-        self.attentions = {
-            name: self._ends_of_attention(name, self.projections) for name in outermost
-        }
-        if outermost and not any(self.attentions.values()):
+        self.modules: dict[str, nn.Module] = {}
+        self.input_sizes: dict[str, int] = {}
+        self.output_sizes: dict[str, int] = {}
+        self.mixtures: list[str] = []
+        for name, module in modules.items():
+            if name.startswith(f"{key}."):
+                self._add_module(name.removeprefix(f"{key}."), module)
+        self._may_adapt = lambda name: may_adapt(f"{key}.{name}")
+        self._torch_ends = _TORCH_LAYERS.get(type(modules[key]))
+        self.projections: list[str] = []
+        self.attentions: dict[str, list[str]] = {}
+        if self.input_sizes:
+            self._find_projections()
+
+    @property
+    def is_included(self) -> bool:
+        """Whether any of the layer's linear modules may be adapted."""
+        return not self.input_sizes or any(map(self._may_adapt, self.input_sizes))
+
+    def sub_layers(self, positions: Collection[str]) -> dict[str, SubLayer]:
+        """Return the sub-layers at these positions, without those that the layer does not have."""
+        sub_layers = {}
+        for position in positions:
+            if self._torch_ends is None:
+                end = self._select_end(position, self._candidates(position))
+            elif position in self._torch_ends:
+                end = SubLayer(self._torch_ends[position], "linear2")
+            else:
+                end = None
+            if end is not None:
+                sub_layers[position] = end
+        return sub_layers
+
+    def feed_forward_in(self, parts: Collection[str]) -> dict[str, SubLayer]:
+        """Return the feed-forward of a layer without attention, by its position.
+
+        It is in one of these parts of the layer, as in the layers with attention.
+        """
+        parts_of_layer = set(map(_first_part, [*self.input_sizes, *self.mixtures]))
+        if parts_of_layer.isdisjoint(parts):
+            if parts and self.input_sizes:
+                example, *_ = self.input_sizes
+                raise _Unknown(
+                    f"{self.key} has linear modules, such as {example}, but neither an attention "
+                    f"nor a part {' or '.join(sorted(parts))}, as the layers with attention have"
+                )
+            return {}
+        candidates = [name for name in self._feed_forward_ends() if _first_part(name) in parts]
+        end = self._select_end("feed_forward", candidates)
+        return {} if end is None else {"feed_forward": end}
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        self.modules[name] = module
+        if sizes := _sizes(module):
+            self.input_sizes[name], self.output_sizes[name] = sizes
+        if name.endswith(".experts"):
+            self.mixtures.append(_parent(name))
+
+    def _find_projections(self) -> None:
+        """Set the projections, and the attentions with their ends among these."""
+        self.projections = self._writers(mode(self.input_sizes.values()))
+        self.attentions = self._find_attentions(self.projections)
+        if not any(self.attentions.values()):
             # In a layer that changes the width, the ends have the size of what its attention
             # writes.
-            ends = {name: self._ends_of_attention(name, self.sizes) for name in outermost}
-            widths = {self.sizes[end][1] for group in ends.values() for end in group}
+            attentions = self._find_attentions(self.output_sizes)
+            ends = chain.from_iterable(attentions.values())
+            widths = {self.output_sizes[end] for end in ends}
             if len(widths) == 1:
-                self.attentions = ends
-                self.projections = [
-                    name for name, (_, outputs) in self.sizes.items() if outputs in widths
-                ]
-        self.torch_ends = _TORCH_LAYERS.get(type(modules[key]))
+                self.projections = self._writers(widths.pop())
+                self.attentions = attentions
 
-    def sub_layers(
-        self, positions: Collection[str], feed_forwards: Collection[str] = ()
-    ) -> dict[str, SubLayer]:
-        """Return the end of the sub-layer at each position; positions that the layer does not have
-        are left out.
+    def _writers(self, width: int) -> list[str]:
+        """Return the linear modules whose outputs have this size."""
+        return [name for name, size in self.output_sizes.items() if size == width]
 
-        In a layer without attention, only the parts `feed_forwards` may be its feed-forward.
-        """
-        if self.torch_ends is not None:
-            return {
-                at: SubLayer(end, "linear2")
-                for at, end in self.torch_ends.items()
-                if at in positions
-            }
-        has_self_attention = any(
-            not _is_cross(name, self.modules[name]) for name in self.attentions
-        )
-        result = {}
-        for position in positions:
-            every = self._ends(position)
-            if position == "feed_forward" and not self.attentions:
-                every = [end for end in every if end.partition(".")[0] in feed_forwards]
-            ends = [end for end in every if self.may_adapt(end)]
-            if len(ends) == 1:
-                tells_width = ends[0] in self.projections or self._is_whole(ends[0])
-                result[position] = SubLayer(ends[0], None if tells_width else self.projections[0])
-            elif every and not ends:
-                continue
-            elif (
-                ends
-                or position == "feed_forward"
-                or (position == "attention" and has_self_attention)
-            ):
-                count = f"there are {len(ends)} candidates{': ' if ends else ''}{', '.join(ends)}"
-                raise _Unknown(f"for the {position} of {self.key} {count}")
-        return result
-
-    def _ends_of_attention(self, attention: str, projections: Collection[str]) -> list[str]:
-        """Return the modules that may be the end of an attention, among these projections."""
-        ends = []
+    def _find_attentions(self, projections: Collection[str]) -> dict[str, list[str]]:
+        """Return the outermost attentions, each with the projections in it that may be its end."""
+        attentions: dict[str, list[str]] = {}
+        attention = ""
         for name in self.modules:
-            parent, _, own_name = name.rpartition(".")
-            parent_class: Any = type(self.modules.get(parent))
-            inner_names = name.split(".")[attention.count(".") :]
-            may_end = (
-                name in projections
-                and not any(map(_ATTENTION_INPUT.search, inner_names))
-                and not self._is_whole(parent)
-                and not _is_read_not_called(parent_class, own_name)
-            )
-            if is_inside(name, attention) and (may_end or self._is_whole(name)):
-                ends.append(name)
-        return ends
+            if not attention or not is_inside(name, attention):
+                if not self._is_attention(name):
+                    continue
+                attention = name
+                attentions[attention] = []
+            parts = name.split(".")[attention.count(".") :]
+            is_input = any(map(_ATTENTION_INPUT.search, parts))
+            is_output = name in projections and not is_input and self._is_called(name)
+            if is_output or self._is_whole(name):
+                attentions[attention].append(name)
+        return attentions
+
+    def _is_attention(self, name: str) -> bool:
+        """Return whether a module is an attention that is or has a linear module."""
+        has_linear = any(is_inside(linear, name) for linear in self.input_sizes)
+        return has_linear and _is_attention(name, self.modules[name])
 
     def _is_whole(self, name: str) -> bool:
         """Return whether a module is PyTorch's own attention, which counts as a whole."""
         return isinstance(self.modules.get(name), nn.MultiheadAttention)
 
-    def _ends(self, position: str) -> list[str]:
-        """Return the modules that may be the end of a sub-layer."""
-        if position != "feed_forward":
-            is_wanted = position == "cross_attention"
-            groups = [
-                e
-                for name, e in self.attentions.items()
-                if _is_cross(name, self.modules[name]) == is_wanted
-            ]
-            # If one of several attentions has no end, the others are not the whole position.
-            return [end for ends in groups for end in ends] if all(groups) else []
-        mixtures = [name.rpartition(".")[0] for name in self.modules if name.endswith(".experts")]
-        ends = [
-            name for name in self.projections if not _is_in_any(name, [*self.attentions, *mixtures])
-        ]
+    def _is_called(self, name: str) -> bool:
+        """Return whether a module's parent calls it, instead of only reading its weight."""
+        parent_class: Any = type(self.modules.get(_parent(name)))
+        return not self._is_whole(_parent(name)) and not _reads_weight(
+            parent_class, _last_part(name)
+        )
+
+    def _select_end(self, position: str, candidates: Sequence[str]) -> SubLayer | None:
+        """Return the candidate that may be adapted; None if there is no such sub-layer to adapt.
+
+        Raises:
+            _Unknown: There are several, or none for a sub-layer that every layer has.
+        """
+        ends = list(filter(self._may_adapt, candidates))
+        if len(ends) == 1:
+            tells_width = ends[0] in self.projections or self._is_whole(ends[0])
+            return SubLayer(ends[0], None if tells_width else self.projections[0])
+        is_excluded = candidates and not ends
+        if is_excluded or not (ends or self._must_have(position)):
+            return None
+        names = f": {', '.join(ends)}" if ends else ""
+        raise _Unknown(f"for the {position} of {self.key} there are {len(ends)} candidates{names}")
+
+    def _must_have(self, position: str) -> bool:
+        """Return whether the layer must have a sub-layer at a position."""
+        has_self_attention = bool(self._attentions_at("attention"))
+        return position == "feed_forward" or (position == "attention" and has_self_attention)
+
+    def _candidates(self, position: str) -> list[str]:
+        """Return the modules that may be the end of the sub-layer at a position."""
+        if position == "feed_forward":
+            return self._feed_forward_ends()
+        candidates = []
+        for name in self._attentions_at(position):
+            if not self.attentions[name]:
+                return []  # the ends of the other attentions are not the whole position
+            candidates += self.attentions[name]
+        return candidates
+
+    def _attentions_at(self, position: str) -> list[str]:
+        """Return the attentions to other hidden states or, elsewhere, to the layer's own."""
+        is_cross = position == "cross_attention"
+        return [name for name in self.attentions if _is_cross(name, self.modules[name]) == is_cross]
+
+    def _feed_forward_ends(self) -> list[str]:
+        """Return the modules that may be the end of the feed-forward."""
+        elsewhere = [*self.attentions, *self.mixtures]
+        ends = [name for name in self.projections if not _is_in_any(name, elsewhere)]
         if len(ends) > 1:
-            # A norm that has linear modules computes its scales with them.
-            ends = [
-                name
-                for name in ends
-                if not any("norm" in part.lower() for part in name.split(".")[:-1])
-            ]
-            # A projection of the skip connection reads the layer's input, which no linear module of
-            # the layer writes.
-            outside = [name for name in self.sizes if not _is_in_any(name, self.attentions)]
-            fed = []
-            for name in ends:
-                inputs, width = self.sizes[name]
-                written = {self.sizes[other][1] for other in outside if other != name}
-                if inputs in written or 2 * inputs in written - {
-                    width
-                }:  # twice as much if a gate is written with it
-                    fed.append(name)
-            if len(fed) > 1 and len({name.rpartition(".")[0] for name in fed}) == 1:
-                fed = [
-                    name for name in fed if not _FEED_FORWARD_INPUT.search(name.rpartition(".")[2])
-                ] or fed
-            ends = fed or ends
-        return mixtures + ends
+            ends = self._last_in_feed_forward(ends)
+        return self.mixtures + ends
+
+    def _last_in_feed_forward(self, projections: Sequence[str]) -> list[str]:
+        """Return the last projections in a feed-forward, as far as they can be told apart."""
+        # A norm that has linear modules computes its scales with them.
+        projections = [name for name in projections if "norm" not in _parent(name).lower()]
+        # A projection of the skip connection reads the layer's input instead.
+        fed = list(filter(self._reads_linear, projections))
+        if len(fed) > 1 and len(set(map(_parent, fed))) == 1:
+            outputs = [name for name in fed if not _FEED_FORWARD_INPUT.search(_last_part(name))]
+            return outputs or fed
+        return fed or projections
+
+    def _reads_linear(self, name: str) -> bool:
+        """Return whether a module reads what another one outside the attentions writes."""
+        written = set()
+        for writer, size in self.output_sizes.items():
+            if writer != name and not _is_in_any(writer, self.attentions):
+                written.add(size)
+        # A module that also writes a gate writes twice as much.
+        with_gate = 2 * self.input_sizes[name]
+        is_after_gate = with_gate in written and with_gate != self.output_sizes[name]
+        return self.input_sizes[name] in written or is_after_gate
+
+
+def _find_lists(
+    modules: Mapping[str, nn.Module],
+    attentions: Collection[str],
+    is_included: Callable[[str], bool],
+) -> dict[str, dict[int, InferredLayer]]:
+    """Return the lists of layers with attention, by name, with their included layers by index.
+
+    No list is inside another one. Inner lists are preferred, and lists with attention in each
+    layer, because T5 keeps the sub-layers of each layer in a list as well.
+    """
+    complete: dict[str, dict[int, InferredLayer]] = {}
+    hybrid: dict[str, dict[int, InferredLayer]] = {}
+    for stack in _lists_around(attentions, modules):
+        layers = _included_layers(stack, modules, is_included)
+        have_attention = [bool(layer.attentions) for layer in layers.values()]
+        if have_attention and all(have_attention):
+            complete[stack] = layers
+        elif any(have_attention):
+            hybrid[stack] = layers
+    lists: dict[str, dict[int, InferredLayer]] = {}
+    for stack, layers in [*complete.items(), *hybrid.items()]:
+        if not any(is_inside(stack, name) or is_inside(name, stack) for name in lists):
+            lists[stack] = layers
+    return lists
+
+
+def _lists_around(attentions: Collection[str], modules: Mapping[str, nn.Module]) -> list[str]:
+    """Return the lists that hold attentions, inner ones first."""
+    stacks: list[str] = []
+    for attention in attentions:
+        for name in _outer_names(attention):
+            if name not in stacks and name in modules and _is_list(modules[name]):
+                stacks.append(name)
+    return sorted(stacks, key=lambda name: name.count("."), reverse=True)
+
+
+def _included_layers(
+    stack: str, modules: Mapping[str, nn.Module], is_included: Callable[[str], bool]
+) -> dict[int, InferredLayer]:
+    """Return the layers of a list that have included modules, by index."""
+    layers = {}
+    for index in range(len(modules[stack])):  # type: ignore[arg-type]
+        key = f"{stack}.{index}"
+        if key in modules:  # a layer that is in the list several times has one name
+            layer = InferredLayer(key, modules, is_included)
+            if layer.is_included:
+                layers[index] = layer
+    return layers
 
 
 def _infer_list(
-    layers: Mapping[int, _Layer], positions: Collection[str]
+    layers: Mapping[int, InferredLayer], positions: Collection[str]
 ) -> dict[int, dict[str, SubLayer]]:
-    """Return the sub-layers of each layer of a list."""
-    found = {
-        index: layer.sub_layers(positions) for index, layer in layers.items() if layer.attentions
-    }
+    """Return the sub-layers of each layer of a list, by its index."""
+    sub_layers = {}
     parts: set[str] = set()
-    if len(found) < len(layers) and "feed_forward" in positions:
-        every = [
-            layer.sub_layers(["feed_forward"]) for layer in layers.values() if layer.attentions
-        ]
-        parts = {
-            sub_layer.output.partition(".")[0] for each in every for sub_layer in each.values()
-        }
     for index, layer in layers.items():
-        if index not in found:
-            own = [
-                name for name in layer.modules if name in layer.sizes or name.endswith(".experts")
-            ]
-            has_feed_forward = any(name.partition(".")[0] in parts for name in own)
-            if parts and layer.sizes and not has_feed_forward:
-                raise _Unknown(
-                    f"{layer.key} has linear modules, such as {next(iter(layer.sizes))}, but neither an attention nor "
-                    f"a part {' or '.join(sorted(parts))}, as the layers with attention have"
-                )
-            found[index] = layer.sub_layers(positions, parts) if has_feed_forward else {}
-    return dict(sorted(found.items()))
+        if layer.attentions:
+            sub_layers[index] = layer.sub_layers(positions)
+            feed_forward = sub_layers[index].get("feed_forward")
+            if feed_forward is not None:
+                parts.add(_first_part(feed_forward.output))
+    for index, layer in layers.items():
+        if not layer.attentions:
+            sub_layers[index] = layer.feed_forward_in(parts)
+    return dict(sorted(sub_layers.items()))
 
 
 def _outer_names(name: str) -> list[str]:
+    """Return the names of the modules around a module, the outermost first."""
     return [name[: dot.start()] for dot in re.finditer(r"\.", name)]
+
+
+def _first_part(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _is_in_any(name: str, outer_names: Collection[str]) -> bool:
@@ -351,34 +439,28 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _is_attention(name: str, module: nn.Module) -> bool:
-    """Return whether a module is an attention by its name or class, and not the norm before or
-    after one.
-    """
-    own_name, class_name = name.rpartition(".")[2], type(module).__name__
-    is_named_so = _ATTENTION.search(own_name) or _ATTENTION_CLASS.search(class_name)
-    return bool(is_named_so) and "norm" not in own_name.lower()
+    """Return whether a module is an attention by its name or class, and not a norm beside one."""
+    last_part = _last_part(name)
+    is_named_so = _ATTENTION.search(last_part) or _ATTENTION_CLASS.search(type(module).__name__)
+    return bool(is_named_so) and "norm" not in last_part.lower()
 
 
 def _is_cross(name: str, module: nn.Module) -> bool:
-    return bool(_CROSS_ATTENTION.search(f"{name.rpartition('.')[2]} {type(module).__name__}"))
+    return bool(_CROSS_ATTENTION.search(f"{_last_part(name)} {type(module).__name__}"))
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """Return input and output size of a linear module: PyTorch's, transformers' Conv1D, or a
-    quantized one.
-    """
-    for names in (("in_features", "out_features"), ("nx", "nf")):
-        inputs, outputs = (getattr(module, name, None) for name in names)
+    """Return input and output size of a linear module: PyTorch's, Conv1D or a quantized one."""
+    for input_name, output_name in (("in_features", "out_features"), ("nx", "nf")):
+        inputs, outputs = getattr(module, input_name, None), getattr(module, output_name, None)
         if isinstance(inputs, int) and isinstance(outputs, int):
             return inputs, outputs
     return None
 
 
 @cache
-def _is_read_not_called(parent: Any, name: str) -> bool:
-    """Return whether a module reads its child's weight instead of calling it (WavLM), judging by
-    its source.
-    """
+def _reads_weight(parent: Any, name: str) -> bool:
+    """Return whether a class reads its child's weight and never calls it, by its source (WavLM)."""
     try:
         source = inspect.getsource(parent)
     except (OSError, TypeError):
