@@ -101,7 +101,7 @@ def infer_layers(
             layers.append(full_name(stack, index))
     for name, stack in attentions.items():
         is_needed = "cross_attention" in positions or not _is_cross(name, modules[name])
-        if is_needed and is_included(name) and not _is_in_any(name, [*layers, *unknown]):
+        if is_needed and is_included(name) and not is_in_any(name, [*layers, *unknown]):
             unknown[stack] = f"{name} is not in a layer that has a feed-forward as well"
     return inferred, unknown
 
@@ -317,7 +317,7 @@ class InferredLayer:
     def _feed_forward_ends(self) -> list[str]:
         """Return the modules that may be the end of the feed-forward."""
         elsewhere = [*self.attentions, *self.mixtures]
-        ends = [name for name in self.projections if not _is_in_any(name, elsewhere)]
+        ends = [name for name in self.projections if not is_in_any(name, elsewhere)]
         if len(ends) > 1:
             ends = self._last_in_feed_forward(ends)
         return self.mixtures + ends
@@ -337,7 +337,7 @@ class InferredLayer:
         """Return whether a module reads what another one outside the attentions writes."""
         written = set()
         for writer, size in self.output_sizes.items():
-            if writer != name and not _is_in_any(writer, self.attentions):
+            if writer != name and not is_in_any(writer, self.attentions):
                 written.add(size)
         # A module that also writes a gate writes twice as much.
         with_gate = 2 * self.input_sizes[name]
@@ -430,7 +430,8 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _is_in_any(name: str, outer_names: Collection[str]) -> bool:
+def is_in_any(name: str, outer_names: Collection[str]) -> bool:
+    """Return whether a module is one of some modules, or inside one, by their names."""
     return any(is_inside(name, outer) for outer in outer_names)
 
 

@@ -5,13 +5,14 @@ exclusions.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from peft import NoMatchingPeftModuleError, get_peft_model
+from peft import NoMatchingPeftModuleError, PeftModel, get_peft_model
 from torch import nn
 from transformers import BertConfig, BertLMHeadModel, BertModel, GPT2LMHeadModel, ViTModel
 
@@ -155,6 +156,50 @@ def test_the_parts_of_a_model_share_no_bottleneck(build):
 def test_layers_that_have_nothing_to_adapt_cannot_be_asked_for_alone():
     with pytest.raises(NoMatchingPeftModuleError, match=r"layers_to_transform=\[0\]"):
         get_peft_model(ROWS["nemotron_h"].model(), HoulsbyConfig(layers_to_transform=[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("bert", "encoder.layer.0-1"), ("bart", "encoder.layers.0-1, decoder.layers.0-1")],
+)
+def test_layers_that_the_model_does_not_have_are_refused_with_those_that_it_has(name, layers):
+    with pytest.raises(
+        NoMatchingPeftModuleError,
+        match=rf"layers_to_transform=\[99\]\. The layers to choose from are {layers}\. ",
+    ):
+        find_places(ROWS[name].model(), HoulsbyConfig(layers_to_transform=[99]))
+
+
+@pytest.mark.parametrize(
+    ("option", "pattern"),
+    [
+        ("target_modules", "("),
+        ("target_modules", "a{99999999999}"),
+        ("exclude_modules", "(" * 5000),
+        ("layers_pattern", "["),
+        ("layers_pattern", ["encoder", "(?i)layer"]),
+        ("rank_pattern", {"*": 2}),
+        ("rank_pattern", {"a)(b": 2}),
+    ],
+)
+def test_a_pattern_that_is_no_regular_expression_is_refused(option, pattern, tmp_path):
+    rule = rf"HoulsbyConfig\.{option} must be a regular expression; got "
+    base = tiny_bert()
+    before = list(base.state_dict())
+    with pytest.raises(ValueError, match=rule):
+        get_peft_model(base, HoulsbyConfig(r=2, **{option: pattern}))
+    assert list(base.state_dict()) == before
+    # The patterns of a saved adapter are not needed, but are matched by PEFT.
+    get_peft_model(tiny_bert(), HoulsbyConfig(r=2)).save_pretrained(tmp_path)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), option: pattern}))
+    with pytest.raises(ValueError, match=rule):
+        PeftModel.from_pretrained(tiny_bert(), tmp_path)
+
+
+def test_a_whole_pattern_may_begin_with_flags():
+    places = find_places(tiny_bert(), HoulsbyConfig(target_modules=r"(?i).*OUTPUT\.dense"))
+    assert sum(place.is_bottleneck for place in places.values()) == 8
 
 
 def test_layers_of_one_stack_only():
