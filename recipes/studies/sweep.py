@@ -26,7 +26,6 @@ from common.edge import end_with_one_line
 from common.scores import GLUE_TASKS
 from results.additional import ALL
 from results.tables import print_study
-from sweeping.cost import estimate
 from sweeping.processes import find_slots, launch_command
 from sweeping.runs import AXES, CHOICES, CHOSEN, make_runs
 
@@ -50,7 +49,7 @@ def main() -> int:
     launch = launch_command(arguments.config_file, slots)
     left = [run for search in searches for run in search.left()]
     later = sum(search.count_left() for search in searches) - len(left)
-    print(f"{estimate(left)}; then {later:,} runs whose values the search chooses", file=sys.stderr)
+    print(f"{len(left):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr)
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))
@@ -118,7 +117,7 @@ def parse_arguments() -> tuple[argparse.Namespace, list[str]]:
     add(
         "--dry_run",
         action="store_true",
-        help="Print the commands that are left now, and what they cost.",
+        help="Print the commands that are left now.",
     )
     arguments, flags = parser.parse_known_args()
     if not arguments.recipe.is_file():

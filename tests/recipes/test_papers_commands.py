@@ -35,8 +35,6 @@ from common.glue_tasks import GlueArguments, parse_arguments
 from common.presets import preset
 from paper_tasks import PaperArguments
 from squad import SquadArguments
-from sweeping.cost import estimate
-from sweeping.runs import make_runs
 
 
 ROOT = Path(__file__).parents[2]
@@ -180,19 +178,6 @@ def test_the_presets_of_other_tasks_than_glue():
         == "google-bert/bert-large-uncased"
     )
     assert preset("mohebbi2020", "houlsby", 0, "paper_tasks")["head"] == "two_layer"
-
-
-def test_a_sweep_says_what_it_costs(tmp_path):
-    """Ten epochs of CoLA's 8,551 texts of at most 128 tokens, through 85 million weights."""
-    axes = {"task": ["cola"], "method": ["full", "houlsby", "top_k"], "top_k": ["3"]}
-    runs = make_runs(tmp_path, Path("glue.py"), axes, ["--num_train_epochs", "10"])
-    operations = 85_510 * 128 * 85e6 * (6 + 4 + (2 + 4 * 3 / 12))
-    text = estimate(runs)
-    assert text.startswith("3 runs, 2.57e+05 texts forward and backward")
-    assert (
-        f"{operations / 9.7e12 / 3600:,.1f} (float32), {operations / 78e12 / 3600:,.1f} (--tf32 true)"
-        in text
-    )
 
 
 def test_the_dry_run_of_a_paper_starts_nothing():
