@@ -165,6 +165,10 @@ class AdapterArguments:
         default="houlsby",
         help="What the bottleneck reads: the sub-layer's output, the normalized sum, or its input.",
     )
+    positions: list[str] | None = HfArg(  # noqa: RUF009
+        default=None,
+        help="Sub-layers to adapt: attention, feed_forward; default: those of the kind.",
+    )
     dropout: float = HfArg(default=0.0, help="Dropout inside the bottleneck.")
     init_std: float = HfArg(default=0.01, help="Standard deviation of the initial projections.")
     init_adapter: str | None = HfArg(
@@ -184,6 +188,7 @@ class AdapterArguments:
             layers_to_transform=self.layers,
             activation=self.activation,
             kind=self.kind,
+            positions=self.positions,
             dropout=self.dropout,
             init_std=self.init_std,
             **fields,

@@ -68,8 +68,11 @@ after python recipes/studies/figure.py init_scale runs/h6_init
 # Section 3.6: sizes 8, 64 and 256, from the runs of table 1; the mean over the tasks is printed beside the paper's
 after python recipes/studies/figure.py init_scale runs/h1/table
 
-# Section 3.6: variants, whose adapters cannot be loaded again, so the runs save no checkpoints
-sweep recipes/studies/variants.py --task mnli cola --preset houlsby2019 --model_name $base \
-    --variant paper layer_norm batch_norm two_layers tanh relu swish attention_only parallel parallel_gated \
-    --seed 0 1 2 --save_strategy no --load_best_model_at_end false --output_dir runs/h36
-after python recipes/studies/figure.py compare runs/h36 --baseline "variant paper" --score accuracy --epoch best
+# Section 3.6: other activations, adapters after the attention only, and adapters parallel to both sub-layers
+variant() {  # flags
+    sweep recipes/glue.py --task mnli cola --preset houlsby2019 --model_name $base --seed 0 1 2 "$@"
+}
+variant --activation gelu tanh relu swish --output_dir runs/h36/activations
+variant --positions attention --output_dir runs/h36/attention_only
+variant --kind parallel --positions attention feed_forward --output_dir runs/h36/parallel
+after python recipes/studies/figure.py compare runs/h36 --baseline "gelu, kind houlsby, r 64" --score accuracy

@@ -49,7 +49,9 @@ def main() -> int:
     launch = launch_command(arguments.config_file, slots)
     left = [run for search in searches for run in search.left()]
     later = sum(search.count_left() for search in searches) - len(left)
-    print(f"{len(left):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr)
+    print(
+        f"{len(left):,} runs; then {later:,} runs whose values the search chooses", file=sys.stderr
+    )
     if arguments.dry_run:
         for run in left:
             print(shlex.join([*launch, *run.arguments]))

@@ -300,21 +300,21 @@ class TestCompare:
         assert "-7.00 ± 7.00" in (tmp_path / "compare.md").read_text()
         assert_drawn(tmp_path / "compare")
 
-    def test_variants_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
-        for seed, (paper, other) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
-            for variant, score in (("paper", paper), ("tanh", other)):
+    def test_activations_at_the_best_epoch_of_each_run(self, finished_run, tmp_path):
+        for seed, (gelu, tanh) in enumerate([(0.7, 0.6), (0.8, 0.75)]):
+            for name, score in (("gelu", gelu), ("tanh", tanh)):
                 epochs = [
                     {"epoch": n, "step": n, "seconds": n + 1, "accuracy": score - n / 10}
                     for n in (0, 1)
                 ]
-                finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, variant=variant)
-        draw("compare", tmp_path, "--baseline", "variant paper", "--epoch", "best")
+                finished_run("rte", "houlsby", seed, score - 0.1, epochs=epochs, activation=name)
+        draw("compare", tmp_path, "--baseline", "activation gelu", "--epoch", "best")
         found = pd.read_csv(tmp_path / "compare.csv", index_col=0)
-        paper, tanh = (
+        gelu, tanh = (
             found.loc[next(label for label in found.index if name in label)]
-            for name in ("paper", "tanh")
+            for name in ("gelu", "tanh")
         )
-        assert (paper["score"], paper["score_error"]) == pytest.approx((75, 5))
+        assert (gelu["score"], gelu["score_error"]) == pytest.approx((75, 5))
         assert (tanh["difference"], tanh["difference_error"]) == pytest.approx(
             (-7.5, 2.5)
         )  # of -10 and -5

@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 STUDIES = RECIPES / "studies"
 OF_STUDIES = {path.stem for path in STUDIES.iterdir()}
 SCRIPTS = {path.stem for folder in (RECIPES, STUDIES) for path in folder.glob("*.py")}
-SCRIPTS -= {"recipes_path", "bottlenecks"}  # modules beside the scripts
+SCRIPTS -= {"recipes_path"}
 # What the recipes must do just as the library does: find columns, entities, answers and base
 # models, write cards.
 COMMON = (

@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "recipes" / "studies").glob("*.sh"))
 # What the flags name need not be there.
 FILES = ("--data_dir", "--model_name", "--init_adapter")
-OF_GLUE = ("glue.py", "gradient_norms.py", "variants.py")
+OF_GLUE = ("glue.py", "gradient_norms.py")
 # The flags of the recipes that are not parsed here, by name.
 OTHERS = (MethodArguments, ClassifierArguments, RecipeTrainingArguments)
 GROUPS = (
@@ -86,11 +86,8 @@ def check_flags(recipe: str, flags: list[str]) -> None:
         }
         assert not unknown, f"{recipe} has no {unknown}"
         return
-    left_out = (*FILES, "--variant")
     pairs = itertools.pairwise(["", *flags])
-    parse_arguments(
-        [flag for before, flag in pairs if before not in left_out and flag not in left_out]
-    )
+    parse_arguments([flag for before, flag in pairs if before not in FILES and flag not in FILES])
 
 
 def different(lines: list[list[str]]) -> list[list[str]]:
@@ -161,6 +158,15 @@ def test_every_sweep_has_its_papers_preset():
         for words in sweeps()
         if "--preset" not in words and "runs/methods" not in " ".join(words)
     ]
+
+
+def test_adapters_after_the_attention_only():
+    """Houlsby et al. 2019, section 3.6."""
+    command = parse_arguments(["--task", "cola", "--positions", "attention"])
+    assert command.adapter.config().positions == ("attention",)
+    both = ["--kind", "parallel", "--positions", "attention", "feed_forward"]
+    config = parse_arguments(["--task", "cola", *both]).adapter.config()
+    assert (config.kind, config.positions) == ("parallel", ("attention", "feed_forward"))
 
 
 def test_the_presets_of_other_tasks_than_glue():

@@ -1,9 +1,8 @@
 """Compare methods: scores, paired differences to a baseline, sizes, and the time to train and to
     reach a score.
 
-    python recipes/studies/figure.py compare runs/study                                       # to full
-    fine-tuning python recipes/studies/figure.py compare runs/h36_variants --baseline "variant paper"
-    --epoch best
+    python recipes/studies/figure.py compare runs/study            # to full fine-tuning
+    python recipes/studies/figure.py compare runs/h36 --baseline "activation gelu"
 
 Differences are paired by seed; their mean over the tasks has the standard error over the seeds.
 Bytes are those of the saved weights, seconds those of the training steps, without evaluations and

@@ -24,7 +24,7 @@ MeanAndError = tuple[float, float | None]  # no error for a single seed
 ADDING = ("houlsby", "lora", "ia3")
 # Arguments that make other rows even if they differ only between tasks: a row is a method on one
 # model.
-OF_ROW = {*MEANT_FOR, "model_name", "init_adapter", "variant"}
+OF_ROW = {*MEANT_FOR, "model_name", "init_adapter"}
 MISMATCHED = "mismatched_accuracy"
 NO_BERT = "no_bert"  # of no_bert.py, whose runs have no encoder
 

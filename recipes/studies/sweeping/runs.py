@@ -14,14 +14,14 @@ from common.run import RESULTS_FILE, is_free, lower_is_better, read_object
 
 # Flags of the recipes for which a sweep takes several values, in the order of the runs.
 AXES = (
-    *("task", "method", "variant", "r", "init_std", "share_layers", "top_k", "lora_r"),
+    *("task", "method", "activation", "r", "init_std", "share_layers", "top_k", "lora_r"),
     *("learning_rate", "num_train_epochs", "seed"),
 )
 # What validation may choose, and what it chooses by default.
 CHOICES = ("r", "share_layers", "top_k", "lora_r", "learning_rate", "num_train_epochs")
 CHOSEN = ("learning_rate", "num_train_epochs")
 # Flags that only one method uses; the other methods have one run, not one per value.
-MEANT_FOR = dict.fromkeys(("r", "share_layers", "init_std"), "houlsby") | {
+MEANT_FOR = dict.fromkeys(("activation", "r", "share_layers", "init_std"), "houlsby") | {
     "top_k": "top_k",
     "lora_r": "lora",
 }
