@@ -43,17 +43,11 @@ from common.arguments import (
     TextArguments,
     parse_command,
 )
-from common.data import (
-    check_columns,
-    divide,
-    files_of,
-    find_text_columns,
-    load_data,
-    rows_with_text,
-    tokenize,
-)
+from common.data import check_columns, find_text_columns, rows_with_text, tokenize
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved, apply_method, config_of, load_model, quiet
+from common.reading import files_of, load_data
+from common.splits import divide
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 

@@ -24,8 +24,8 @@ from transformers.hf_argparser import HfArg
 import houlsby_peft
 from common.arguments import ClassifierArguments, parse_command
 from common.classification import ClassificationArguments, ClassificationTask, load_task, run
-from common.data import files_of
 from common.edge import RecipeError, end_with_one_line
+from common.reading import files_of
 from common.run import write_json
 from common.task import run_task
 

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from transformers.hf_argparser import HfArg
 
 from common.arguments import DataArguments, parse_command
-from common.data import divide, files_of, find_column, load_data
+from common.data import find_column
 from common.edge import end_with_one_line, log
 from common.labels import MULTI, find_labels
 from common.model import Saved
+from common.reading import files_of, load_data
+from common.splits import divide
 from common.tagging import TAG_COLUMNS, WORD_COLUMNS, TaggingTask, read_tags
 from common.task import run_task
 

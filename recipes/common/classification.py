@@ -23,17 +23,14 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import PredictionOutput
 
 from common.arguments import Command, RecipeTrainingArguments, TextArguments
-from common.data import (
-    WHERE,
-    check_columns,
-    divide,
-    files_of,
-    find_text_columns,
-    load_data,
-    locate,
-    report_repeated,
-    rows_with_text,
+from common.balance import (
+    balanced_weights,
+    check_classes_recur,
+    describe_balance,
+    describe_constant,
+    rarest_classes,
 )
+from common.data import check_columns, find_text_columns, locate, rows_of, rows_with_text
 from common.edge import RecipeError, log
 from common.labels import (
     MULTI,
@@ -41,19 +38,19 @@ from common.labels import (
     SHOWN,
     SINGLE,
     Labels,
-    balanced_weights,
-    check_repeated,
-    describe_balance,
+    classes_of,
     find_label_columns,
     find_labels,
     has_labels,
-    label_texts,
-    rarest_labels,
+    read_labels,
     rows_with_label,
     split_labels,
 )
 from common.model import Saved, active_config
-from common.scores import SCORES, check_finite
+from common.reading import files_of, load_data
+from common.run import WHERE
+from common.scores import SCORES, ClassScores, ValueScores, check_finite
+from common.splits import divide, report_repeated
 from common.task import Task, run_task
 from common.trainer import RecipeTrainer
 
@@ -103,20 +100,18 @@ class ClassificationArguments(TextArguments):
 
 def last_linear(model: nn.Module) -> nn.Linear:
     """Return the layer that gives a classifier's output: the last linear one that is trained."""
-    *_, last = (
-        module
-        for module in model.modules()
-        if isinstance(module, nn.Linear) and module.weight.requires_grad
-    )
-    return last
+    trained = []
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module.weight.requires_grad:
+            trained.append(module)
+    return trained[-1]
 
 
 class ClassificationTrainer(RecipeTrainer):
-    """A trainer whose loss may count some classes more than others, or standardize the targets of a
-    regression.
+    """A trainer whose loss may weight classes, or standardize the targets of a regression.
 
     With `scale`, the targets' mean and standard deviation, the model learns standardized targets,
-    whatever their unit; its head gives values in the unit, also when it is saved.
+    whatever their unit. Its head gives values in the unit, also when it is saved.
     """
 
     def __init__(
@@ -128,76 +123,83 @@ class ClassificationTrainer(RecipeTrainer):
     ) -> None:
         super().__init__(**kwargs)
         self._is_multi = is_multi
-        self.weights = None if weights is None else torch.tensor(weights, device=self.args.device)
+        self.weights: torch.Tensor | None = None
+        if weights is not None:
+            self.weights = torch.tensor(weights, device=self.args.device)
         self.scale = scale
         if scale is not None:
-            self._output, (mean, deviation) = last_linear(self.model), scale
+            mean, deviation = scale
+            self._output = last_linear(self.model)
             self._hook = self._output.register_forward_hook(
-                lambda _, args, out: out.float() * deviation + mean
+                lambda _, args, output: output.float() * deviation + mean
             )
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, **_: Any
     ) -> Any:
-        """Return the mean of the weighted losses of the rows, or the model's own loss if there are
-        no weights.
-
-        The mean is over the rows, not over their weights, so that a batch of one row has its weight
-        as well.
-        """
+        """Return the loss of standardized targets or weighted classes, or the model's own."""
         if self.weights is None:
             loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-            loss = loss if self.scale is None else loss / self.scale[1] ** 2
-            return (loss, outputs) if return_outputs else loss
-        labels = inputs["labels"]
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        logits = outputs.logits.float()
-        if (
-            labels.is_floating_point()
-        ):  # several labels per row: the weight of a class is that of its presence
-            loss = binary_cross_entropy_with_logits(logits, labels, pos_weight=self.weights)
+            if self.scale is not None:
+                _, deviation = self.scale
+                loss = loss / deviation**2
         else:
+            labels = inputs["labels"]
+            outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
             smoothing = self.args.label_smoothing_factor
-            total = cross_entropy(
-                logits, labels, self.weights, reduction="sum", label_smoothing=smoothing
-            )
-            loss = total / len(labels)
+            loss = weighted_loss(outputs.logits.float(), labels, self.weights, smoothing)
         return (loss, outputs) if return_outputs else loss
 
     def save_trained(self) -> None:
-        """Save the weights of the kept epoch and, for several labels per text, thresholds chosen on
-        validation.
-        """
-        if self.scale is not None:  # from now on, the weights themselves give values in the unit
-            (mean, deviation), self.scale = self.scale, None
-            self._hook.remove()
-            with torch.no_grad():
-                self._output.weight.mul_(deviation)
-                self._output.bias.mul_(deviation).add_(mean)
-        config = active_config(self.model)
-        if (
-            self._is_multi
-            and config is not None
-            and config.record is not None
-            and self.eval_dataset is not None
-        ):
-            output = self.predict(self.eval_dataset, metric_key_prefix="kept")
-            config.record.thresholds = choose_thresholds(
-                expit(output.predictions), output.label_ids
-            )
-            log(
-                f"thresholds of the classes: {', '.join(map(str, config.record.thresholds[:SHOWN]))}"
-            )
+        """Save the weights of the kept epoch and, for several classes per text, thresholds."""
+        if self.scale is not None:
+            self._move_scale_into_head()
+        if self._is_multi and self.eval_dataset is not None:
+            self._record_thresholds()
         super().save_trained()
+
+    def _move_scale_into_head(self) -> None:
+        """Let the weights themselves give values in the unit, without the hook."""
+        assert self.scale is not None
+        mean, deviation = self.scale
+        self.scale = None
+        self._hook.remove()
+        with torch.no_grad():
+            self._output.weight.mul_(deviation)
+            self._output.bias.mul_(deviation).add_(mean)
+
+    def _record_thresholds(self) -> None:
+        """Choose the thresholds of the classes on validation, and record them in an adapter."""
+        config = active_config(self.model)
+        if config is None or config.record is None:
+            return
+        output = self.predict(self.eval_dataset, metric_key_prefix="kept")
+        thresholds = choose_thresholds(expit(output.predictions), output.label_ids)
+        config.record.thresholds = thresholds
+        log(f"thresholds of the classes: {', '.join(map(str, thresholds[:SHOWN]))}")
+
+
+def weighted_loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Return the mean of the weighted losses of the rows, for `logits` of (rows, classes).
+
+    The labels are class numbers, (rows), or a 0.0 or 1.0 for each class, (rows, classes); the
+    weight of a class is then that of its presence. The mean is over the rows, not over their
+    weights, so that a batch of one row has its weight as well.
+    """
+    if labels.is_floating_point():
+        return binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    total = cross_entropy(logits, labels, weights, reduction="sum", label_smoothing=smoothing)
+    return total / len(labels)
 
 
 @dataclass(kw_only=True)
 class ClassificationTask(Task):
-    """A classification task: its splits have the column `label` for the model, but for a test split
-        without labels.
+    """A classification task. Its splits have the column `label`, unless a test split has no labels.
 
-    With `weights`, the loss counts each class that much; with `scale`, the model learns
-    standardized scores.
+    With `weights`, the loss counts each class that much. With `scale`, the mean and the standard
+    deviation of the scores, the model learns standardized scores.
     """
 
     kind: Labels
@@ -217,25 +219,30 @@ class ClassificationTask(Task):
             evaluation.predictions, evaluation.label_ids, self.kind.problem_type
         )
 
+    def describe(
+        self, outputs: NDArray[np.float32], labels: NDArray[Any]
+    ) -> ClassScores | ValueScores:
+        """Return what a model has predicted; say so if it predicts a single class."""
+        classes = super().describe(outputs, labels)
+        if isinstance(classes, ClassScores):
+            message = describe_constant(classes)
+            if message is not None:
+                log(message)
+        return classes
+
     def trainer_options(
         self, model: PreTrainedModel, training: RecipeTrainingArguments
     ) -> dict[str, Any]:
         scale = self.scale
-        if scale and (is_deepspeed_zero3_enabled() or training.fsdp):
-            scale = None  # a sharded head cannot be changed here
-        elif scale:
-            output = last_linear(model)
-            # Without a bias, it cannot give values around another mean.
-            scale = scale if output.out_features == 1 and output.bias is not None else None
-        return {
-            "weights": self.weights,
-            "scale": scale,
-            "is_multi": self.kind.problem_type == MULTI,
-        }
+        if scale is not None and not _can_scale(model, training):
+            scale = None
+        is_multi = self.kind.problem_type == MULTI
+        return {"weights": self.weights, "scale": scale, "is_multi": is_multi}
 
     def predicted(self, prediction: PredictionOutput) -> pd.DataFrame:
-        """Return the texts of the test split, their labels if they have some, and what is
-        predicted, for one class per text with its probability.
+        """Return the texts of the test split, their labels if they have some, and the predictions.
+
+        One class per text has its probability.
         """
         test, outputs = self.data["test"], prediction.predictions
         table = pd.DataFrame({name: test[name] for name in self.text_columns})
@@ -244,137 +251,22 @@ class ClassificationTask(Task):
         if self.kind.problem_type == SINGLE:
             table["predicted"] = self.kind.decode(outputs.argmax(-1))
             return table.assign(probability=softmax(outputs, -1).max(-1).round(4))
-        values = outputs[:, 0] if self.kind.problem_type == REGRESSION else outputs > 0
-        return table.assign(predicted=self.kind.decode(values))
+        if self.kind.problem_type == REGRESSION:
+            return table.assign(predicted=self.kind.decode(outputs[:, 0]))
+        return table.assign(predicted=self.kind.decode(outputs > 0))
 
 
-def load_task(
-    arguments: ClassificationArguments,
-    training: RecipeTrainingArguments,
-    saved: Saved | None = None,
-) -> ClassificationTask:
-    """Load a data set and detect its texts and labels, or take those of a saved adapter or model;
-    leave out examples without a label, and training examples without text.
-    """
-    if saved:
-        before = saved.results.get("arguments", {})
-        separator = arguments.label_separator or before.get("label_separator")
-        columns = arguments.label_columns or before.get("label_columns")
-        arguments = replace(arguments, label_separator=separator, label_columns=columns)
-    splits, text_columns, columns = _read_splits(
-        arguments, training, saved and saved.recorded("text_columns")
-    )
-    texts = label_texts(splits["train"], columns)
-    if saved:
-        problem_type = saved.problem_type or (REGRESSION if len(saved.labels) == 1 else SINGLE)
-        labels = Labels(columns, problem_type, saved.labels)
-    else:
-        labels = find_labels(splits["train"], columns, arguments.problem_type)
-        if labels.problem_type == REGRESSION and arguments.class_weights:
-            raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
-        check_repeated(labels, texts)
-        report_repeated(splits["train"], text_columns, texts)
-    splits, rarest = _encode(splits, labels, text_columns), rarest_labels(labels, texts)
-    splits = divide(splits, arguments, training, saved and saved.results, rarest, text_columns)
-    task = ClassificationTask(
-        name=arguments.name, text_columns=text_columns, splits=splits, kind=labels
-    )
-    if not saved:
-        classes = splits["train"]["label"]
-        log(f"{task.name}: {len(classes):,} training examples; {describe_balance(labels, classes)}")
-        if labels.problem_type == REGRESSION:
-            targets = np.asarray(classes, dtype=float)
-            task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
-        if arguments.class_weights:
-            task.weights = balanced_weights(labels, classes)
-            shown = [
-                f"{name} {weight:.2f}"
-                for name, weight in zip(labels.names, task.weights, strict=True)
-            ]
-            log(
-                f"weights of the classes in the loss: {', '.join(shown[:SHOWN])}{', ...' * (len(shown) > SHOWN)}"
-            )
-    return task
-
-
-def _read_splits(
-    arguments: ClassificationArguments,
-    training: RecipeTrainingArguments,
-    recorded: Sequence[str] | None = None,
-) -> tuple[dict[str, Dataset], tuple[str, ...], tuple[str, ...]]:
-    """Return the splits without what is left out, and the columns of the texts and of the labels."""
-    splits = load_data(arguments, training)
-    text_columns = find_text_columns(splits["train"], arguments.text_columns, recorded)
-    columns = find_label_columns(splits["train"], arguments.label_columns, text_columns)
-    if clash := [column for column in columns if column in text_columns]:
-        raise RecipeError(
-            f"--text_columns and --label_columns must differ, got {clash[0]!r} in both. Name another."
-        )
-    if arguments.label_separator and len(columns) == 1:
-        for name in [name for name, split in splits.items() if columns[0] in split.column_names]:
-            splits[name] = split_labels(splits[name], columns[0], arguments.label_separator)
-    for name, split in splits.items():
-        is_labeled = name != "test" or has_labels(split, columns)
-        check_columns(split, name, text_columns, columns if is_labeled else ())
-        splits[name] = rows_with_label(split, columns, name) if is_labeled else split
-    splits["train"] = data = rows_with_text(splits["train"], "train", text_columns)
-    log(f"texts: {', '.join(text_columns)}; labels: {', '.join(columns)}; to choose others, give --text_columns or "
-        "--label_columns")  # fmt: skip
-    few = data.select(range(min(_EXAMPLES, len(data))))
-    for row, label in enumerate(label_texts(few, columns)):
-        text = " | ".join(few[row][column][:_SHOWN_TEXT] for column in text_columns)
-        shown = ", ".join(label) if isinstance(label, tuple) else label
-        log(
-            f"  {locate(few, row)}: {textwrap.shorten(text, _SHOWN_TEXT, placeholder='...')!r} -> {shown}"
-        )
-    return splits, text_columns, columns
-
-
-def _encode(
-    splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]
-) -> dict[str, Dataset]:
-    """Return the splits with their texts and, unless they have no labels, the column `label` and
-    where each row is in the user's file; other columns could have the names of the model's inputs.
-    """
-    return {
-        name: labels.encode(split, name).select_columns([*text_columns, "label", WHERE])
-        if has_labels(split, labels.columns)
-        else split.select_columns(list(text_columns))
-        for name, split in splits.items()
-    }
-
-
-def classification_scores(
-    outputs: NDArray[np.float32], labels: NDArray[np.generic], problem_type: str
-) -> dict[str, float]:
-    """Return accuracy and macro-F1; for several labels per row exact matches, micro- and macro-F1;
-    for a regression the correlations and errors. Macro-F1 is over the classes among the labels or
-    the predictions.
-    """
-    check_finite(outputs)
-    if problem_type == REGRESSION:
-        return {
-            name: float(SCORES[name](labels, outputs[:, 0])) for name in SCORES_OF[REGRESSION][:-1]
-        }
-    several = problem_type == MULTI
-    predicted = (outputs > 0).astype(int) if several else outputs.argmax(-1)
-    averages = ("micro", "macro") if several else ("macro",)
-    # For several labels, scikit-learn averages over all columns unless the classes that occur are
-    # named.
-    occur = np.flatnonzero((labels + predicted).any(0)) if several else ()
-    named = occur if len(occur) else None
-    f1 = {
-        f"{kind}_f1": f1_score(labels, predicted, labels=named, average=kind, zero_division=0.0)
-        for kind in averages
-    }
-    return {
-        name: float(value)
-        for name, value in {"accuracy": accuracy_score(labels, predicted), **f1}.items()
-    }
+def _can_scale(model: PreTrainedModel, training: RecipeTrainingArguments) -> bool:
+    """Return whether the head of a regression can give values in any unit."""
+    if is_deepspeed_zero3_enabled() or training.fsdp:
+        return False  # a sharded head cannot be changed here
+    output = last_linear(model)
+    # Without a bias, it cannot give values around another mean.
+    return output.out_features == 1 and output.bias is not None
 
 
 def run(command: Command) -> dict[str, Any]:
-    """Train on the data of the command line, or score what is saved, as common.task.run_task does."""
+    """Train on the data of the command line, or score what is saved: see common.task.run_task."""
     command = command.for_task(command.arguments.name)
     arguments, training = command.arguments, command.training
 
@@ -386,21 +278,199 @@ def run(command: Command) -> dict[str, Any]:
     )
 
 
+def load_task(
+    arguments: ClassificationArguments,
+    training: RecipeTrainingArguments,
+    saved: Saved | None = None,
+) -> ClassificationTask:
+    """Load a data set and detect its texts and labels, or take those of a saved adapter or model.
+
+    Examples without a label and training examples without text are left out.
+    """
+    if saved:
+        arguments = _with_recorded(arguments, saved)
+    splits = load_data(arguments, training)
+    columns = _find_columns(splits["train"], arguments, saved and saved.recorded("text_columns"))
+    splits = _rows_to_use(splits, columns, arguments.label_separator)
+    _show_examples(splits["train"], columns)
+    row_labels = read_labels(splits["train"], columns.of_labels)
+    if saved:
+        labels = _labels_of(saved, columns)
+    else:
+        labels = find_labels(splits["train"], columns.of_labels, arguments.problem_type)
+        if labels.problem_type == REGRESSION and arguments.class_weights:
+            raise RecipeError("--class_weights is for classes, not for a regression. Leave it out.")
+        check_classes_recur(labels, row_labels)
+        report_repeated(splits["train"], columns.of_texts, row_labels)
+    splits = divide(
+        _encode(splits, labels, columns.of_texts),
+        arguments,
+        training,
+        saved and saved.results,
+        labels=rarest_classes(labels, row_labels),
+        text_columns=columns.of_texts,
+        keep_repeated=arguments.keep_repeated,
+    )
+    task = ClassificationTask(
+        name=arguments.name, text_columns=columns.of_texts, splits=splits, kind=labels
+    )
+    if not saved:
+        _prepare_loss(task, arguments)
+    return task
+
+
+@dataclass(frozen=True)
+class _Columns:
+    of_texts: tuple[str, ...]
+    of_labels: tuple[str, ...]
+
+
+def _with_recorded(arguments: ClassificationArguments, saved: Saved) -> ClassificationArguments:
+    """Return the arguments with those of the saved run, where the command line gives no others."""
+    recorded = saved.results.get("arguments", {})
+    return replace(
+        arguments,
+        label_separator=arguments.label_separator or recorded.get("label_separator"),
+        label_columns=arguments.label_columns or recorded.get("label_columns"),
+    )
+
+
+def _labels_of(saved: Saved, columns: _Columns) -> Labels:
+    """Return what a saved adapter or model predicts."""
+    default = REGRESSION if len(saved.labels) == 1 else SINGLE
+    return Labels(columns.of_labels, saved.problem_type or default, saved.labels)
+
+
+def _find_columns(
+    train: Dataset, arguments: ClassificationArguments, recorded: Sequence[str] | None
+) -> _Columns:
+    """Return the columns of the texts and of the labels."""
+    text_columns = find_text_columns(train, arguments.text_columns, recorded)
+    label_columns = find_label_columns(train, arguments.label_columns, text_columns)
+    for column in label_columns:
+        if column in text_columns:
+            raise RecipeError(
+                f"--text_columns and --label_columns must differ, got {column!r} in both. Name "
+                "another."
+            )
+    return _Columns(text_columns, label_columns)
+
+
+def _rows_to_use(
+    splits: Mapping[str, Dataset], columns: _Columns, separator: str | None
+) -> dict[str, Dataset]:
+    """Return the rows that have a label and, to train on, text; check the columns of all splits."""
+    usable = {}
+    for name, split in splits.items():
+        if separator and len(columns.of_labels) == 1 and columns.of_labels[0] in split.column_names:
+            split = split_labels(split, columns.of_labels[0], separator)
+        is_labeled = name != "test" or has_labels(split, columns.of_labels)
+        if is_labeled:
+            check_columns(split, name, columns.of_texts, columns.of_labels)
+            split = rows_with_label(split, columns.of_labels, name)
+        else:
+            check_columns(split, name, columns.of_texts)
+        usable[name] = split
+    usable["train"] = rows_with_text(usable["train"], "train", columns.of_texts)
+    return usable
+
+
+def _show_examples(train: Dataset, columns: _Columns) -> None:
+    """Log the columns and a few rows, so that a wrong guess is seen."""
+    log(
+        f"texts: {', '.join(columns.of_texts)}; labels: {', '.join(columns.of_labels)}; to choose "
+        "others, give --text_columns or --label_columns"
+    )
+    examples = train.select(range(min(_EXAMPLES, len(train))))
+    texts = rows_of(examples, columns.of_texts)
+    for row, label in enumerate(read_labels(examples, columns.of_labels)):
+        text = " | ".join(part[:_SHOWN_TEXT] for part in texts[row])
+        text = textwrap.shorten(text, _SHOWN_TEXT, placeholder="...")
+        log(f"  {locate(examples, row)}: {text!r} -> {', '.join(classes_of(label))}")
+
+
+def _encode(
+    splits: Mapping[str, Dataset], labels: Labels, text_columns: Sequence[str]
+) -> dict[str, Dataset]:
+    """Return the splits with their texts, encoded labels and where each row is in the user's file.
+
+    Other columns are left out: they could have the names of the model's inputs. A test split
+    without labels has its texts only.
+    """
+    encoded = {}
+    for name, split in splits.items():
+        used = [*text_columns]
+        if has_labels(split, labels.columns):
+            split = labels.encode(split, name)
+            used += ["label", WHERE]
+        encoded[name] = split.select_columns(used)
+    return encoded
+
+
+def _prepare_loss(task: ClassificationTask, arguments: ClassificationArguments) -> None:
+    """Log how often the classes occur; set what the loss needs to know of the training examples."""
+    encoded = task.splits["train"]["label"]
+    balance = describe_balance(task.kind, encoded)
+    log(f"{task.name}: {len(encoded):,} training examples; {balance}")
+    if task.problem_type == REGRESSION:
+        targets = np.asarray(encoded, dtype=float)
+        task.scale = (float(targets.mean()), float(targets.std()) or 1.0)
+    if arguments.class_weights:
+        task.weights = balanced_weights(task.kind, encoded)
+        listed = []
+        for name, weight in list(zip(task.labels, task.weights, strict=True))[:SHOWN]:
+            listed.append(f"{name} {weight:.2f}")
+        more = ", ..." * (len(task.labels) > SHOWN)
+        log(f"weights of the classes in the loss: {', '.join(listed)}{more}")
+
+
+def classification_scores(
+    outputs: NDArray[np.float32], labels: NDArray[np.generic], problem_type: str
+) -> dict[str, float]:
+    """Return the scores of `outputs` of (rows, classes), or of (rows, 1) for a regression.
+
+    Macro-F1 is over the classes among the labels or the predictions. With several classes per row,
+    the accuracy is the share of rows of which all classes are right.
+    """
+    check_finite(outputs)
+    if problem_type == REGRESSION:
+        *names, _ = SCORES_OF[REGRESSION]  # the loss is the Trainer's
+        return {name: float(SCORES[name](labels, outputs[:, 0])) for name in names}
+    if problem_type == SINGLE:
+        predicted = outputs.argmax(-1)
+        averages, occurring = ["macro"], None
+    else:
+        predicted = (outputs > 0).astype(int)
+        averages = ["micro", "macro"]
+        # scikit-learn would average over all columns, also of classes that do not occur.
+        occurring = np.flatnonzero((labels + predicted).any(0))
+        if not len(occurring):
+            occurring = None
+    scores = {"accuracy": float(accuracy_score(labels, predicted))}
+    for average in averages:
+        scores[f"{average}_f1"] = float(
+            f1_score(labels, predicted, labels=occurring, average=average, zero_division=0.0)
+        )
+    return scores
+
+
 def choose_thresholds(
     probabilities: NDArray[np.float64], labels: NDArray[np.float64]
 ) -> list[float]:
-    """Return for each class the threshold with the best F1, or 0.5 if it has few examples; arrays
-    are (examples, classes).
+    """Return for each class the threshold with the best F1, or 0.5 if it has few examples.
+
+    The arrays are (examples, classes).
     """
-    chosen = []
-    for scores, expected in zip(probabilities.T, labels.T, strict=True):
-        if not _FEWEST <= expected.sum() <= len(expected) - _FEWEST:
-            chosen.append(0.5)
-            continue
-        precision, recall, thresholds = precision_recall_curve(expected, scores)
-        f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-        best = int(f1[:-1].argmax())
-        # In the middle of the gap below the least score that is still given.
-        below = thresholds[best - 1] if best else 0.0
-        chosen.append(round(float(thresholds[best] + below) / 2, 4))
-    return chosen
+    return [_choose_threshold(*columns) for columns in zip(probabilities.T, labels.T, strict=True)]
+
+
+def _choose_threshold(scores: NDArray[np.float64], is_class: NDArray[np.float64]) -> float:
+    """Return the threshold of one class, for its probability in each example."""
+    if not _FEWEST <= is_class.sum() <= len(is_class) - _FEWEST:
+        return 0.5
+    precision, recall, thresholds = precision_recall_curve(is_class, scores)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
+    best = int(f1[:-1].argmax())
+    # In the middle of the gap below the least score that is still given.
+    below = thresholds[best - 1] if best else 0.0
+    return round(float(thresholds[best] + below) / 2, 4)

@@ -17,9 +17,10 @@ from transformers import EvalPrediction
 from transformers.hf_argparser import HfArg
 
 from common.arguments import ClassifierArguments, Command, EncoderArguments, parse_command
-from common.data import check_columns, find_split, locate, read_split
+from common.data import check_columns, locate
 from common.edge import RecipeError
 from common.presets import with_preset
+from common.reading import find_split, read_split
 from common.run import write_atomically, write_json
 from common.scores import (
     GLUE_TASKS,

@@ -18,7 +18,7 @@ from transformers import (
 
 from common.data import check_columns, locate
 from common.edge import RecipeError
-from common.labels import label_texts
+from common.labels import read_labels
 from common.scores import ClassScores, check_finite
 from common.task import Task
 from houlsby_peft.serving.tagging import find_entities, mark_entities
@@ -129,7 +129,7 @@ def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence
     """Return the `words` of each sentence of the split `name`, and the numbers of their `tags`."""
     check_columns(data, name, (), columns)
     number = {tag: index for index, tag in enumerate(tags)}
-    found, texts = [], label_texts(data, [columns[1]], name)
+    found, texts = [], read_labels(data, [columns[1]], name)
     for row, (words, of_row) in enumerate(zip(data[columns[0]], texts, strict=True)):
         are_lists = (
             isinstance(words, list) and isinstance(of_row, tuple) and len(words) == len(of_row)

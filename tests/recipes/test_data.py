@@ -11,32 +11,16 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 from sklearn.utils.class_weight import compute_class_weight
 from transformers import AutoTokenizer
 
+from common import reading
 from common.arguments import DataArguments, RecipeTrainingArguments
+from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
-from common.data import (
-    WHERE,
-    files_of,
-    find_text_columns,
-    load_data,
-    read_file,
-    report_repeated,
-    rows_with_text,
-    sample,
-    tokenize,
-    with_validation,
-    without_known,
-)
+from common.data import find_text_columns, rows_with_text, tokenize
 from common.edge import RecipeError
-from common.labels import (
-    MULTI,
-    REGRESSION,
-    SINGLE,
-    Labels,
-    balanced_weights,
-    describe_balance,
-    find_label_columns,
-    find_labels,
-)
+from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_label_columns, find_labels
+from common.reading import files_of, load_data, read_file
+from common.run import WHERE
+from common.splits import report_repeated, sample, with_validation, without_training_texts
 from houlsby_peft import AdapterError
 from recipe_runs import write
 
@@ -113,6 +97,13 @@ class TestFiles:
         with pytest.raises(RecipeError, match=r"has no split 'train': .*found other\.csv"):
             load(tmp_path / "b")
 
+    def test_data_on_the_hub_without_a_split_to_train_on(self, monkeypatch):
+        splits = {"dev": Dataset.from_dict({"text": ["a"]})}
+        monkeypatch.setattr(reading, "load_dataset", lambda name, config: splits)
+        arguments = DataArguments(data="user/data")
+        with pytest.raises(RecipeError, match="must have a split 'train', it has dev"):
+            load_data(arguments, RecipeTrainingArguments(use_cpu=True))
+
     def test_a_file_that_is_not_there_is_no_name_on_the_hub(self):
         with pytest.raises(RecipeError, match=r"--data must be .*'none\.csv'"):
             ClassificationArguments(data="none.csv")
@@ -188,6 +179,8 @@ class TestLabels:
             ([1.0, 0.0], SINGLE, ("0", "1")),
             (["0.5", "1"], REGRESSION, ("label",)),
             (["7", "007"], SINGLE, ("007", "7")),
+            (["1.10", "1.1"], SINGLE, ("1.1", "1.10")),
+            (["1.10", "1.2"], REGRESSION, ("label",)),
             ([[3], [1, 3], []], MULTI, ("1", "3")),
         ],
     )
@@ -278,6 +271,8 @@ class TestLabels:
         [
             (["1", "2"], "numbers as classes; for a score, give --problem_type regression"),
             (["a|b", "b|c"], "several labels in one text?"),
+            (["Billing", "billing"], "note: 'Billing' and 'billing' are separate classes"),
+            (["my  plan", "My plan"], "note: 'My plan' and 'my  plan' are separate classes"),
         ],
     )
     def test_what_is_noted(self, tmp_path, labels, note, capsys):
@@ -293,11 +288,10 @@ class TestLabels:
             "test": Dataset.from_dict({"text": ["c", "e"]}),
         }
         report_repeated(splits["train"], ["text"], ["x", "y", "x", "x"])
-        assert (
-            "1 training examples repeat the text of an earlier one; 2 have a text that has several labels (row 0, row"
-            in (capsys.readouterr().out)
-        )
-        assert without_known(splits, ["text"])["validation"]["text"] == ["d"]
+        output = capsys.readouterr().out
+        assert "1 training examples repeat the text of an earlier one" in output
+        assert "2 have a text that has several labels (row 0, row 1)" in output
+        assert without_training_texts(splits, ["text"])["validation"]["text"] == ["d"]
         assert "1 of the 2 texts of test are training examples as well" in capsys.readouterr().out
 
     def test_weights_of_classes(self):

@@ -17,9 +17,9 @@ from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 import glue
 import mlm
 from common.arguments import RecipeTrainingArguments
-from common.data import read_file
 from common.edge import RecipeError
 from common.model import load_model
+from common.reading import read_file
 from demo import minimal_pairs
 from houlsby_peft import HoulsbyConfig
 from recipe_runs import run

@@ -15,7 +15,6 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 import squad
-from common.data import read_split
 from common.edge import RecipeError
 from common.questions import (
     check_questions,
@@ -24,6 +23,7 @@ from common.questions import (
     squad_scores,
     training_windows,
 )
+from common.reading import read_split
 from houlsby_peft.serving.answers import Windows
 from recipe_runs import results_of, run, save_tiny_encoder
 
@@ -74,10 +74,14 @@ class TestScores:
         )
         assert scores == pytest.approx(
             {
-                "f1": 200 / 3, "exact_match": 200 / 3, "has_answer_f1": 100, "has_answer_exact_match": 100,
-                "no_answer_f1": 50, "no_answer_exact_match": 50,
+                "f1": 200 / 3,
+                "exact_match": 200 / 3,
+                "has_answer_f1": 100,
+                "has_answer_exact_match": 100,
+                "no_answer_f1": 50,
+                "no_answer_exact_match": 50,
             }
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +198,23 @@ def folder(tmp_path):
 
 class TestRuns:
     def squad(self, encoder, data, output, *flags):
-        run(squad, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu", "--max_steps", 2,
-            "--max_length", 100, "--stride", 16, *flags)  # fmt: skip
+        run(
+            squad,
+            "--data",
+            data,
+            "--model_name",
+            encoder,
+            "--output_dir",
+            output,
+            "--use_cpu",
+            "--max_steps",
+            2,
+            "--max_length",
+            100,
+            "--stride",
+            16,
+            *flags,
+        )
 
     def test_a_run_with_questions_without_answer(self, encoder, folder, tmp_path):
         self.squad(
@@ -209,8 +228,18 @@ class TestRuns:
         assert {"exact_match", "no_answer_f1", "has_answer_f1"} <= set(epoch)
         golds = {row["id"]: row["answers"]["text"] for row in read_split(folder, "validation")}
         assert epoch["f1"] == squad_scores(answers, golds)["f1"]
-        run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
-            tmp_path / "again")  # fmt: skip
+        run(
+            squad,
+            "--data",
+            folder,
+            "--evaluate",
+            tmp_path / "run",
+            "--use_cpu",
+            "--stride",
+            16,
+            "--output_dir",
+            tmp_path / "again",
+        )
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())["scores"]
         assert found == pytest.approx(results["best_scores"])
         assert (
@@ -237,8 +266,19 @@ class TestRuns:
             ((), "always"),
             (("--null_threshold", thresholds["never"]), "never"),
         ):
-            run(squad, "--data", folder, "--evaluate", tmp_path / "run", "--use_cpu", "--stride", 16, "--output_dir",
-                tmp_path / "again", *flags)  # fmt: skip
+            run(
+                squad,
+                "--data",
+                folder,
+                "--evaluate",
+                tmp_path / "run",
+                "--use_cpu",
+                "--stride",
+                16,
+                "--output_dir",
+                tmp_path / "again",
+                *flags,
+            )
             answers = json.loads(
                 (tmp_path / "again" / "evaluation" / "predictions.json").read_text()
             ).values()

@@ -5,6 +5,7 @@ its evaluation.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -23,11 +24,12 @@ import text_classification
 from common.arguments import ClassifierArguments, RecipeTrainingArguments, parse_command
 from common.classification import (
     ClassificationArguments,
+    ClassificationTask,
     ClassificationTrainer,
     classification_scores,
 )
 from common.edge import RecipeError
-from common.labels import MULTI, SINGLE
+from common.labels import MULTI, SINGLE, Labels
 from demo import minimal_pairs
 from houlsby_peft import AdapterError
 from houlsby_peft_cli import main
@@ -42,8 +44,19 @@ TEXTS = {"Billing": "the king pays", "Login": "the painter was", "Größe": 'the
 
 
 def classify(encoder, data, output, *flags):
-    run(text_classification, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu",
-        "--max_steps", 2, *flags)  # fmt: skip
+    run(
+        text_classification,
+        "--data",
+        data,
+        "--model_name",
+        encoder,
+        "--output_dir",
+        output,
+        "--use_cpu",
+        "--max_steps",
+        2,
+        *flags,
+    )
     return results_of(output)
 
 
@@ -162,8 +175,10 @@ class TestKindsOfLabels:
             weights,
             RecipeTrainingArguments(str(tmp_path), use_cpu=True),
         )
-        loss = trainer.compute_loss(lambda **inputs: type("Output", (), {"logits": inputs["x"]}),
-                                    {"x": logits, "labels": labels})  # fmt: skip
+        loss = trainer.compute_loss(
+            lambda **inputs: type("Output", (), {"logits": inputs["x"]}),
+            {"x": logits, "labels": labels},
+        )
         if several:
             per_class = binary_cross_entropy_with_logits(logits, labels, reduction="none")
             expected = (per_class * torch.where(labels == 1, weights, 1.0)).mean()
@@ -180,6 +195,18 @@ class TestScores:
         labels = np.array(rows, dtype=np.float32)
         scores = classification_scores(2 * labels - 1, labels, MULTI)
         assert scores == {"accuracy": 1.0, "macro_f1": macro, "micro_f1": macro}
+
+    @pytest.mark.parametrize(
+        ("logits", "is_said"), [([0.3, 2, 1], True), ([1, 1, -1], False), ([-1, 1, 1], False)]
+    )
+    def test_a_model_that_predicts_one_class_says_so(self, logits, is_said, capsys):
+        """With the score of the most frequent class: two of three."""
+        kind = Labels(("label",), SINGLE, ("a", "b"))
+        outputs = np.stack([np.zeros(3), logits], axis=1)
+        ClassificationTask(name="t", kind=kind).describe(outputs, np.array([0, 0, 1]))
+        output = capsys.readouterr().out
+        message = "all 3 predictions are 'b': .* Always 'a' has the accuracy 0.667"
+        assert bool(re.search(message, output)) == is_said
 
 
 class TestPoolers:
@@ -220,8 +247,18 @@ def tickets(encoder, tmp_path_factory):
     frame.to_csv(folder / "tickets.csv", index=False, encoding="cp1252", sep=";")
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
-        run(text_classification, "--data", "tickets.csv", "--model_name", encoder, "--use_cpu", "--max_steps", 12,
-            "--learning_rate", 1e-2)  # fmt: skip
+        run(
+            text_classification,
+            "--data",
+            "tickets.csv",
+            "--model_name",
+            encoder,
+            "--use_cpu",
+            "--max_steps",
+            12,
+            "--learning_rate",
+            1e-2,
+        )
     return folder
 
 
@@ -341,11 +378,31 @@ class TestFlags:
 
     def test_names_of_transformers_examples(self, tmp_path):
         path = write(tmp_path / "a.csv", text=["a"])
-        found = self.parse("--model_name_or_path", "bert", "--train_file", path, "--validation_file", path,
-                           "--max_seq_length", 64, "--text_column_names", "message", "--label_column_name", "category",
-                           "--do_train", "--do_eval")  # fmt: skip
-        expected = {"model_name": "bert", "data": str(path), "validation_file": str(path), "max_length": 64,
-                    "text_columns": ["message"], "label_columns": ["category"], "do_predict": False}  # fmt: skip
+        found = self.parse(
+            "--model_name_or_path",
+            "bert",
+            "--train_file",
+            path,
+            "--validation_file",
+            path,
+            "--max_seq_length",
+            64,
+            "--text_column_names",
+            "message",
+            "--label_column_name",
+            "category",
+            "--do_train",
+            "--do_eval",
+        )
+        expected = {
+            "model_name": "bert",
+            "data": str(path),
+            "validation_file": str(path),
+            "max_length": 64,
+            "text_columns": ["message"],
+            "label_columns": ["category"],
+            "do_predict": False,
+        }
         assert expected.items() <= found.items()
 
     @pytest.mark.parametrize(
@@ -366,14 +423,23 @@ class TestFlags:
     def test_a_file_and_flags_after_it(self, tmp_path, monkeypatch, kind):
         monkeypatch.chdir(tmp_path)
         values = {
-            "data": "user/data", "r": 16, "learning_rate": 0.002, "text_columns": ["message"], "bf16": False,
-            "eval_strategy": "no", "load_best_model_at_end": False, "train_layer_norm": "all", "layers": [0, 1],
-            "lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": 0.5},
-        }  # fmt: skip
+            "data": "user/data",
+            "r": 16,
+            "learning_rate": 0.002,
+            "text_columns": ["message"],
+            "bf16": False,
+            "eval_strategy": "no",
+            "load_best_model_at_end": False,
+            "train_layer_norm": "all",
+            "layers": [0, 1],
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr": 0.5},
+        }
         (tmp_path / "a.json").write_text(json.dumps({**values, "seed": None}))
         (tmp_path / "a.yaml").write_text(
-            "data: user/data\nr: 16\nlearning_rate: 2e-3\ntext_columns: [message]\nbf16: false\neval_strategy: no\n"
-            "load_best_model_at_end: no\ntrain_layer_norm: all\nlayers:\n- 0\n- 1\n"
+            "data: user/data\nr: 16\nlearning_rate: 2e-3\ntext_columns: [message]\nbf16: false\n"
+            "eval_strategy: no\nload_best_model_at_end: no\ntrain_layer_norm: all\n"
+            "layers:\n- 0\n- 1\n"
             "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 0.5}\nseed:\n"
         )
         found = self.parse(f"a.{kind}", "--r", "8")
@@ -396,8 +462,17 @@ class TestFlags:
     def test_a_score_that_the_task_lacks_is_refused_before_anything_is_loaded(self, tmp_path):
         data = write(tmp_path / "a.csv", text=SENTENCES, label=["a", "b"] * 30)
         with pytest.raises(RecipeError, match="must be one of main, accuracy"):
-            run(text_classification, "--data", data, "--model_name", "user/none", "--output_dir", tmp_path,
-                "--metric_for_best_model", "bleu")  # fmt: skip
+            run(
+                text_classification,
+                "--data",
+                data,
+                "--model_name",
+                "user/none",
+                "--output_dir",
+                tmp_path,
+                "--metric_for_best_model",
+                "bleu",
+            )
 
 
 @pytest.mark.parametrize(
@@ -411,8 +486,18 @@ def test_the_papers_tasks(flags, encoder, tmp_path):
             text=SENTENCES,
             label=["ham", "spam"] * 30,
         )
-    command = ["--data", tmp_path / "additional", "--model_name", encoder, "--use_cpu", "--max_steps", 1,
-               "--output_dir", tmp_path / "run", *flags]  # fmt: skip
+    command = [
+        "--data",
+        tmp_path / "additional",
+        "--model_name",
+        encoder,
+        "--use_cpu",
+        "--max_steps",
+        1,
+        "--output_dir",
+        tmp_path / "run",
+        *flags,
+    ]
     run(paper_tasks, *command, "--task", "sms_spam")
     results = results_of(tmp_path / "run")
     table = accuracies(arrange(collect(tmp_path / "run"), ()))

@@ -80,8 +80,19 @@ def data(tmp_path):
 
 
 def tag(encoder, data, output, *flags):
-    run(token_classification, "--data", data, "--model_name", encoder, "--output_dir", output, "--use_cpu",
-        "--max_steps", 2, *flags)  # fmt: skip
+    run(
+        token_classification,
+        "--data",
+        data,
+        "--model_name",
+        encoder,
+        "--output_dir",
+        output,
+        "--use_cpu",
+        "--max_steps",
+        2,
+        *flags,
+    )
     return results_of(output)
 
 
@@ -121,8 +132,16 @@ class TestRuns:
 
     def test_another_file_is_scored_as_the_test_split_was(self, encoder, data, tmp_path):
         results = tag(encoder, data, tmp_path / "run", "--learning_rate", 1e-2)
-        run(token_classification, "--data", data / "test.conll", "--evaluate", tmp_path / "run", "--output_dir",
-            tmp_path / "again", "--use_cpu")  # fmt: skip
+        run(
+            token_classification,
+            "--data",
+            data / "test.conll",
+            "--evaluate",
+            tmp_path / "run",
+            "--output_dir",
+            tmp_path / "again",
+            "--use_cpu",
+        )
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
         assert found["scores"] == pytest.approx({**found["scores"], **results["test"]}, rel=1e-4)
 
@@ -138,8 +157,16 @@ class TestRuns:
         assert results["chosen_by"] == "accuracy"
         assert "f1" not in results["epochs"][0]
         # Its own data are scored on the four sentences that it was not trained on.
-        run(token_classification, "--data", tmp_path / name, "--evaluate", tmp_path / "run", "--use_cpu",
-            "--output_dir", tmp_path / "again")  # fmt: skip
+        run(
+            token_classification,
+            "--data",
+            tmp_path / name,
+            "--evaluate",
+            tmp_path / "run",
+            "--use_cpu",
+            "--output_dir",
+            tmp_path / "again",
+        )
         found = json.loads((tmp_path / "again" / "evaluation.json").read_text())
         assert found["scores"] == pytest.approx(results["best_scores"], rel=1e-4)
         assert found["dataset"]["rows"] == {"validation": 4}
@@ -168,9 +195,13 @@ class TestData:
 
     @pytest.mark.parametrize(
         "row",
-        [{"tokens": [["a"]], "tags": [["O", "O"]]}, {"tokens": ["a b"], "tags": [["O", "O"]]},
-         {"tokens": [["a"]], "tags": ["O"]}, {"tokens": [[None]], "tags": [["O"]]}],
-    )  # fmt: skip
+        [
+            {"tokens": [["a"]], "tags": [["O", "O"]]},
+            {"tokens": ["a b"], "tags": [["O", "O"]]},
+            {"tokens": [["a"]], "tags": ["O"]},
+            {"tokens": [[None]], "tags": [["O"]]},
+        ],
+    )
     def test_words_without_tags(self, row):
         with pytest.raises(RecipeError, match="a list of words and one of as many tags; row 0 has"):
             read_tags(Dataset.from_dict(row), "train", ("tokens", "tags"), ("O",))
