@@ -23,6 +23,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 from transformers.hf_argparser import HfArg
 
 from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
+from common.data import check_fast
 from common.edge import RecipeError, end_with_one_line, log
 from common.model import Saved
 from common.presets import with_preset
@@ -69,8 +70,8 @@ class SquadArguments(DataArguments):
     null_threshold: float = HfArg(
         aliases=["--null_score_diff_threshold"],
         default=NULL_THRESHOLD,
-        help="Give no answer if 'no answer' scores higher than the best answer by more than this; to --evaluate, the "
-        "recorded value is the default.",
+        help="Give no answer if 'no answer' scores higher than the best answer by more than this; "
+        "to --evaluate, the recorded value is the default.",
     )
     max_eval_samples: int | None = HfArg(
         default=None, help="Score a random sample of this many questions."
@@ -82,7 +83,7 @@ class SquadArguments(DataArguments):
 
 
 class SquadTrainer(RecipeTrainer):
-    """A trainer that scores answers to questions, each found in all of its windows."""
+    """A trainer that scores answers to questions, each found in all windows of its context."""
 
     def __init__(self, windows: Windows, questions: Dataset, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -94,14 +95,12 @@ class SquadTrainer(RecipeTrainer):
         return find_answers(self.questions, self.windows, start, end)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
-        golds = {
-            name: answers["text"]
-            for name, answers in zip(self.questions["id"], self.questions["answers"], strict=True)
-        }
-        metrics = {
-            f"{metric_key_prefix}_{name}": value
-            for name, value in squad_scores(self.answers(), golds).items()
-        }
+        expected = {}
+        for id_, answers in zip(self.questions["id"], self.questions["answers"], strict=True):
+            expected[id_] = answers["text"]
+        metrics = {}
+        for name, score in squad_scores(self.answers(), expected).items():
+            metrics[f"{metric_key_prefix}_{name}"] = score
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -122,8 +121,11 @@ class SquadTask(Task):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        kinds = ANSWERED if self.threshold is not None else ()
-        return (*SCORES, *(f"{kind}_{score}" for kind in kinds for score in SCORES))
+        names = [*SCORES]
+        if self.threshold is not None:
+            for kind in ANSWERED:
+                names += [f"{kind}_{score}" for score in SCORES]
+        return tuple(names)
 
     @property
     def head(self) -> dict[str, Any]:
@@ -137,18 +139,19 @@ class SquadTask(Task):
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_length: int,
         training: RecipeTrainingArguments,
     ) -> RecipeTrainer:  # fmt: skip
-        tokenizer.padding_side = (
-            "right"  # so that the first logits are those of the window's tokens
-        )
-        own, most = self.arguments, tokenizer.model_max_length
-        least = own.stride + QUESTION_TOKENS + tokenizer.num_special_tokens_to_add(pair=True) + 1
-        if not least <= max_length <= most:
+        check_fast(tokenizer)
+        # The first logits are then those of the window's tokens.
+        tokenizer.padding_side = "right"
+        stride, longest = self.arguments.stride, tokenizer.model_max_length
+        shortest = stride + QUESTION_TOKENS + tokenizer.num_special_tokens_to_add(pair=True) + 1
+        if not shortest <= max_length <= longest:
             raise RecipeError(
-                f"--max_length must be from {least} (--stride {own.stride}, a question of {QUESTION_TOKENS} tokens, "
-                f"special tokens and one of context) to the encoder's {most}, got {max_length}."
+                f"--max_length must be from {shortest} (--stride {stride}, a question of "
+                f"{QUESTION_TOKENS} tokens, special tokens and one of context) to the encoder's "
+                f"{longest}, got {max_length}."
             )
         self.windows = Windows(
-            tokenizer, max_length, own.stride, own.max_answer_length, self.threshold
+            tokenizer, max_length, stride, self.arguments.max_answer_length, self.threshold
         )
         return super().make_trainer(model, tokenizer, max_length, training)
 
@@ -160,16 +163,19 @@ class SquadTask(Task):
     def encode(
         self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> Dataset:
-        rows = (training_windows if name == "train" else evaluation_windows)(split, self.windows)
-        log(f"{name}: {len(split):,} questions in {len(rows):,} windows")
-        return rows
+        if name == "train":
+            encoded = training_windows(split, self.windows)
+        else:
+            encoded = evaluation_windows(split, self.windows)
+        log(f"{name}: {len(split):,} questions in {len(encoded):,} windows")
+        return encoded
 
     def predict_test(self, trainer: RecipeTrainer) -> None:
-        """Write the answers to predictions.json in the output folder, if --do_predict asks for
-        them.
-        """
-        answers = trainer.answers() if trainer.args.do_predict else None
-        if answers is not None and trainer.args.should_save:
+        """Write the answers to predictions.json, if --do_predict asks for them."""
+        if not trainer.args.do_predict:
+            return
+        answers = trainer.answers()  # in every process
+        if trainer.args.should_save:
             write_json(Path(trainer.args.output_dir, "predictions.json"), answers)
 
 
@@ -180,32 +186,48 @@ def main() -> None:
     arguments, training = command.arguments, command.training
 
     def load(saved: Saved | None) -> SquadTask:
-        splits = load_data(arguments, training)
-        if saved:
-            splits = {"validation": splits.get("validation", splits["train"])}
-        elif "validation" not in splits:
-            raise RecipeError(
-                f"{arguments.data} must have a split 'validation'; a part of train would share its texts with the "
-                "rest."
-            )
-        splits = {name: splits[name] for name in ("train", "validation") if name in splits}
-        for name, split in splits.items():
-            check_questions(split, name)
-        # Whether there are questions without an answer, as in SQuAD 2.0, is decided by all of them.
-        threshold = None
-        if not all(answers["text"] for answers in splits["validation"]["answers"]):
-            given = (
-                arguments.null_threshold,
-                saved and saved.recorded("null_threshold"),
-                NULL_THRESHOLD,
-            )
-            threshold = next(value for value in given if value is not None)
-        splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
-        if not saved:
-            splits["train"] = sample(splits["train"], arguments.max_train_samples)
-        return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
+        return load_task(arguments, training, saved)
 
     run_task(SquadTask, load, command, files_of(arguments))
+
+
+def load_task(
+    arguments: SquadArguments, training: RecipeTrainingArguments, saved: Saved | None
+) -> SquadTask:
+    """Load the questions to train on or, given something saved, those to score it on."""
+    data = load_data(arguments, training)
+    if saved:
+        splits = {"validation": data.get("validation", data["train"])}
+    elif "validation" in data:
+        splits = {"train": data["train"], "validation": data["validation"]}
+    else:
+        raise RecipeError(
+            f"{arguments.data} must have a split 'validation'; a part of train would share its "
+            "texts with the rest."
+        )
+    for name, split in splits.items():
+        check_questions(split, name)
+    threshold = _find_threshold(splits["validation"], arguments, saved)
+    splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
+    if not saved:
+        splits["train"] = sample(splits["train"], arguments.max_train_samples)
+    return SquadTask(name="squad", splits=splits, arguments=arguments, threshold=threshold)
+
+
+def _find_threshold(
+    validation: Dataset, arguments: SquadArguments, saved: Saved | None
+) -> float | None:
+    """Return from which score on no answer is given; None if every question has one.
+
+    The whole validation split decides, not the sample that is scored.
+    """
+    if all(answers["text"] for answers in validation["answers"]):
+        return None
+    recorded = saved.recorded("null_threshold") if saved else None
+    for threshold in (arguments.null_threshold, recorded):
+        if threshold is not None:
+            return float(threshold)
+    return NULL_THRESHOLD
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from transformers.hf_argparser import HfArg
 
-from common.arguments import DataArguments, parse_command
+from common.arguments import DataArguments, RecipeTrainingArguments, parse_command
 from common.data import find_column
 from common.edge import end_with_one_line, log
 from common.labels import MULTI, find_labels
@@ -50,19 +50,25 @@ def main() -> None:
     arguments, training = command.arguments, command.training
 
     def load(saved: Saved | None) -> TaggingTask:
-        splits = load_data(arguments, training)
-        columns = (
-            find_column(splits["train"], arguments.word_column, WORD_COLUMNS, "--word_column"),
-            find_column(splits["train"], arguments.tag_column, TAG_COLUMNS, "--tag_column"),
-        )
-        tags = saved.labels if saved else find_labels(splits["train"], columns[1:], MULTI).names
-        splits = divide(splits, arguments, training, saved and saved.results)
-        splits = {split: read_tags(data, split, columns, tags) for split, data in splits.items()}
-        if not saved:
-            log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
-        return TaggingTask(name="tagging", labels=tags, splits=splits)
+        return load_task(arguments, training, saved)
 
     run_task(TaggingTask, load, command, files_of(arguments))
+
+
+def load_task(
+    arguments: TaggingArguments, training: RecipeTrainingArguments, saved: Saved | None
+) -> TaggingTask:
+    """Load the sentences to train on or, given something saved, those to score it on."""
+    data = load_data(arguments, training)
+    word_column = find_column(data["train"], arguments.word_column, WORD_COLUMNS, "--word_column")
+    tag_column = find_column(data["train"], arguments.tag_column, TAG_COLUMNS, "--tag_column")
+    tags = saved.labels if saved else find_labels(data["train"], [tag_column], MULTI).names
+    splits = {}
+    for name, split in divide(data, arguments, training, saved and saved.results).items():
+        splits[name] = read_tags(split, name, (word_column, tag_column), tags)
+    if not saved:
+        log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")
+    return TaggingTask(name="tagging", labels=tags, splits=splits)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,15 @@ def keep_rows(data: Dataset, rows: Sequence[int], name: str, reason: str) -> Dat
     return data.select(rows)
 
 
+def check_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise RecipeError unless a tokenizer tells which characters each token stands for."""
+    if not tokenizer.is_fast:
+        raise RecipeError(
+            "This task needs a fast tokenizer, which tells the characters of each token; "
+            f"{type(tokenizer).__name__} does not. Give another --model_name."
+        )
+
+
 def tokenize(
     data: Dataset,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,10 +1,8 @@
-"""SQuAD: questions and their contexts as windows of tokens, the answers that a model finds, and
-their scores.
-"""
+"""SQuAD: questions and their contexts as windows of tokens, the answers found, and their scores."""
 
 import re
 import string
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 
-from common.data import check_columns, locate
+from common.data import check_columns, locate, rows_of
 from common.edge import RecipeError
 from common.scores import check_finite
 from houlsby_peft.serving.answers import Window, Windows
@@ -21,96 +19,125 @@ from houlsby_peft.serving.answers import Window, Windows
 
 COLUMNS = ("id", "question", "context", "answers")
 SCORES = ("f1", "exact_match")  # the first chooses the best epoch
-ANSWERED = (
-    "has_answer",
-    "no_answer",
-)  # in version 2.0 there are scores of each kind of questions, too
+ANSWERED = ("has_answer", "no_answer")  # version 2.0 also scores each kind of question
+
+
+def check_questions(data: Dataset, name: str) -> None:
+    """Raise RecipeError unless the split `name` has SQuAD's columns, and right answers."""
+    check_columns(data, name, (), COLUMNS)
+    ids: set[str] = set()
+    for row, (id_, context, answers) in enumerate(rows_of(data, ["id", "context", "answers"])):
+        mistake = _find_mistake(context, answers)
+        if id_ in ids:
+            mistake = f"the id {id_!r} again"
+        if mistake:
+            raise RecipeError(
+                f"{name}: {locate(data, row)} has {mistake}. Correct it, or leave the row out."
+            )
+        ids.add(id_)
+
+
+def _find_mistake(context: str, answers: Mapping[str, Sequence[Any]]) -> str | None:
+    """Return which answer is empty or not where it claims to be."""
+    for text, start in zip(answers["text"], answers["answer_start"], strict=True):
+        text_there = context[start : start + len(text)] if start >= 0 else ""
+        if not text.strip() or text_there != text:
+            return (
+                f"the answer {text[:50]!r} at character {start}, where its context has "
+                f"{text_there[:50]!r}"
+            )
+    return None
 
 
 def training_windows(data: Dataset, windows: Windows) -> Dataset:
-    """Return the windows with the tokens of the first answer, or of [CLS] if a window lacks a part
-    of it.
+    """Return the windows with the positions of the first answer's tokens.
+
+    They are those of [CLS] in windows that lack a part of it.
     """
 
-    def rows(example: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        answers = example["answers"]
-        text = answers["text"][0] if answers["text"] else ""
-        # Tokens leave out blanks, so that none would begin or end with those around an answer.
-        begin = answers["answer_start"][0] + len(text) - len(text.lstrip()) if text else -1
-        end = begin + len(text.strip())
-        for window in windows.split(example["question"], example["context"]):
-            spans = [
-                (number, *span) for number, span in enumerate(window.spans) if span is not None
-            ]
-            inside = [span for span in spans if span[2] > begin and span[1] < end]
-            whole = inside and inside[0][1] <= begin and inside[-1][2] >= end
-            first, last = (inside[0][0], inside[-1][0]) if whole else (window.cls, window.cls)
-            yield {**_inputs(window), "start_positions": first, "end_positions": last}
+    def split_row(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        begin, end = _first_answer(row["answers"])
+        for window in windows.split(row["question"], row["context"]):
+            first, last = _answer_tokens(window, begin, end)
+            yield {**_inputs_of(window), "start_positions": first, "end_positions": last}
 
-    return _expand(data, rows)
+    return _expand(data, split_row)
+
+
+def _first_answer(answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
+    """Return the characters of the first answer, without the blanks around it, which no token has.
+
+    They are (-1, -1) without an answer.
+    """
+    if not answers["text"]:
+        return -1, -1
+    text = answers["text"][0]
+    begin = answers["answer_start"][0] + len(text) - len(text.lstrip())
+    return begin, begin + len(text.strip())
+
+
+def _answer_tokens(window: Window, begin: int, end: int) -> tuple[int, int]:
+    """Return the first and the last token of an answer, or [CLS] twice without a part of it."""
+    tokens = []
+    for token, span in enumerate(window.spans):
+        if span is not None and span[1] > begin and span[0] < end:
+            tokens.append((token, *span))
+    if tokens:
+        (first, first_begin, _), (last, _, last_end) = tokens[0], tokens[-1]
+        if first_begin <= begin and last_end >= end:
+            return first, last
+    return window.cls, window.cls
 
 
 def evaluation_windows(data: Dataset, windows: Windows) -> Dataset:
-    return _expand(data, lambda row: map(_inputs, windows.split(row["question"], row["context"])))
+    """Return the windows of each question, in the order of the questions."""
+    return _expand(
+        data, lambda row: map(_inputs_of, windows.split(row["question"], row["context"]))
+    )
 
 
 def find_answers(
     data: Dataset, windows: Windows, starts: NDArray[np.float32], ends: NDArray[np.float32]
 ) -> dict[str, str]:
-    """Return the answer to each question, by its id, from the logits of (windows, tokens) of
-    `evaluation_windows`.
+    """Return the answer to each question, by its id.
+
+    `starts` and `ends` are the logits of evaluation_windows, (windows, tokens).
     """
-    rows, answers = zip(starts, ends, strict=True), {}
+    answers = {}
+    number = 0
     for row in data:
-        own = windows.split(row["question"], row["context"])
-        logits = [
-            [torch.from_numpy(values[: len(window.spans)]) for values in next(rows)]
-            for window in own
-        ]
-        check_finite(torch.cat([values for pair in logits for values in pair]).numpy())
-        answers[row["id"]] = windows.find_answer(row["context"], own, logits)["answer"]
+        question_windows = windows.split(row["question"], row["context"])
+        logits = []
+        for window in question_windows:
+            length = len(window.spans)
+            pair = np.stack([starts[number, :length], ends[number, :length]])
+            check_finite(pair)
+            logits.append(torch.from_numpy(pair).unbind())
+            number += 1
+        answer = windows.find_answer(row["context"], question_windows, logits)
+        answers[row["id"]] = answer["answer"]
     return answers
 
 
-def check_questions(data: Dataset, name: str) -> None:
-    """Raise RecipeError unless `data` has SQuAD's columns and every answer is in its context where
-    it claims to be.
-    """
-    check_columns(data, name, (), COLUMNS)
-    seen: set[str] = set()
-    for row, (question, context, answers) in enumerate(
-        zip(data["id"], data["context"], data["answers"], strict=True)
-    ):
-        wrong = f"the id {question!r} again" if question in seen else None
-        for text, start in zip(answers["text"], answers["answer_start"], strict=True):
-            there = context[start : start + len(text)] if start >= 0 else ""
-            if not text.strip() or there != text:
-                wrong = f"the answer {text[:50]!r} at character {start}, where its context has {there[:50]!r}"
-        if wrong:
-            raise RecipeError(
-                f"{name}: {locate(data, row)} has {wrong}. Correct it, or leave the row out."
-            )
-        seen.add(question)
-
-
 def _expand(
-    data: Dataset, rows_of: Callable[[dict[str, Any]], Iterable[dict[str, Any]]]
+    data: Dataset, split_row: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
 ) -> Dataset:
     """Replace each row by one row or more."""
 
     def expand(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        examples = (
-            dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)
-        )
-        rows = [row for example in examples for row in rows_of(example)]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+        columns: dict[str, list[Any]] = defaultdict(list)
+        for values in zip(*batch.values(), strict=True):
+            for window in split_row(dict(zip(batch, values, strict=True))):
+                for name, value in window.items():
+                    columns[name].append(value)
+        return columns
 
     return data.map(
         expand, batched=True, remove_columns=data.column_names, desc="Splitting into windows"
     )
 
 
-def _inputs(window: Window) -> dict[str, Any]:
+def _inputs_of(window: Window) -> dict[str, Any]:
     return {**window.inputs, "length": len(window.spans)}
 
 
@@ -119,53 +146,60 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
-    """Return lower case, without ASCII punctuation and articles, with single blanks (Rajpurkar et
-    al. 2016, 6.1).
+    """Return lower case, without ASCII punctuation and articles, with single blanks.
+
+    See Rajpurkar et al. 2016, section 6.1.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    words = _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION))
+    return " ".join(words.split())
 
 
 def f1(prediction: str, answer: str, empty_counts: bool = False) -> float:
     """Return the F1 of the two bags of normalized words.
 
-    If either has no words it is 0, except with `empty_counts`, as in version 2.0, where it is 1 if
-    both have none.
+    It is 0 if either has no words. With `empty_counts`, as in version 2.0, it is 1 if both have
+    none.
     """
     predicted, expected = normalize(prediction).split(), normalize(answer).split()
-    if empty_counts and not (predicted and expected):
-        return float(predicted == expected)
-    common = sum((Counter(predicted) & Counter(expected)).values())
-    return 2 * common / (len(predicted) + len(expected)) if common else 0.0
+    if empty_counts and not (predicted or expected):
+        return 1.0
+    common_words = sum((Counter(predicted) & Counter(expected)).values())
+    return 2 * common_words / max(1, len(predicted) + len(expected))
 
 
 def squad_scores(
     predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
-    """Return exact match and F1 as SQuAD's official scripts compute them, in percent over all
-    questions.
+    """Return exact match and F1 as SQuAD's official scripts compute them, in percent.
 
-    Each question is scored by its best-fitting answer. If any question has no answer, the rules are
-    those of version 2.0: the empty text means no answer, answers that normalize to nothing are left
-    out, and questions with and without an answer are also scored separately.
+    If any question has no answer, the rules are those of version 2.0: the empty text means no
+    answer, and questions with and without an answer are also scored separately.
     """
-    version_2 = not all(answers.values())
+    is_version_2 = not all(answers.values())
     scores = {}
     for question, texts in answers.items():
-        golds = [text for text in texts if normalize(text)] or [""] if version_2 else texts
-        found = predictions[question]
-        scores[question] = {
-            "f1": max(f1(found, gold, version_2) for gold in golds),
-            "exact_match": float(normalize(found) in map(normalize, golds)),
-        }
-    groups = {"": list(scores)}
-    if version_2:
-        groups["has_answer_"] = [question for question, texts in answers.items() if texts]
-        groups["no_answer_"] = [question for question, texts in answers.items() if not texts]
+        scores[question] = _score_answer(predictions[question], texts, is_version_2)
+    questions = {"": list(answers)}
+    if is_version_2:
+        questions["has_answer_"] = [question for question, texts in answers.items() if texts]
+        questions["no_answer_"] = [question for question, texts in answers.items() if not texts]
+    means = {}
+    for prefix, of_kind in questions.items():
+        for name in SCORES:
+            if of_kind:
+                total = sum(scores[question][name] for question in of_kind)
+                means[f"{prefix}{name}"] = 100 * total / len(of_kind)
+    return means
+
+
+def _score_answer(prediction: str, answers: Sequence[str], is_version_2: bool) -> dict[str, float]:
+    """Return the scores of a prediction by the answer that fits best.
+
+    By version 2.0, answers that normalize to nothing are left out.
+    """
+    if is_version_2:
+        answers = list(filter(normalize, answers)) or [""]
     return {
-        f"{group}{name}": 100
-        * sum(scores[question][name] for question in questions)
-        / len(questions)
-        for group, questions in groups.items()
-        if questions
-        for name in SCORES
+        "f1": max(f1(prediction, answer, is_version_2) for answer in answers),
+        "exact_match": float(normalize(prediction) in map(normalize, answers)),
     }

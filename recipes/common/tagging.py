@@ -1,7 +1,7 @@
 """Tags of words: from a data set to word pieces, and from a model's outputs to scores."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from common.data import check_columns, locate
+from common.data import check_columns, check_fast, locate
 from common.edge import RecipeError
 from common.labels import read_labels
 from common.scores import ClassScores, check_finite
@@ -29,11 +29,15 @@ TAG_COLUMNS = ("tags", "ner_tags", "pos_tags", "upos", "labels")
 NO_ENTITY = "no entity"
 IGNORED = -100  # transformers' label for tokens that are neither trained nor scored
 
+Span = tuple[int, int, int]  # a sentence, and the first and the last word of an entity
+
 
 @dataclass(kw_only=True)
 class TaggingTask(Task):
-    """Tagging of words. Its splits have the `words` of each sentence and the numbers of their
-    `tags`.
+    """Tagging of words.
+
+    Its splits have the `words` of each sentence and the numbers of their `tags`. Word pieces that
+    begin no word have the label IGNORED.
     """
 
     auto_class = AutoModelForTokenClassification
@@ -42,18 +46,17 @@ class TaggingTask(Task):
 
     @property
     def are_entities(self) -> bool:
-        """Whether the tags mark entities, such as B-PER, I-PER and O; otherwise each word's tag
-        stands alone.
+        """Whether the tags mark entities, such as B-PER, I-PER and O.
+
+        Otherwise, each word's tag stands alone.
         """
         return mark_entities(self.labels)
 
     @property
     def scores(self) -> tuple[str, ...]:
-        return (
-            ("f1", "precision", "recall", "accuracy", "loss")
-            if self.are_entities
-            else ("accuracy", "loss")
-        )
+        if self.are_entities:
+            return ("f1", "precision", "recall", "accuracy", "loss")
+        return ("accuracy", "loss")
 
     @property
     def head(self) -> dict[str, Any]:
@@ -65,87 +68,105 @@ class TaggingTask(Task):
     def encode(
         self, split: Dataset, name: str, tokenizer: PreTrainedTokenizerBase, max_length: int
     ) -> Dataset:
-        return tokenize_words(
-            zip(split["words"], split["tags"], strict=True), tokenizer, max_length
-        )
+        sentences = zip(split["words"], split["tags"], strict=True)
+        return tokenize_words(sentences, tokenizer, max_length)
 
     def score(self, evaluation: EvalPrediction) -> dict[str, float]:
         """Return the accuracy of the tags and, for entities, precision, recall and F1.
 
-        The outputs are (rows, tokens, tags), the labels (rows, tokens), with IGNORED where no word
-        begins.
+        The outputs are (rows, tokens, tags), the labels (rows, tokens).
         """
         outputs, labels = evaluation.predictions, evaluation.label_ids
-        check_finite(outputs[labels != IGNORED])
-        expected, predicted = self._of_sentences(outputs, labels)
-        right = sum(
-            a == b
-            for pair in zip(expected, predicted, strict=True)
-            for a, b in zip(*pair, strict=True)
-        )
-        scores = {"accuracy": right / max(1, sum(map(len, expected)))}
-        return {**scores, **entity_scores(expected, predicted)} if self.are_entities else scores
+        is_word = labels != IGNORED
+        check_finite(outputs[is_word])
+        predicted = outputs.argmax(-1)
+        right = (predicted == labels)[is_word].sum()
+        scores = {"accuracy": float(right / max(1, is_word.sum()))}
+        if self.are_entities:
+            scores |= entity_scores(
+                self._name_tags(labels, is_word), self._name_tags(predicted, is_word)
+            )
+        return scores
 
     def describe(self, outputs: NDArray[np.float32], labels: NDArray[np.int64]) -> ClassScores:
-        """Return what a model has predicted: the kinds of entities or, if the tags mark none, the
-            tags of words.
+        """Return the kinds of entities that a model has predicted, or else the tags of words.
 
-        An entity that is only expected, or only predicted, is counted beside one of no kind.
+        An entity that is only expected, or only predicted, is counted beside one of no kind. The
+        outputs are (rows, tokens, tags), the labels (rows, tokens).
         """
+        is_word = labels != IGNORED
+        predicted = outputs.argmax(-1)
         if not self.are_entities:
-            chosen = labels != IGNORED
-            return ClassScores(
-                labels[chosen], outputs.argmax(-1)[chosen], self.labels, len(self.labels)
-            )
-        spans: list[dict[tuple[int, int, int], str]] = [
-            {
-                (row, begin, end): kind
-                for row, tags in enumerate(sentences)
-                for kind, begin, end in find_entities(tags)
-            }
-            for sentences in self._of_sentences(outputs, labels)
-        ]
-        kinds = sorted({name[2:] for name in self.labels if name != "O"})
-        numbers = {kind: number for number, kind in enumerate([*kinds, NO_ENTITY])}
-        found = sorted(spans[0].keys() | spans[1].keys())
-        expected, predicted = (
-            np.array([numbers[of.get(span, NO_ENTITY)] for span in found], int) for of in spans
+            return ClassScores(labels[is_word], predicted[is_word], self.labels, len(self.labels))
+        expected_kinds = _find_kinds(self._name_tags(labels, is_word))
+        predicted_kinds = _find_kinds(self._name_tags(predicted, is_word))
+        spans = sorted(expected_kinds.keys() | predicted_kinds.keys())
+        names = sorted({tag[2:] for tag in self.labels if tag != "O"})
+        return ClassScores(
+            _number_kinds(expected_kinds, spans, names),
+            _number_kinds(predicted_kinds, spans, names),
+            (*names, NO_ENTITY),
+            scored=len(names),
         )
-        return ClassScores(expected, predicted, (*kinds, NO_ENTITY), len(kinds))
 
-    def _of_sentences(
-        self, outputs: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> tuple[list[list[str]], list[list[str]]]:
-        """Return the expected and the predicted tags of the words of each sentence."""
-        rows = list(zip(outputs.argmax(-1), labels, strict=True))
-        expected = [[self.labels[tag] for tag in of_row[of_row != IGNORED]] for _, of_row in rows]
-        predicted = [
-            [self.labels[tag] for tag in found[of_row != IGNORED]] for found, of_row in rows
-        ]
-        return expected, predicted
+    def _name_tags(self, numbers: NDArray[np.int64], is_word: NDArray[np.bool_]) -> list[list[str]]:
+        """Return the tags of the words of each sentence; both arrays are (rows, tokens)."""
+        names = np.array(self.labels, dtype=object)
+        rows = zip(numbers, is_word, strict=True)
+        return [names[row[words]].tolist() for row, words in rows]
+
+
+def _find_kinds(sentences: Iterable[Sequence[str]]) -> dict[Span, str]:
+    """Return the kinds of the entities that the tags of some sentences mark."""
+    kinds = {}
+    for row, tags in enumerate(sentences):
+        for kind, first, last in find_entities(tags):
+            kinds[row, first, last] = kind
+    return kinds
+
+
+def _number_kinds(
+    kinds: Mapping[Span, str], spans: Iterable[Span], names: Sequence[str]
+) -> NDArray[np.int64]:
+    """Return the number of the kind at each span, and that of NO_ENTITY where there is none."""
+    numbers = []
+    for span in spans:
+        numbers.append(names.index(kinds[span]) if span in kinds else len(names))
+    return np.array(numbers, dtype=np.int64)
 
 
 def read_tags(data: Dataset, name: str, columns: tuple[str, str], tags: Sequence[str]) -> Dataset:
-    """Return the `words` of each sentence of the split `name`, and the numbers of their `tags`."""
+    """Return the `words` of each sentence of the split `name`, and the numbers of their `tags`.
+
+    The columns are those of the words and of the tags.
+    """
     check_columns(data, name, (), columns)
-    number = {tag: index for index, tag in enumerate(tags)}
-    found, texts = [], read_labels(data, [columns[1]], name)
-    for row, (words, of_row) in enumerate(zip(data[columns[0]], texts, strict=True)):
-        are_lists = (
-            isinstance(words, list) and isinstance(of_row, tuple) and len(words) == len(of_row)
-        )
-        if not are_lists or not all(isinstance(word, str) for word in words):
+    word_column, tag_column = columns
+    numbers = {tag: number for number, tag in enumerate(tags)}
+    sentences = zip(data[word_column], read_labels(data, [tag_column], name), strict=True)
+    tag_numbers = []
+    for row, (words, row_tags) in enumerate(sentences):
+        if not _is_tagged(words, row_tags):
             raise RecipeError(
-                f"{name}: each row must have a list of words and one of as many tags; {locate(data, row)} has "
-                f"{str(words)[:100]} and {str(of_row)[:100]}. Correct it, or leave the row out."
+                f"{name}: each row must have a list of words and one of as many tags; "
+                f"{locate(data, row)} has {str(words)[:100]} and {str(row_tags)[:100]}. Correct "
+                "it, or leave the row out."
             )
-        if unknown := [tag for tag in of_row if tag not in number]:
+        try:
+            tag_numbers.append([numbers[tag] for tag in row_tags])
+        except KeyError as error:
             raise RecipeError(
-                f"{name}: {locate(data, row)} has the tag {unknown[0]!r}, which no training example has: they have "
-                f"{', '.join(tags)}. Correct it, or leave the row out."
-            )
-        found.append([number[tag] for tag in of_row])
-    return Dataset.from_dict({"words": data[columns[0]], "tags": found})
+                f"{name}: {locate(data, row)} has the tag {error.args[0]!r}, which no training "
+                f"example has: they have {', '.join(tags)}. Correct it, or leave the row out."
+            ) from error
+    return Dataset.from_dict({"words": data[word_column], "tags": tag_numbers})
+
+
+def _is_tagged(words: Any, tags: Any) -> bool:
+    """Return whether these are a list of words and as many tags."""
+    if not isinstance(words, list) or not isinstance(tags, tuple):
+        return False
+    return len(words) == len(tags) and all(isinstance(word, str) for word in words)
 
 
 def tokenize_words(
@@ -159,32 +180,23 @@ def tokenize_words(
     is predicted. A sentence longer than max_length becomes several rows, so that no word is lost.
     Words without a piece, such as a blank, and sentences without words are left out.
     """
+    check_fast(tokenizer)
     max_length = min(max_length, tokenizer.model_max_length)
     rows = []
     for words, tags in sentences:
         if not words:
             continue
-        text = " ".join(words)
-        tokens = tokenizer(
-            text,
+        parts = tokenizer(
+            " ".join(words),
             truncation=True,
             max_length=max_length,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
-        ends = [*accumulate(len(word) + 1 for word in words)]  # each with the blank after the word
-        previous = None
-        for row in range(len(tokens["input_ids"])):
-            labels = []
-            for begin, end in tokens["offset_mapping"][row]:
-                # The last character, as a piece may begin with the blank before its word.
-                word = bisect_right(ends, end - 1) if text[begin:end].strip() else None
-                labels.append(IGNORED if word is None or word == previous else tags[word])
-                previous = previous if word is None else word
-            inputs = {
-                name: tokens[name][row] for name in tokenizer.model_input_names if name in tokens
-            }
-            rows.append({**inputs, "labels": labels, "length": len(labels)})
+        inputs = [name for name in tokenizer.model_input_names if name in parts]
+        for number, labels in enumerate(_label_pieces(words, tags, parts["offset_mapping"])):
+            row = {name: parts[name][number] for name in inputs}
+            rows.append({**row, "labels": labels, "length": len(labels)})
     if not rows:
         raise RecipeError(
             "There must be a sentence with words; all sentences of a split are empty."
@@ -192,20 +204,42 @@ def tokenize_words(
     return Dataset.from_list(rows)
 
 
+def _label_pieces(
+    words: Sequence[str], tags: Sequence[int], parts: Iterable[Iterable[tuple[int, int]]]
+) -> Iterator[list[int]]:
+    """Yield the labels of the pieces of each part of a sentence.
+
+    Each word's tag is on its first piece. `parts` have the characters of each piece in the joined
+    words.
+    """
+    text = " ".join(words)
+    word_ends = list(accumulate(len(word) + 1 for word in words))  # with the blank after each word
+    last_word = None
+    for spans in parts:
+        labels = []
+        for begin, end in spans:
+            label = IGNORED
+            if text[begin:end].strip():
+                # By the last character, as a piece may begin with the blank before its word.
+                word = bisect_right(word_ends, end - 1)
+                if word != last_word:
+                    label, last_word = tags[word], word
+            labels.append(label)
+        yield labels
+
+
 def entity_scores(
     expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
 ) -> dict[str, float]:
-    """Return F1, precision and recall over all entities, which match in kind and both ends; 0
-    instead of 0/0.
+    """Return F1, precision and recall over all entities, which match in kind and both ends.
+
+    Each sentence is a list of tags. A score without a value, 0/0, is 0.
     """
-    pairs = [
-        (set(find_entities(a)), set(find_entities(b)))
-        for a, b in zip(expected, predicted, strict=True)
-    ]
-    right = sum(len(a & b) for a, b in pairs)
-    wanted, given = sum(len(a) for a, _ in pairs), sum(len(b) for _, b in pairs)
+    expected_spans = _find_kinds(expected).items()
+    predicted_spans = _find_kinds(predicted).items()
+    right = len(expected_spans & predicted_spans)
     return {
-        "f1": 2 * right / max(1, wanted + given),
-        "precision": right / max(1, given),
-        "recall": right / max(1, wanted),
+        "f1": 2 * right / max(1, len(expected_spans) + len(predicted_spans)),
+        "precision": right / max(1, len(predicted_spans)),
+        "recall": right / max(1, len(expected_spans)),
     }

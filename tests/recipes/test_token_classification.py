@@ -11,7 +11,12 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from peft import PeftConfig, PeftModel
-from transformers import AutoModelForTokenClassification, AutoTokenizer, EvalPrediction
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    CanineTokenizer,
+    EvalPrediction,
+)
 
 import token_classification
 from common.data import find_column
@@ -227,6 +232,10 @@ class TestAlignment:
         rows = tokenize_words([(words, tags)], tokenizer, max_length)
         assert [tag for row in rows["labels"] for tag in row if tag != IGNORED] == tags
         assert all(len(row) <= max_length for row in rows["labels"])
+
+    def test_a_tokenizer_that_does_not_tell_where_tokens_are(self):
+        with pytest.raises(RecipeError, match=r"needs a fast tokenizer, .*; CanineTokenizer does"):
+            tokenize_words([(["Ada"], [0])], CanineTokenizer(), 16)
 
     def test_blank_words_and_empty_sentences(self, tokenizer):
         rows = tokenize_words([([], []), (["Ada", " ", "Oslo"], [0, 1, 2])], tokenizer, 16)
