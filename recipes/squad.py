@@ -15,8 +15,9 @@ same scores.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrainedTokenizerBase
@@ -85,14 +86,17 @@ class SquadArguments(DataArguments):
 class SquadTrainer(RecipeTrainer):
     """A trainer that scores answers to questions, each found in all windows of its context."""
 
+    eval_dataset: Any
+
     def __init__(self, windows: Windows, questions: Dataset, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.windows, self.questions = windows, questions
 
     def answers(self) -> dict[str, str]:
         """Return the answer to each question, by its id."""
-        start, end = self.predict(self.eval_dataset).predictions
-        return find_answers(self.questions, self.windows, start, end)
+        logits: Any = self.predict(self.eval_dataset).predictions
+        starts, ends = logits
+        return find_answers(self.questions, self.windows, starts, ends)
 
     def evaluate(self, *_: Any, metric_key_prefix: str = "eval", **__: Any) -> dict[str, float]:
         expected = {}
@@ -174,7 +178,7 @@ class SquadTask(Task):
         """Write the answers to predictions.json, if --do_predict asks for them."""
         if not trainer.args.do_predict:
             return
-        answers = trainer.answers()  # in every process
+        answers = cast(SquadTrainer, trainer).answers()  # in every process
         if trainer.args.should_save:
             write_json(Path(trainer.args.output_dir, "predictions.json"), answers)
 
@@ -184,11 +188,7 @@ def main() -> None:
         SquadArguments, more_defaults=lambda given: with_preset(given, "squad")
     ).for_task("squad")
     arguments, training = command.arguments, command.training
-
-    def load(saved: Saved | None) -> SquadTask:
-        return load_task(arguments, training, saved)
-
-    run_task(SquadTask, load, command, files_of(arguments))
+    run_task(SquadTask, partial(load_task, arguments, training), command, files_of(arguments))
 
 
 def load_task(

@@ -13,6 +13,7 @@ on its first word piece; a sentence longer than --max_length is read in several 
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from transformers.hf_argparser import HfArg
 
@@ -48,11 +49,7 @@ class TaggingArguments(DataArguments):
 def main() -> None:
     command = parse_command(TaggingArguments).for_task("tagging")
     arguments, training = command.arguments, command.training
-
-    def load(saved: Saved | None) -> TaggingTask:
-        return load_task(arguments, training, saved)
-
-    run_task(TaggingTask, load, command, files_of(arguments))
+    run_task(TaggingTask, partial(load_task, arguments, training), command, files_of(arguments))
 
 
 def load_task(
@@ -64,7 +61,8 @@ def load_task(
     tag_column = find_column(data["train"], arguments.tag_column, TAG_COLUMNS, "--tag_column")
     tags = saved.labels if saved else find_labels(data["train"], [tag_column], MULTI).names
     splits = {}
-    for name, split in divide(data, arguments, training, saved and saved.results).items():
+    results = saved.results if saved else None
+    for name, split in divide(data, arguments, training, results).items():
         splits[name] = read_tags(split, name, (word_column, tag_column), tags)
     if not saved:
         log(f"{len(splits['train']):,} training sentences; {len(tags)} tags: {', '.join(tags)}")

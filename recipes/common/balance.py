@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from common.edge import RecipeError
-from common.labels import MULTI, REGRESSION, SHOWN, SINGLE, Label, Labels, are_numbers, classes_of
+from common.label_reading import Label, are_numbers, classes_of
+from common.labels import MULTI, REGRESSION, SHOWN, SINGLE, Labels
 from common.scores import ClassScores
 
 

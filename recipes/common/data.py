@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +27,7 @@ def locate(data: Dataset, row: int) -> str:
 
 def locate_first(data: Dataset, rows: Sequence[int]) -> str:
     """Return where the first of some rows are, such as "line 3, line 8, ..."."""
-    where = ", ".join(locate(data, int(row)) for row in rows[:_LISTED])
+    where = ", ".join(locate(data, row) for row in rows[:_LISTED])
     return where + ", ..." * (len(rows) > _LISTED)
 
 
@@ -123,8 +122,8 @@ def rows_with_text(data: Dataset, name: str, text_columns: Sequence[str]) -> Dat
 
 def keep_rows(data: Dataset, rows: Sequence[int], name: str, reason: str) -> Dataset:
     """Return some rows of the split `name`; report the others, and why they are left out."""
-    left_out = np.setdiff1d(np.arange(len(data)), rows)
-    if not len(left_out):
+    left_out = sorted({*range(len(data))}.difference(rows))
+    if not left_out:
         return data
     count = f"{len(left_out):,} row{'s' * (len(left_out) > 1)}"
     log(f"{name}: {count} {reason} left out ({locate_first(data, left_out)})")

@@ -18,7 +18,7 @@ from transformers import (
 
 from common.data import check_columns, check_fast, locate
 from common.edge import RecipeError
-from common.labels import read_labels
+from common.label_reading import read_labels
 from common.scores import ClassScores, check_finite
 from common.task import Task
 from houlsby_peft.serving.tagging import find_entities, mark_entities
@@ -76,7 +76,7 @@ class TaggingTask(Task):
 
         The outputs are (rows, tokens, tags), the labels (rows, tokens).
         """
-        outputs, labels = evaluation.predictions, evaluation.label_ids
+        outputs, labels = np.asarray(evaluation.predictions), np.asarray(evaluation.label_ids)
         is_word = labels != IGNORED
         check_finite(outputs[is_word])
         predicted = outputs.argmax(-1)

@@ -17,7 +17,8 @@ from common.balance import balanced_weights, describe_balance
 from common.classification import ClassificationArguments, load_task
 from common.data import find_text_columns, rows_with_text, tokenize
 from common.edge import RecipeError
-from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_label_columns, find_labels
+from common.label_reading import find_label_columns
+from common.labels import MULTI, REGRESSION, SINGLE, Labels, find_labels
 from common.reading import files_of, load_data, read_file
 from common.run import WHERE
 from common.splits import report_repeated, sample, with_validation, without_training_texts

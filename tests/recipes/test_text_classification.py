@@ -25,9 +25,9 @@ from common.arguments import ClassifierArguments, RecipeTrainingArguments, parse
 from common.classification import (
     ClassificationArguments,
     ClassificationTask,
-    ClassificationTrainer,
     classification_scores,
 )
+from common.classification_trainer import ClassificationTrainer
 from common.edge import RecipeError
 from common.labels import MULTI, SINGLE, Labels
 from demo import minimal_pairs
