@@ -1,17 +1,20 @@
-"""Train a Houlsby adapter, or another --method, to find the answer to a question in a text: SQuAD
-1.1 and 2.0.
+"""Train a Houlsby adapter, or another --method, to find the answer to a question in a text.
 
-    accelerate launch recipes/squad.py                                          # SQuAD 1.1 and
-    BERT-base from the Hub accelerate launch recipes/squad.py --data rajpurkar/squad_v2
-    # with questions that have no answer accelerate launch recipes/squad.py --data squad --r 2
-    --learning_rate 1e-3  # train.parquet, validation.parquet accelerate launch recipes/squad.py
-    --method full --learning_rate 3e-5 --num_train_epochs 3 accelerate launch recipes/squad.py
-    --data new.jsonl --evaluate runs/squad           # nothing is trained
+    # SQuAD 1.1 and BERT-base from the Hub
+    accelerate launch recipes/squad.py
+    # with questions that have no answer
+    accelerate launch recipes/squad.py --data rajpurkar/squad_v2
+    # train.parquet, validation.parquet
+    accelerate launch recipes/squad.py --data squad --r 2 --learning_rate 1e-3
+    accelerate launch recipes/squad.py --method full --learning_rate 3e-5 --num_train_epochs 3
+    # nothing is trained
+    accelerate launch recipes/squad.py --data new.jsonl --evaluate runs/squad
 
-The columns are those of the Hub's rajpurkar/squad. Contexts of any length are read in windows that
-share --stride tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers
-of the best epoch are written to predictions.json, in the format of the official scripts, with the
-same scores.
+The columns are those of the Hub's rajpurkar/squad. `answers` may also be a list of objects, as in
+SQuAD's own files, or one or more texts. Contexts of any length are read in windows that share
+--stride tokens; in BERT's own code, the windows begin --doc_stride tokens apart. The answers of the
+best epoch are written to predictions.json, in the format of the official scripts, with the same
+scores.
 """
 
 from dataclasses import dataclass
@@ -31,9 +34,9 @@ from common.presets import with_preset
 from common.questions import (
     ANSWERED,
     SCORES,
-    check_questions,
     evaluation_windows,
     find_answers,
+    read_questions,
     squad_scores,
     training_windows,
 )
@@ -206,7 +209,7 @@ def load_task(
             "texts with the rest."
         )
     for name, split in splits.items():
-        check_questions(split, name)
+        splits[name] = read_questions(split, name)
     threshold = _find_threshold(splits["validation"], arguments, saved)
     splits["validation"] = sample(splits["validation"], arguments.max_eval_samples)
     if not saved:

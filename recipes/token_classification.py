@@ -1,10 +1,12 @@
-"""Train a Houlsby adapter, or another --method, to tag words: named entities, parts of speech.
+r"""Train a Houlsby adapter, or another --method, to tag words: named entities, parts of speech.
 
-    accelerate launch recipes/token_classification.py --data conll_folder             # train.conll,
-    validation.conll accelerate launch recipes/token_classification.py --data lhoestq/conll2003
-    --learning_rate 1e-3 accelerate launch recipes/token_classification.py --data conll_folder
-    --method full --learning_rate 3e-5 accelerate launch recipes/token_classification.py --data
-    new.conll --evaluate runs/tagging    # nothing is trained
+    # train.conll, validation.conll
+    accelerate launch recipes/token_classification.py --data conll_folder
+    accelerate launch recipes/token_classification.py --data lhoestq/conll2003 --learning_rate 1e-3
+    accelerate launch recipes/token_classification.py --data conll_folder --method full \
+        --learning_rate 3e-5
+    # nothing is trained
+    accelerate launch recipes/token_classification.py --data new.conll --evaluate runs/tagging
 
 The data have a list of words and a list of tags per sentence, or are .conll files: a word and its
 tag per line (the first and the last column), an empty line after each sentence, and comments before

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset
+from datasets import Dataset, List, Value
 from numpy.typing import NDArray
 
 from common.data import check_columns, locate, rows_of
@@ -17,16 +17,24 @@ from common.scores import check_finite
 from houlsby_peft.serving.answers import Window, Windows
 
 
+Answers = dict[str, list[Any]]  # `text` and `answer_start`, with an entry for each answer
+
 COLUMNS = ("id", "question", "context", "answers")
+_ANSWERS = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
 SCORES = ("f1", "exact_match")  # the first chooses the best epoch
 ANSWERED = ("has_answer", "no_answer")  # version 2.0 also scores each kind of question
 
 
-def check_questions(data: Dataset, name: str) -> None:
-    """Raise RecipeError unless the split `name` has SQuAD's columns, and right answers."""
+def read_questions(data: Dataset, name: str) -> Dataset:
+    """Return the split `name` with its answers in one form, each with `text` and `answer_start`.
+
+    Raise RecipeError unless it has SQuAD's columns, and each answer is where it claims to be.
+    """
     check_columns(data, name, (), COLUMNS)
     ids: set[str] = set()
-    for row, (id_, context, answers) in enumerate(rows_of(data, ["id", "context", "answers"])):
+    read_answers = []
+    for row, (id_, context, value) in enumerate(rows_of(data, ["id", "context", "answers"])):
+        answers = _read_answers(value, context)
         mistake = _find_mistake(context, answers)
         if id_ in ids:
             mistake = f"the id {id_!r} again"
@@ -35,9 +43,29 @@ def check_questions(data: Dataset, name: str) -> None:
                 f"{name}: {locate(data, row)} has {mistake}. Correct it, or leave the row out."
             )
         ids.add(id_)
+        read_answers.append(answers)
+    return data.remove_columns("answers").add_column("answers", read_answers, feature=_ANSWERS)
 
 
-def _find_mistake(context: str, answers: Mapping[str, Sequence[Any]]) -> str | None:
+def _read_answers(value: Any, context: str) -> Answers:
+    """Return the answers of a row, which are the Hub's lists of texts and starts, or other forms.
+
+    These are SQuAD's own list of answers, or texts, of which the first in the context is meant.
+    Nothing is no answer.
+    """
+    if isinstance(value, dict):
+        return value
+    listed = [value] if isinstance(value, str) else value or []
+    answers: Answers = {"text": [], "answer_start": []}
+    for answer in listed:
+        if isinstance(answer, str):
+            answer = {"text": answer, "answer_start": context.find(answer)}
+        answers["text"].append(answer["text"])
+        answers["answer_start"].append(answer["answer_start"])
+    return answers
+
+
+def _find_mistake(context: str, answers: Answers) -> str | None:
     """Return which answer is empty or not where it claims to be."""
     for text, start in zip(answers["text"], answers["answer_start"], strict=True):
         text_there = context[start : start + len(text)] if start >= 0 else ""
@@ -64,7 +92,7 @@ def training_windows(data: Dataset, windows: Windows) -> Dataset:
     return _expand(data, split_row)
 
 
-def _first_answer(answers: Mapping[str, Sequence[Any]]) -> tuple[int, int]:
+def _first_answer(answers: Answers) -> tuple[int, int]:
     """Return the characters of the first answer, without the blanks around it, which no token has.
 
     They are (-1, -1) without an answer.

@@ -5,7 +5,7 @@ The column WHERE of each split says where a row is in the user's file, such as "
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from common.run import WHERE
 from houlsby_peft.tables import TableReader, find_encoding
 
 
-SPLITS = ("train", "validation", "test")
+# The splits, and the names of their files.
+SPLITS = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
+_LISTED = 5  # files in a message
 
 if not sys.stderr.isatty():
     disable_progress_bars()
@@ -30,13 +36,28 @@ def load_data(arguments: DataArguments, training: TrainingArguments) -> dict[str
     """Load train and, if present, validation and test, from files or from the Hub."""
     with training.main_process_first():
         splits = {}
-        for split, path in files_of(arguments).items():
+        files = files_of(arguments)
+        for split, path in files.items():
             splits[split] = read_file(path, arguments.encoding)
+        _report_unused(Path(arguments.data).expanduser(), files)
         if "train" in splits:
             return splits
         if looks_like_a_path(arguments.data):
             raise _no_split(Path(arguments.data).expanduser(), "train")
         return {**_load_from_hub(arguments.data, arguments.data_config), **splits}
+
+
+def _report_unused(folder: Path, files: Mapping[str, Path]) -> None:
+    """Log which files in a folder of data are not read, as no split has their names."""
+    if not folder.is_dir():
+        return
+    unused = []
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() in READERS and file not in files.values():
+            unused.append(file.name)
+    if unused:
+        more = ", ..." * (len(unused) > _LISTED)
+        log(f"note: not used in {folder}: {', '.join(unused[:_LISTED])}{more}")
 
 
 def files_of(arguments: DataArguments) -> dict[str, Path]:
@@ -67,9 +88,10 @@ def find_split(folder: Path, split: str) -> Path | None:
     if not folder.is_dir():
         return None
     files = {file.name.lower(): file for file in sorted(folder.iterdir())}
-    for extension in READERS:
-        if f"{split}{extension}" in files:
-            return files[f"{split}{extension}"]
+    for name in SPLITS.get(split, (split,)):
+        for extension in READERS:
+            if f"{name}{extension}" in files:
+                return files[f"{name}{extension}"]
     return None
 
 

@@ -31,7 +31,8 @@ def divide(
     """Return the splits to train on, with one for validation if the training evaluates.
 
     Given the `results` of a run, return those on which its model is scored: see split_to_score.
-    Without `keep_repeated`, validation has no text of the training examples.
+    Of each of the `labels` of train, a tenth is for validation. Without `keep_repeated`, validation
+    has no text of the training examples.
     """
     if results is not None:
         return split_to_score(splits, arguments, results, labels, text_columns)

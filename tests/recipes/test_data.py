@@ -79,7 +79,7 @@ class TestFiles:
         with pytest.raises((RecipeError, AdapterError), match=message):
             read_file(tmp_path / name)
 
-    def test_a_folder(self, tmp_path):
+    def test_a_folder(self, tmp_path, capsys):
         def load(folder):
             return load_data(DataArguments(data=str(folder)), RecipeTrainingArguments(use_cpu=True))
 
@@ -89,7 +89,11 @@ class TestFiles:
             "train": "a",
             "test": "b",
         }
+        write(tmp_path / "dev.csv", text=["d"])
         other = write(tmp_path / "other.csv", text=["c"])
+        capsys.readouterr()
+        assert load(tmp_path)["validation"]["text"][0] == "d"
+        assert f"note: not used in {tmp_path}: other.csv\n" in capsys.readouterr().out
         assert files_of(DataArguments(data=str(other), validation_file=str(other))) == {
             "train": other,
             "validation": other,

@@ -17,9 +17,9 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 import squad
 from common.edge import RecipeError
 from common.questions import (
-    check_questions,
     evaluation_windows,
     find_answers,
+    read_questions,
     squad_scores,
     training_windows,
 )
@@ -337,4 +337,25 @@ class TestRuns:
             {**question("r", "alived lived", "lived"), **change},
         ]
         with pytest.raises(RecipeError, match=message):
-            check_questions(Dataset.from_list(rows), "train")
+            read_questions(Dataset.from_list(rows), "train")
+
+    @pytest.mark.parametrize(
+        ("forms", "expected"),
+        [
+            ([[{"text": "lived", "answer_start": 5}], []], [(["lived"], [5]), ([], [])]),
+            (["lived", None], [(["lived"], [5]), ([], [])]),
+            ([["lived", "alan"], []], [(["lived", "alan"], [5, 0]), ([], [])]),
+        ],
+        ids=["objects", "texts", "lists of texts"],
+    )
+    def test_other_forms_of_answers(self, forms, expected):
+        rows = [question("q", "alan lived"), question("r", "alan lived")]
+        for row, answers in zip(rows, forms, strict=True):
+            row["answers"] = answers
+        read = read_questions(Dataset.from_list(rows), "train")["answers"]
+        assert [(answers["text"], answers["answer_start"]) for answers in read] == expected
+
+    def test_an_answer_that_its_context_lacks(self):
+        rows = [{**question("q", "alan lived"), "answers": "Paris"}]
+        with pytest.raises(RecipeError, match="row 0 has the answer 'Paris' at character -1"):
+            read_questions(Dataset.from_list(rows), "train")
