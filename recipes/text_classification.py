@@ -1,5 +1,4 @@
-"""Train a Houlsby adapter, or another --method, to classify texts or pairs of texts, your own or on
-the Hub.
+r"""Train a Houlsby adapter, or another --method, to classify texts or pairs of texts.
 
     recipe=recipes/text_classification.py
     accelerate launch $recipe --data tickets.csv --model_name minilm
@@ -8,8 +7,9 @@ the Hub.
     accelerate launch $recipe --data fancyzhx/ag_news --r 16 --learning_rate 1e-3
     accelerate launch $recipe --data folder --text_columns title body --label_columns topic
     accelerate launch $recipe --data reviews.csv --method full --learning_rate 3e-5
-    python recipes/studies/sweep.py $recipe --data folder --output_dir runs/grid --choose r learning_rate
-        --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3          # Houlsby et al. 2019
+    # as Houlsby et al. 2019 chose
+    python recipes/studies/sweep.py $recipe --data folder --output_dir runs/grid \
+        --choose r learning_rate --r 2 4 8 16 32 64 --learning_rate 1e-5 3e-5 1e-4 3e-3
 
 docs/recipes.md says which files are read, and how columns and labels are found.
 """
