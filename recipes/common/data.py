@@ -70,7 +70,9 @@ def _find_longest(data: Dataset) -> str | None:
     for name in columns_of(data):
         widths[name] = fmean(len(str(value)) for value in first_rows[name])
     longest = max(widths, key=widths.__getitem__)
-    return longest if widths[longest] >= _WIDTH_OF_TEXT else None
+    if widths[longest] < _WIDTH_OF_TEXT:
+        return None
+    return longest
 
 
 def find_column(data: Dataset, named: str | None, usual: Sequence[str], flag: str) -> str:

@@ -89,10 +89,12 @@ def read_labels(data: Dataset, columns: Sequence[str], name: str = "train") -> l
     labels = []
     for row, label in enumerate(_read_optional_labels(data, columns)):
         if label is None:
-            condition = ", which is 0 or 1 in each of them" if len(columns) > 1 else ""
+            label_columns = ", ".join(columns)
+            if len(columns) > 1:
+                label_columns += ", which is 0 or 1 in each of them"
             values = list(rows_of(data, columns)[row])
             raise RecipeError(
-                f"{name}: each row must have a label in {', '.join(columns)}{condition}; "
+                f"{name}: each row must have a label in {label_columns}; "
                 f"{locate(data, row)} has {values}. Correct it, or leave it out."
             )
         labels.append(label)
