@@ -1,31 +1,25 @@
-"""`HeldAdapters`: adapters in memory, loaded on shared base models when needed and dropped for lack
-of room.
-"""
+"""`HeldAdapters`: adapters in memory, loaded when a task needs them and dropped for lack of room."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, MutableMapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
-import torch
+from peft import PeftModel
 from peft.utils import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.saved import SAVED_FILES, SavedAdapter, adapter_of_run
-from ..heads.tasks import task_kind_of_class
+from ..heads.tasks import TaskKind, task_kind_of_class
 from ..layer import HoulsbyTunerLayer
-from ..modules import base_modules
-from .load import load_saved
+from .load import load_saved, removed_on_error
 from .predictor import Predictor
 from .readers import Reader, attempt
 
@@ -63,17 +57,20 @@ class TaskSource:
 Source = str | os.PathLike[str] | SavedAdapter | TaskSource
 
 
-class Entry:
-    """A task with its adapter. A changed task gets a new entry, so that running requests keep
-    theirs.
+class BankTask:
+    """A task of a bank with its adapter.
+
+    A changed task is a new `BankTask`, so that running requests keep the adapter they began with.
 
     Attributes:
-        commit: The commit that was downloaded first, which is used for as long as the entry exists.
+        name: The task.
+        source: Where its adapter is, and how it is used.
+        commit: The commit that was downloaded first, which is used for as long as the task exists.
         files: The files that the adapter was loaded from; None before.
     """
 
-    def __init__(self, task: str, source: Source) -> None:
-        self.task = task
+    def __init__(self, name: str, source: Source) -> None:
+        self.name = name
         self.source = source if isinstance(source, TaskSource) else TaskSource(source)
         self.commit: str | None = None
         self.files: Files | None = None
@@ -87,23 +84,34 @@ class Entry:
         self.commit = saved.commit
         return saved
 
+    def list_files(self) -> Files:
+        """Return the files that the adapter has now; empty for one on the Hub."""
+        source = self.source.source
+        if isinstance(source, SavedAdapter):
+            return list_files(source.folder)
+        return list_files(Path(source).expanduser())
+
 
 @dataclass
 class HeldAdapter:
-    """An adapter in memory, with what it has in its model, from which it may be taken out and put
-    in again.
+    """An adapter in memory, which may be taken out of its model and put in again.
+
+    `parts` are what it has there: each with the mapping by adapter name that holds it. The first
+    adapter of a model has none here, because PEFT needs one that stays.
     """
 
     reader: Reader
     parts: list[tuple[Any, Any]]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that its weights take."""
-        # The plain mappings hold owners of shared bottlenecks, whose weights have been counted.
-        parts = [part for mapping, part in self.parts if isinstance(mapping, nn.Module)]
-        weights = (part.parameters() if isinstance(part, nn.Module) else [part] for part in parts)
-        return sum(weight.nbytes for weight in chain.from_iterable(weights))
+    def __post_init__(self) -> None:
+        """Count the memory that the weights take."""
+        self.nbytes = 0
+        for mapping, part in self.parts:
+            if isinstance(mapping, nn.ModuleDict):
+                self.nbytes += sum(weight.nbytes for weight in part.parameters())
+            elif isinstance(mapping, nn.Module):
+                self.nbytes += part.nbytes
+            # Plain dicts hold the configuration and references to shared bottlenecks.
 
     def put_in(self) -> None:
         """Put it into the model, if it is not there."""
@@ -121,8 +129,8 @@ class HeldAdapter:
 class HeldAdapters:
     """Adapters in memory, the least recently used one first. One thread at a time may use it.
 
-    `TaskBank` describes the arguments. `nbytes` counts the adapters that may be dropped; `is_full`
-    says whether the last call of `get` dropped some for lack of room.
+    `TaskBank` describes the arguments. `is_full` says whether the last call of `get` dropped
+    adapters for lack of room.
     """
 
     def __init__(
@@ -134,157 +142,133 @@ class HeldAdapters:
         **options: Any,
     ) -> None:
         self.max_bytes = max_bytes
-        self.nbytes = 0
         self.token = token
         self.is_full = False
         self._base_model = base_model
         self._options = {"token": token, **options}
-        self._held: OrderedDict[ref[Entry], HeldAdapter] = OrderedDict()
+        # By weak references: an adapter is dropped when its task is gone.
+        self._held: OrderedDict[ref[BankTask], HeldAdapter] = OrderedDict()
         self._loaded = 0
-        # Bytes that were loaded and dropped since freed memory was last returned to the system.
-        self._turnover = 0
         # The first adapter of each kind of head, by the class of transformers that loads the base
-        # model.
+        # model. The later ones are loaded beside it.
         self._first: dict[str, Predictor] = {}
         self._tokenizers: MutableMapping[object, PreTrainedTokenizerBase] = WeakValueDictionary()
 
-    def __iter__(self) -> Iterator[Entry]:
+    @property
+    def nbytes(self) -> int:
+        """Memory that the adapters take which may be dropped."""
+        return sum(adapter.nbytes for adapter in self._held.values())
+
+    def __iter__(self) -> Iterator[BankTask]:
         self._drop_gone()
-        return iter([entry for key in self._held if (entry := key()) is not None])
+        for key in list(self._held):
+            task = key()
+            if task is not None:
+                yield task
 
     def get(
-        self, entries: Iterable[Entry], catch: tuple[type[Exception], ...] = ()
-    ) -> dict[Entry, Reader | Exception]:
-        """Return what reads the inputs of these entries, whose adapters are all in their models, or
-        the error of one.
+        self, tasks: Iterable[BankTask], catch: tuple[type[Exception], ...] = ()
+    ) -> dict[BankTask, Reader | Exception]:
+        """Return what reads the inputs of these tasks, whose adapters are then all in their models.
 
-        Adapters that are requested together are never dropped for each other, even if that takes
-        more memory.
+        A task whose adapter cannot be loaded has its error in place of a reader, if that is to be
+        caught. Adapters that are requested together are never dropped for each other, even if they
+        take more memory than is allowed.
         """
         self._drop_gone()
-        wanted = {entry: ref(entry) for entry in entries}
-        for key in wanted.values():
+        needed = {ref(task): task for task in tasks}
+        for key in needed:
             if key in self._held:
                 self._held.move_to_end(key)
-        found: dict[Entry, Reader | Exception] = {}
         self.is_full = False
-        for entry, key in wanted.items():
-            if key not in self._held:
-                adapter = attempt(catch, self._load, entry)
-                if isinstance(adapter, Exception):
-                    found[entry] = adapter
-                    continue
-                self._held[key] = adapter
-                self._count(adapter.nbytes)
-            for other in [other for other, held in self._held.items() if held.parts]:
-                if self.nbytes > self.max_bytes and other not in wanted.values():
-                    self._drop(other)
-                    self.is_full = True
-            found[entry] = self._held[key].reader
-        for key in wanted.values():
+        readers: dict[BankTask, Reader | Exception] = {}
+        for task in needed.values():
+            readers[task] = attempt(catch, self._hold, task)
+            self._make_room(needed)
+        for key in needed:
             if key in self._held:
                 self._held[key].put_in()
-        return found
+        return readers
+
+    def _hold(self, task: BankTask) -> Reader:
+        key = ref(task)
+        if key not in self._held:
+            self._held[key] = self._load(task)
+        return self._held[key].reader
 
     def _drop_gone(self) -> None:
-        for key in [key for key in self._held if key() is None]:
-            self._drop(key)
+        for key in list(self._held):
+            if key() is None:
+                self._held.pop(key).take_out()
 
-    def _drop(self, key: ref[Entry]) -> None:
-        adapter = self._held.pop(key)
-        adapter.take_out()
-        self._count(-adapter.nbytes)
+    def _make_room(self, needed: Collection[ref[BankTask]]) -> None:
+        for key, adapter in list(self._held.items()):
+            if self.nbytes <= self.max_bytes:
+                return
+            if adapter.parts and key not in needed:
+                self._held.pop(key).take_out()
+                self.is_full = True
 
-    def _count(self, change: int) -> None:
-        """Count loaded or dropped bytes; after a hundredth of all held ones, return freed memory to
-        the system.
-
-        Loading frees as much memory as an adapter takes, in pieces between the weights that stay.
-        glibc keeps these pieces and seldom uses them again: with 300 adapters of BERT-base, they
-        took half as much as the weights.
-        """
-        self.nbytes += change
-        self._turnover += abs(change)
-        if self._turnover > self.nbytes / 100:
-            self._turnover = 0
-            with suppress(
-                AttributeError, OSError, TypeError
-            ):  # other C libraries have no such function
-                ctypes.CDLL(None).malloc_trim(0)
-
-    def _load(self, entry: Entry) -> HeldAdapter:
-        saved = entry.open(self.token)
-        entry.files = list_files(saved.folder)
-        task = saved.task
-        first = self._first.get(task.auto_class)
-        # While an adapter is loaded, no other is in the model: PEFT visits all modules several
-        # times for each, so that the time would grow with the number of adapters held.
-        for other in self._held.values():
-            if first is not None and other.reader.model is first.model:
-                other.take_out()
-        given = self._base_model
-        if (
-            isinstance(given, PreTrainedModel)
-            and (own := task_kind_of_class(type(given).__name__)) is not None
-        ):
-            given = given if own.auto_class == task.auto_class else None
+    def _load(self, task: BankTask) -> HeldAdapter:
+        saved = task.open(self.token)
+        task.files = list_files(saved.folder)
+        head = saved.task.auto_class
+        first = self._first.get(head)
+        if first is not None:
+            self._take_out_of(first.model)
         self._loaded += 1
         predictor = load_saved(
-            saved, given, first, f"task_{self._loaded}", self._tokenizers, **self._options
+            saved,
+            self._base_model_for(saved.task),
+            first,
+            f"task_{self._loaded}",
+            self._tokenizers,
+            **self._options,
         )
-        name = predictor.name
-        try:
-            reader = predictor.reader(entry.task or saved.name)
-            reader.request(reader.example, None, entry.source.threshold)
-        except Exception:
-            if first is None:
-                predictor.model.unload()  # a base model that was given is as it was, for the next attempt
-            else:
-                predictor.model.delete_adapter(name)
-            raise
-        if first is not None:
-            mappings = [predictor.model.peft_config]
-            for module in predictor.model.modules():
-                if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
-                    names = (*module.adapter_layer_names, *module.other_param_names)
-                    mappings += [attrgetter(name)(module) for name in names]
-            return HeldAdapter(
-                reader, [(mapping, mapping[name]) for mapping in mappings if name in mapping]
-            )
-        for other_kind in self._first.values():
-            _share_weights(predictor.base_model, other_kind.base_model)
-        self._first[task.auto_class] = predictor
-        # It is PEFT's active adapter, without which PEFT loads no other: it never leaves the model.
-        return HeldAdapter(reader, [])
+        with removed_on_error(predictor.model, predictor.name):
+            reader = predictor.reader(task.name or saved.name)
+            reader.request(reader.example, None, task.source.threshold)
+        if first is None:
+            self._first[head] = predictor
+            return HeldAdapter(reader, [])
+        return HeldAdapter(reader, _parts_of(predictor))
+
+    def _take_out_of(self, model: PeftModel) -> None:
+        """Take all adapters but the first out of a model.
+
+        PEFT visits all modules several times for each adapter that it adds. The time would grow
+        with the number of adapters in the model.
+        """
+        for adapter in self._held.values():
+            if adapter.reader.model is model:
+                adapter.take_out()
+
+    def _base_model_for(self, kind: TaskKind) -> PreTrainedModel | str | None:
+        """Return the base model that was given, unless it is a model with another kind of head."""
+        if isinstance(self._base_model, PreTrainedModel):
+            kind_of_base = task_kind_of_class(type(self._base_model).__name__)
+            if kind_of_base is not None and kind_of_base.auto_class != kind.auto_class:
+                return None
+        return self._base_model
 
 
 def list_files(folder: Path) -> Files:
     """Return the files of an adapter."""
-    paths = [adapter_of_run(folder) / name for name in SAVED_FILES]
-    stats = {str(path): path.stat() for path in paths if path.is_file()}
-    return tuple(
-        (path, stat.st_ino, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()
-    )
+    files = []
+    for name in SAVED_FILES:
+        path = adapter_of_run(folder) / name
+        if path.is_file():
+            stat = path.stat()
+            files.append((str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(files)
 
 
-def _share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
-    """Let a model use the weights of another one where they are equal, so that they are in memory
-    once.
-    """
-    known = dict(base_modules(other.base_model))
-    for name, module in base_modules(model.base_model):
-        for key, weight in module._parameters.items():
-            shared = known[name]._parameters.get(key) if name in known else None
-            if (
-                type(weight) is not nn.Parameter
-                or type(shared) is not nn.Parameter
-                or weight.is_meta
-            ):
-                continue
-            alike = (weight.shape, weight.dtype, weight.device) == (
-                shared.shape,
-                shared.dtype,
-                shared.device,
-            )
-            if alike and torch.equal(weight, shared):
-                module._parameters[key] = shared
+def _parts_of(predictor: Predictor) -> list[tuple[Any, Any]]:
+    """Return what an adapter has in its model, each part with the mapping that holds it."""
+    mappings: list[Any] = [predictor.model.peft_config]
+    for module in predictor.model.modules():
+        if isinstance(module, (HoulsbyTunerLayer, AuxiliaryTrainingWrapper)):
+            for attribute in (*module.adapter_layer_names, *module.other_param_names):
+                mappings.append(attrgetter(attribute)(module))
+    name = predictor.name
+    return [(mapping, mapping[name]) for mapping in mappings if name in mapping]

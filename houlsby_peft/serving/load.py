@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import MutableMapping
-from contextlib import nullcontext
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, nullcontext
 from itertools import chain, count
 from typing import Literal
 
@@ -161,3 +161,16 @@ def load_saved(
             if f".{name}." in f"{key}.":
                 weight.data = weight.data.clone()
         return Predictor(model.to(device) if device else model, name, task, tokenizer)
+
+
+@contextmanager
+def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
+    """Remove an adapter from its model if the context fails. A base model that holds no other is
+    as it was before.
+    """
+    try:
+        yield
+    except BaseException:
+        if name in model.peft_config:  # unless the tuner has removed it
+            model.base_model._remove(name)  # type: ignore[operator]
+        raise

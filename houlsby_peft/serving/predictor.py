@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import transformers
 from peft import PeftModel
@@ -21,6 +21,9 @@ from .readers import READERS, Input, Reader, predict_requests
 
 if TYPE_CHECKING:
     from transformers import Pipeline
+
+
+T = TypeVar("T")
 
 
 class Predictor:
@@ -116,9 +119,9 @@ class Predictor:
         """
         reader = self.reader(**options)
         several = [inputs] if isinstance(inputs, (str, tuple)) else inputs
-        results = []
-        for start in range(0, len(several), batch_size):
-            requests = [reader.request(text, top_k) for text in several[start : start + batch_size]]
+        results: list[Any] = []
+        for batch in split_batches(several, batch_size):
+            requests = [reader.request(text, top_k) for text in batch]
             results += predict_requests(requests, batch_size)
         return results
 
@@ -151,6 +154,14 @@ class Predictor:
             return transformers.pipeline(  # type: ignore[call-overload,no-any-return]
                 self.task.pipeline, model=view, tokenizer=self.tokenizer, **device, **options
             )
+
+
+def split_batches(items: Sequence[T], batch_size: int) -> Iterator[Sequence[T]]:
+    """Yield consecutive parts of a sequence, of `batch_size` items each."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}.")
+    for start in range(0, len(items), batch_size):
+        yield items[start : start + batch_size]
 
 
 def _forward(model: PeftModel, name: str, **inputs: Any) -> Any:

@@ -5,20 +5,40 @@ from __future__ import annotations
 import reprlib
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 
-from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError, shortened
-from .held_adapters import Entry, Files, HeldAdapters, Source, TaskSource, list_files
+from .held_adapters import BankTask, Files, HeldAdapters, Source, TaskSource, list_files
+from .predictor import split_batches
 from .readers import Input, Reader, Request, attempt, predict_requests
 
 
 # Tasks that `warm_up` predicts in one batch.
 _WARM_UP_TASKS = 32
+# Stands for an example of the kind that a task reads.
+_EXAMPLE: Any = object()
+
+
+@dataclass(frozen=True)
+class _Question:
+    """An input for one task; the error of finding the task stands in its place."""
+
+    task: BankTask | Exception
+    text: Input
+    top_k: int | None = None
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why `serve` could not load an adapter. It is not tried again before its files change."""
+
+    source: TaskSource
+    files: Files
+    reason: str
 
 
 class TaskBank:
@@ -58,13 +78,11 @@ class TaskBank:
         other_base: Literal["refuse", "warn"] = "refuse",
     ) -> None:
         # Replaced as a whole when tasks change, so that it can be read without a lock.
-        self._entries = {task: Entry(task, source) for task, source in adapters.items()}
+        self._tasks = {name: BankTask(name, source) for name, source in adapters.items()}
         self._held = HeldAdapters(
             max_bytes, base_model, token=token, device=device, dtype=dtype, other_base=other_base
         )
-        # What `serve` could not load, with its files and the reason; it is not tried again before
-        # these change.
-        self._refused: dict[str, tuple[TaskSource, Files, str]] = {}
+        self._refused: dict[str, _Refusal] = {}
         # Held during a batch and while an adapter is loaded.
         self._lock = threading.Lock()
         # Held while tasks change. The other lock may be acquired within it.
@@ -73,18 +91,18 @@ class TaskBank:
     @property
     def tasks(self) -> tuple[str, ...]:
         """All tasks that can be requested."""
-        return tuple(self._entries)
+        return tuple(self._tasks)
 
     @property
     def failed(self) -> dict[str, str]:
         """The reason for each task of the last `serve` whose adapter could not be loaded."""
-        return {task: reason for task, (_, _, reason) in self._refused.items()}
+        return {name: refusal.reason for name, refusal in self._refused.items()}
 
     @property
     def held(self) -> tuple[str, ...]:
         """The tasks whose adapters are in memory, the least recently used one first."""
         with self._lock:
-            return tuple(entry.task for entry in self._held)
+            return tuple(task.name for task in self._held)
 
     def predict(
         self,
@@ -123,19 +141,14 @@ class TaskBank:
         limits = [top_k] * len(several) if top_k is None or isinstance(top_k, int) else list(top_k)
         catch: tuple[type[Exception], ...] = (Exception,) if return_errors else ()
         # Until all requests are answered, these keep the adapters that the tasks have now.
-        batch = [
-            (attempt(catch, self._find, task), text, limit)
-            for (tasks, text), limit in zip(several, limits, strict=True)
-            for task in ([tasks] if isinstance(tasks, str) else tasks)
-        ]
+        questions = []
+        for (tasks, text), limit in zip(several, limits, strict=True):
+            for name in [tasks] if isinstance(tasks, str) else tasks:
+                questions.append(_Question(attempt(catch, self._find, name), text, limit))
         results: list[Any] = []
-        for start in range(0, len(batch), batch_size):
-            results += self._predict_batch(batch[start : start + batch_size], batch_size, catch)
-        each = iter(results)
-        return [
-            next(each) if isinstance(tasks, str) else {task: next(each) for task in tasks}
-            for tasks, _ in several
-        ]
+        for batch in split_batches(questions, batch_size):
+            results += self._predict_batch(batch, batch_size, catch)
+        return _group_results([tasks for tasks, _ in several], results)
 
     def ask(
         self, text: Input, tasks: Iterable[str] | None = None, batch_size: int = 64
@@ -153,17 +166,18 @@ class TaskBank:
         Raises:
             AdapterError, HubError, ValueError: As for `predict`.
         """
-        [found] = self.predict([(self.tasks if tasks is None else tuple(tasks), text)], batch_size)
-        return found  # type: ignore[no-any-return]
+        names = self.tasks if tasks is None else tuple(tasks)
+        [results] = self.predict([(names, text)], batch_size)
+        return results  # type: ignore[no-any-return]
 
     def reader(self, task: str) -> Reader:
         """Return what reads the inputs of a task, whose adapter is loaded if it is not. Raises as
         `predict` does.
         """
-        entry = self._find(task)
-        entry.open(self._held.token)
+        bank_task = self._find(task)
+        bank_task.open(self._held.token)
         with self._lock:
-            return self._held.get([entry])[entry]  # type: ignore[return-value]
+            return self._held.get([bank_task])[bank_task]  # type: ignore[return-value]
 
     def serve(self, adapters: Mapping[str, Source]) -> dict[str, str]:
         """Serve these tasks and no others.
@@ -180,31 +194,30 @@ class TaskBank:
             The reason for each task whose adapter cannot be loaded, which is also `failed`.
         """
         with self._changing:
-            wanted = {task: Entry(task, source) for task, source in adapters.items()}
-            self._entries = {task: entry for task, entry in self._entries.items() if task in wanted}
-            refused, is_full = {}, False
-            for task, entry in wanted.items():
-                source, old, before = entry.source, self._entries.get(task), self._refused.get(task)
-                given = source.source
-                # None for an adapter on the Hub.
-                files = list_files(
-                    given.folder if isinstance(given, SavedAdapter) else Path(given).expanduser()
-                )
-                if old and old.source == source and (not files or old.files in (None, files)):
+            offered = {name: BankTask(name, source) for name, source in adapters.items()}
+            for name in self._tasks.keys() - offered.keys():
+                self._forget(name)
+            refused: dict[str, _Refusal] = {}
+            is_full = False
+            for name, task in offered.items():
+                files = task.list_files()
+                if self._has_loaded(task, files):
                     continue
-                if before and files and before[:2] == (source, files):
-                    refused[task] = before
-                    continue  # what is on the Hub is tried again each time, as the network may be back
+                refusal = self._refused.get(name)
+                # An adapter on the Hub has no files; the network may be back.
+                if refusal and files and (refusal.source, refusal.files) == (task.source, files):
+                    refused[name] = refusal
+                    continue
                 try:
-                    if old or not is_full:
-                        self._load(entry)
+                    if is_full and name not in self._tasks:
+                        self._put(task)
+                    else:
+                        self._load(task)
                         is_full = self._held.is_full
-                    self._entries = {**self._entries, task: entry}
-                except (
-                    Exception
-                ) as error:  # whatever is wrong with one adapter, the others are served
-                    refused[task] = (source, files, shortened(str(error) or type(error).__name__))
-            self._entries = {task: self._entries[task] for task in wanted if task in self._entries}
+                except Exception as error:  # the others are served, whatever is wrong with this one
+                    reason = shortened(str(error) or type(error).__name__)
+                    refused[name] = _Refusal(task.source, files, reason)
+            self._tasks = {name: self._tasks[name] for name in offered if name in self._tasks}
             self._refused = refused
         return self.failed
 
@@ -224,12 +237,12 @@ class TaskBank:
             ValueError: The task has no classes for a threshold.
         """
         with self._changing:
-            if task in self._entries and not replace:
+            if task in self._tasks and not replace:
                 raise AdapterError(
                     f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its "
                     "adapter."
                 )
-            self._load(Entry(task, source))
+            self._load(BankTask(task, source))
 
     def remove(self, task: str) -> None:
         """Remove a task and free its adapter's memory. Requests that are running get their results.
@@ -238,10 +251,7 @@ class TaskBank:
             AdapterError: There is no such task.
         """
         with self._changing:
-            self._find(task)
-            self._entries = {
-                other: entry for other, entry in self._entries.items() if other != task
-            }
+            self._forget(self._find(task).name)
 
     def reload(self, task: str) -> bool:
         """Load a task's adapter again if its files have changed: those in its folder, or those of
@@ -257,11 +267,11 @@ class TaskBank:
             AdapterError, HubError: There is no such task, or the new adapter cannot be loaded.
         """
         with self._changing:
-            old = self._find(task)
-            new = Entry(task, old.source)
-            if old.files == list_files(new.open(self._held.token).folder):
+            current = self._find(task)
+            changed = BankTask(task, current.source)
+            if current.files == list_files(changed.open(self._held.token).folder):
                 return False
-            self._load(new)
+            self._load(changed)
             return True
 
     def warm_up(self, tasks: Iterable[str] | None = None) -> None:
@@ -275,55 +285,94 @@ class TaskBank:
         Raises:
             AdapterError, HubError: As for `predict`.
         """
-        entries = [self._find(task) for task in (self.tasks if tasks is None else tasks)]
-        for start in range(0, len(entries), _WARM_UP_TASKS):
-            batch = [(entry, None, None) for entry in entries[start : start + _WARM_UP_TASKS]]
+        names = self.tasks if tasks is None else tasks
+        questions = [_Question(self._find(name), _EXAMPLE) for name in names]
+        for batch in split_batches(questions, _WARM_UP_TASKS):
             self._predict_batch(batch, _WARM_UP_TASKS, ())
 
-    def _find(self, task: str) -> Entry:
-        entries = self._entries
-        if task not in entries:
+    def _find(self, name: str) -> BankTask:
+        tasks = self._tasks
+        if name not in tasks:
             raise AdapterError(
-                f"A task must be among those of the bank: {reprlib.repr([*entries])}; got {shortened(task)}. Add its "
-                "adapter."
+                f"A task must be among those of the bank: {reprlib.repr([*tasks])}; got "
+                f"{shortened(name)}. Add its adapter."
             )
-        return entries[task]
+        return tasks[name]
 
-    def _load(self, entry: Entry) -> None:
-        """Load the adapter of a new entry, and let the entry replace the one of its task."""
-        entry.open(self._held.token)  # a download keeps no other thread waiting
+    def _has_loaded(self, task: BankTask, files: Files) -> bool:
+        """Return whether the bank has a task with the same source, and has loaded these files, or
+        none yet.
+        """
+        current = self._tasks.get(task.name)
+        if current is None or current.source != task.source:
+            return False
+        return not files or current.files in (None, files)
+
+    def _load(self, task: BankTask) -> None:
+        """Load the adapter of a task, which then replaces the task of its name."""
+        task.open(self._held.token)  # a download keeps no other thread waiting
         with self._lock:
-            self._held.get([entry])
-        self._entries = {**self._entries, entry.task: entry}
+            self._held.get([task])
+        self._put(task)
+
+    def _put(self, task: BankTask) -> None:
+        self._tasks = {**self._tasks, task.name: task}
+
+    def _forget(self, name: str) -> None:
+        self._tasks = {task: self._tasks[task] for task in self._tasks if task != name}
 
     def _predict_batch(
-        self,
-        batch: Sequence[tuple[Entry | Exception, Input | None, int | None]],
-        batch_size: int,
-        catch: tuple[type[Exception], ...],
+        self, batch: Sequence[_Question], batch_size: int, catch: tuple[type[Exception], ...]
     ) -> list[Any]:
-        """Predict inputs at once; without an input, an example of the task's kind."""
-        entries = list(dict.fromkeys(entry for entry, *_ in batch if isinstance(entry, Entry)))
+        """Return the result of each question; errors that are to be caught stand in its place."""
+        tasks = {}
+        for question in batch:
+            if isinstance(question.task, BankTask):
+                tasks[question.task] = None
         with self._lock:
-            missing = set(entries).difference(self._held)
+            missing = tasks.keys() - set(self._held)
         # Downloads keep no other thread waiting; `HeldAdapters` finds the files in the cache.
-        opened = {entry: attempt(catch, entry.open, self._held.token) for entry in missing}
-        failed = {entry: error for entry, error in opened.items() if isinstance(error, Exception)}
+        unreadable: dict[BankTask, Reader | Exception] = {}
+        for task in missing:
+            saved = attempt(catch, task.open, self._held.token)
+            if isinstance(saved, Exception):
+                unreadable[task] = saved
         with self._lock:
-            readers = {
-                **failed,
-                **self._held.get([entry for entry in entries if entry not in failed], catch),
-            }
-            found: list[Any] = []
-            for entry, text, top_k in batch:
-                reader = readers[entry] if isinstance(entry, Entry) else entry
-                if isinstance(entry, Entry) and isinstance(reader, Reader):
-                    given = reader.example if text is None else text
-                    found.append(
-                        attempt(catch, reader.request, given, top_k, entry.source.threshold)
-                    )
-                else:
-                    found.append(reader)
-            requests = [request for request in found if isinstance(request, Request)]
-            results = iter(predict_requests(requests, batch_size, catch))
-        return [next(results) if isinstance(each, Request) else each for each in found]
+            readable = [task for task in tasks if task not in unreadable]
+            readers = unreadable | self._held.get(readable, catch)
+            results = [attempt(catch, _request, question, readers) for question in batch]
+            numbers = [n for n, result in enumerate(results) if isinstance(result, Request)]
+            requests = [results[number] for number in numbers]
+            predictions = predict_requests(requests, batch_size, catch)
+        for number, prediction in zip(numbers, predictions, strict=True):
+            results[number] = prediction
+        return results
+
+
+def _request(
+    question: _Question, readers: Mapping[BankTask, Reader | Exception]
+) -> Request | Exception:
+    """Return the checked input of a question, or why its adapter cannot be used."""
+    task = question.task
+    if isinstance(task, Exception):
+        return task
+    reader = readers[task]
+    if isinstance(reader, Exception):
+        return reader
+    text = reader.example if question.text is _EXAMPLE else question.text
+    return reader.request(text, question.top_k, task.source.threshold)
+
+
+def _group_results(requested: Iterable[str | Sequence[str]], results: Sequence[Any]) -> list[Any]:
+    """Return one result per request: for a list of tasks, a dict with the result of each."""
+    answers: list[Any] = []
+    start = 0
+    for tasks in requested:
+        if isinstance(tasks, str):
+            answers.append(results[start])
+            start += 1
+        else:
+            end = start + len(tasks)
+            answers.append(dict(zip(tasks, results[start:end], strict=True)))
+            start = end
+    return answers
