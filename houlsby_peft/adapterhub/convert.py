@@ -261,7 +261,7 @@ def _write_published(
     """Write an adapter in AdapterHub's format. A shared bottleneck is written at each of its
     places.
     """
-    config, tensors = saved.config, saved.weights
+    config, tensors = saved.config, saved.read_weights()
     base = base or find_base(config)[0] or config.base_model_name_or_path or ""
     base_config = _read_base(base, token)
     check_base_type(str(base_config.model_type), config.kind, config.positions)

@@ -24,39 +24,53 @@ _FOLDERS = {
     MPNET: ("houlsby_peft", "models", "all-mpnet-base-v2"),
 }
 
+# The error of the HTTP client, and all that come from the Hub, its client and the network.
+_HTTP_ERROR: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+_ERRORS_OF_HUB = (
+    _HTTP_ERROR,
+    errors.HFValidationError,
+    errors.LocalTokenNotFoundError,
+    errors.LocalEntryNotFoundError,
+    errors.OfflineModeIsEnabled,
+)
+
 
 def find_repo(folder: str | os.PathLike[str]) -> tuple[str, str | None] | None:
     """Return the name on the Hub of the model in a folder, and its commit if that is known; None
     for other folders.
 
-    It is known for folders in the Hub's cache, and for those of models from PyPI.
+    Folders in the Hub's cache have both. Folders of models from PyPI have a name.
     """
     path = Path(folder)
-    kind, *name = path.parent.parent.name.split("--")
-    if path.parent.name == "snapshots" and kind == "models" and name:
-        return "/".join(name), path.name
-    return next(
-        ((name, None) for name, end in _FOLDERS.items() if path.parts[-len(end) :] == end), None
-    )
+    kind, *name_parts = path.parent.parent.name.split("--")
+    if path.parent.name == "snapshots" and kind == "models" and name_parts:
+        return "/".join(name_parts), path.name
+    for name, end in _FOLDERS.items():
+        if path.parts[-len(end) :] == end:
+            return name, None
+    return None
 
 
 def find_packaged(name: str) -> str:
     """Return the folder of a base model that has come from PyPI, which needs no download; else the
-    name on the Hub.
+    folder or the name on the Hub.
 
     A short name is one of `SHORT_NAMES`. An adapter records the folder of the machine that it was
     trained on, which stands for its model on others.
     """
-    folder = Path(name)
+    folder = Path(name).expanduser()
     if folder.is_dir():
-        return name  # as for transformers, a folder of that name comes first
-    name, _ = find_repo(name) or (SHORT_NAMES.get(name, name), None)
+        return str(folder)  # as for transformers, a folder of that name comes first
+    repo = find_repo(name)
+    name = repo[0] if repo else SHORT_NAMES.get(name, name)
     if name == MINILM:
         with suppress(ImportError):
             folder = Path(import_module(_FOLDERS[name][0]).get_model_path())
     elif name == MPNET:
         folder = cached_folder(name)
-    return str(folder) if name in _FOLDERS and folder.is_dir() else name
+    if name in _FOLDERS and folder.is_dir():
+        return str(folder)
+    return name
 
 
 def cached_folder(name: str) -> Path:
@@ -76,21 +90,19 @@ def explain_hub_errors(subject: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        own = (
-            errors.HTTPError,  # type: ignore[attr-defined]
-            errors.HFValidationError,
-            errors.LocalTokenNotFoundError,
-            errors.LocalEntryNotFoundError,
-            errors.OfflineModeIsEnabled,
-        )
-        causes: list[BaseException] = [error]
-        while (cause := causes[-1].__cause__) is not None:
-            causes.append(cause)
-        found = [cause for cause in causes if isinstance(cause, own)]
-        if not found:
+        of_hub = [cause for cause in _causes(error) if isinstance(cause, _ERRORS_OF_HUB)]
+        if not of_hub:
             raise
-        refusal = next((cause for cause in found if isinstance(cause, errors.HfHubHTTPError)), None)
-        reason = str(refusal or found[-1])
-        if refusal is None and isinstance(found[-1], own[0]):
+        refusals = [cause for cause in of_hub if isinstance(cause, errors.HfHubHTTPError)]
+        innermost = of_hub[-1]
+        reason = str((refusals or [innermost])[0])
+        if not refusals and isinstance(innermost, _HTTP_ERROR):
             reason = f"{constants.ENDPOINT} cannot be reached ({reason}). Check the network."
         raise HubError(f"{subject}: {' '.join(reason.split())}") from error
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

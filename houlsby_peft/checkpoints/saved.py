@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from types import NoneType
 
@@ -24,13 +24,14 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     LocalEntryNotFoundError,
 )
 from peft.utils import CONFIG_NAME, SAFETENSORS_WEIGHTS_NAME
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, shortened
 from ..heads.tasks import TASK_KINDS, TaskKind, task_kind_of_class
 from ..weights import check_values, read_json
 from .downloads import explain_hub_errors, find_repo
+from .fingerprint import check_fingerprint
 
 
 # What transformers writes for a tokenizer that needs no other format; `tokenizer.json` alone holds
@@ -75,9 +76,10 @@ class SavedAdapter:
         """Open a saved adapter; the needed files of one on the Hub are downloaded to the cache.
 
         Args:
-            name_or_path: "user/adapter" on the Hub, or a folder, also that of a recipe's run.
+            name_or_path: "user/adapter" on the Hub, or a folder, such as that of a recipe's run.
             revision: A branch, tag or commit of the repository. Default: the latest version.
-            token: Access token for private repositories. Default: the one that the user has logged in with.
+            token: Access token for private repositories. Default: the one that the user has logged
+                in with.
 
         Raises:
             AdapterError: The folder or repository does not contain a loadable Houlsby adapter.
@@ -85,7 +87,8 @@ class SavedAdapter:
         """
         name = os.fspath(name_or_path)
         folder = find_files(name, SAVED_FILES, revision, token)
-        for path in (folder / file for file in SAVED_FILES):
+        for file_name in SAVED_FILES:
+            path = folder / file_name
             # A dangling link, a folder, or a pipe that would keep its reader waiting.
             if os.path.lexists(path) and not path.is_file():
                 raise AdapterError(f"{name}: {path.name} must be a file. {_AGAIN}")
@@ -93,24 +96,27 @@ class SavedAdapter:
             config = _read_config(folder)
         except Exception as error:  # whatever a damaged file leads the libraries to
             reason = shortened(str(error).replace(str(folder), name))
-            raise AdapterError(reason if name in reason else f"{name}: {reason}") from error
-        saved = cls(
-            name,
-            folder,
-            config,
-            config.shapes_in_file or {},
-            (folder / TOKENIZER_FILES[0]).is_file(),
-        )
-        if saved.commit and folder != Path(name) and not saved.own_tokenizer:
-            try:
-                get_cached_repo_tree(name, revision=saved.commit)
-            except CachedRepoTreeNotFoundError:
-                _log.warning(
-                    "The cache holds only those files of %s that PEFT has downloaded. If the adapter has its own "
-                    "tokenizer, load it once with a network connection; the base model's tokenizer is used.",
-                    name,
-                )
+            if name not in reason:
+                reason = f"{name}: {reason}"
+            raise AdapterError(reason) from error
+        has_tokenizer = (folder / TOKENIZER_FILES[0]).is_file()
+        saved = cls(name, folder, config, config.shapes_in_file or {}, has_tokenizer)
+        saved._warn_of_missing_tokenizer()
         return saved
+
+    def _warn_of_missing_tokenizer(self) -> None:
+        """Warn that the tokenizer of an adapter in the Hub's cache may not have been downloaded."""
+        if self.own_tokenizer or not self.commit or self.folder == Path(self.name):
+            return
+        try:
+            get_cached_repo_tree(self.name, revision=self.commit)
+        except CachedRepoTreeNotFoundError:
+            _log.warning(
+                "The cache holds only those files of %s that PEFT has downloaded. If the adapter "
+                "has its own tokenizer, load it once with a network connection; the base model's "
+                "tokenizer is used.",
+                self.name,
+            )
 
     @property
     def weights_file(self) -> Path:
@@ -124,7 +130,7 @@ class SavedAdapter:
 
     @property
     def commit(self) -> str | None:
-        """The commit of the repository that the files are of; None for a folder of the user's own."""
+        """The commit that the files were downloaded from; None for a folder of the user's own."""
         repo = find_repo(self.folder)
         return repo[1] if repo else None
 
@@ -133,31 +139,31 @@ class SavedAdapter:
         """The task, from the task type or from the class of the model that the adapter was trained
         in.
         """
-        config = self.config
-        class_name = str((config.auto_mapping or {}).get("base_model_class"))
-        by_type = next(
-            (
-                task
-                for task in TASK_KINDS
-                if config.task_type and task.task_type == config.task_type
-            ),
-            None,
-        )
-        found = by_type or task_kind_of_class(class_name)
-        if found is None:
+        task_type = self.config.task_type
+        for kind in TASK_KINDS:
+            if task_type and kind.task_type == task_type:
+                return kind
+        class_name = str((self.config.auto_mapping or {}).get("base_model_class"))
+        kind_of_class = task_kind_of_class(class_name)
+        if kind_of_class is None:
             raise AdapterError(
-                "An adapter must name its task, by a task type of PEFT or by a class of transformers such as "
-                f"BertForSequenceClassification; got {config.task_type!r} and {class_name!r}. Load the base model "
-                "yourself and give it as base_model."
+                "An adapter must name its task, by a task type of PEFT or by a class of "
+                f"transformers such as BertForSequenceClassification; got {task_type!r} and "
+                f"{class_name!r}. Load the base model yourself and give it as base_model."
             )
-        return found
+        return kind_of_class
 
-    @cached_property
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, checked. They are read once."""
-        weights = load_file(self.weights_file)
-        for key, tensor in weights.items():
-            check_values(self.name, key, tensor)
+    def read_weights(self) -> dict[str, torch.Tensor]:
+        """Read the tensors by name, and check them.
+
+        They are in memory of their own, and stay as they are when the file changes.
+        """
+        weights = {}
+        for key, tensor in load_tensors(self.weights_file.read_bytes()).items():
+            # Beside saved embeddings, PEFT saves trained tokens again, under the adapter's name.
+            if ".trainable_tokens_delta." not in key:
+                check_values(self.name, key, tensor)
+                weights[key] = tensor
         return weights
 
 
@@ -165,8 +171,9 @@ def adapter_of_run(path: Path) -> Path:
     """Return the adapter of a recipe's run, which has checkpoints beside it; any other path as it
     is.
     """
-    inner = path / "adapter"
-    return inner if (path / "results.json").is_file() and (inner / CONFIG_NAME).is_file() else path
+    adapter = path / "adapter"
+    is_run = (path / "results.json").is_file() and (adapter / CONFIG_NAME).is_file()
+    return adapter if is_run else path
 
 
 def find_files(
@@ -228,13 +235,32 @@ def _read_config(folder: Path) -> HoulsbyConfig:
                 f"{path}: {name} has an unknown form: {shortened(str(fields[name]))}. {_AGAIN}"
             )
     config = HoulsbyConfig.from_pretrained(str(folder))
-    weights, largest = (
-        folder / SAFETENSORS_WEIGHTS_NAME,
-        max([config.r, *config.rank_pattern.values()]),
-    )
-    if largest > (size := weights.stat().st_size):
-        raise AdapterError(
-            f"{path} asks for bottlenecks of size {shortened(str(largest))}, but all of {weights.name} has {size:,} "
-            f"bytes. {_AGAIN}"
-        )
+    if config.record is not None and config.record.base is not None:
+        check_fingerprint(config.record.base)
+    _check_size(config, folder)
+    _check_trained_tokens(config, path)
     return config
+
+
+def _check_size(config: HoulsbyConfig, folder: Path) -> None:
+    """Refuse bottlenecks that are larger than the file, before they are allocated."""
+    weights = folder / SAFETENSORS_WEIGHTS_NAME
+    size = weights.stat().st_size
+    largest = max([config.r, *config.rank_pattern.values()])
+    if largest > size:
+        raise AdapterError(
+            f"{folder / CONFIG_NAME} asks for bottlenecks of size {shortened(str(largest))}, but "
+            f"all of {weights.name} has {size:,} bytes. {_AGAIN}"
+        )
+
+
+def _check_trained_tokens(config: HoulsbyConfig, path: Path) -> None:
+    """Refuse trained tokens that the file lacks, which PEFT would only miss when it has added the
+    adapter.
+    """
+    has_tokens = any(key.endswith(".trainable_tokens_delta") for key in config.shapes_in_file or ())
+    if config.trainable_token_indices and not has_tokens:
+        raise AdapterError(
+            f"{path} has trainable_token_indices, but {SAFETENSORS_WEIGHTS_NAME} lacks the "
+            f"embeddings of these tokens. {_AGAIN}"
+        )

@@ -63,5 +63,5 @@ def init_from(
         for key, weight in tensors_of(model, adapter_name).items()
         if f".{PREFIX}" not in key
     }
-    weights |= {key: weight for key, weight in saved.weights.items() if f".{PREFIX}" in key}
+    weights |= {key: weight for key, weight in saved.read_weights().items() if f".{PREFIX}" in key}
     set_peft_model_state_dict(model, weights, adapter_name=adapter_name)

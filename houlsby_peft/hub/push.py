@@ -85,7 +85,7 @@ def push_to_hub(
     )
     try:
         saved = SavedAdapter.open(folder)
-        saved.weights  # checked before anything is uploaded  # noqa: B018
+        saved.read_weights()  # checked before anything is uploaded
         base, revision = find_base_on_hub(saved.config, base_model)
         figures = find_figures(saved.folder)
         answer = None if example is None else predict_example(saved, example, base_model, token)

@@ -6,9 +6,10 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from ..checkpoints.saved import TOKENIZER_FILES, SavedAdapter
 from ..config import HoulsbyConfig
 from ..errors import AdapterError, HubError, shortened
 from ..heads.tasks import TaskKind
-from ..weights import FILE_PREFIX
+from ..placement.inference import log_once
+from ..weights import FILE_PREFIX, first_of
 
 
 # The largest vocabularies have a million tokens. Saving or copying a tokenizer takes time and
@@ -60,29 +62,72 @@ def load_base(
     """Load the base model, with an untrained head for the adapter's classes and the adapter's
     number of tokens.
     """
-    found, revision = name or _recorded_base(saved), None if name else saved.config.revision
-    # Answers have a start and an end, whatever the base model's configuration says.
-    labels = (
-        {"num_labels": 2}
-        if task.pipeline == "question-answering"
-        else label_arguments(saved.config)
-    )
+    revision = None
+    if name is None:
+        name, revision = _recorded_base(saved), saved.config.revision
+    labels = label_arguments(saved.config)
+    if task.pipeline == "question-answering":
+        # Answers have a start and an end, whatever the base model's configuration says.
+        labels = {"num_labels": 2}
     # Quietly, because transformers advises to train a head that the adapter brings along.
-    with explain_hub_errors(f"The base model {found}"), set_verbosity(logging.ERROR):
-        base: PreTrainedModel = getattr(transformers, task.auto_class).from_pretrained(
-            find_packaged(found),
-            revision=revision,
-            token=token,
-            dtype=dtype,
-            trust_remote_code=False,
-            weights_only=True,
-            ignore_mismatched_sizes=True,  # of another task's head, which the adapter's replaces
-            **labels,
-        )
+    with explain_hub_errors(f"The base model {name}"), set_verbosity(logging.ERROR):
+        try:
+            base, report = getattr(transformers, task.auto_class).from_pretrained(
+                find_packaged(name),
+                revision=revision,
+                token=token,
+                dtype=dtype,
+                trust_remote_code=False,
+                weights_only=True,
+                # Another task's head, which the adapter's replaces.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **labels,
+            )
+        except UnpicklingError as error:  # which advises to read it with weights_only=False
+            raise AdapterError(
+                f"The weights of {name} are in a pickled file that could run any code when it is "
+                "read. Give a base model in safetensors files. A file that you trust can be "
+                "converted with safetensors.torch.save_file, or with its model's save_pretrained."
+            ) from error
+    _check_missing_weights(saved, task, base, report)
     tokens = saved_tokens(saved, base)
     if tokens is not None and tokens != count_tokens(base):
         base.resize_token_embeddings(tokens, mean_resizing=False)
-    return base
+    return base  # type: ignore[no-any-return]
+
+
+def _check_missing_weights(
+    saved: SavedAdapter, task: TaskKind, base: PreTrainedModel, report: Mapping[str, Any]
+) -> None:
+    """Refuse a base model some of whose weights are random: its files lack them, or have another
+    shape, and the adapter does not bring them.
+
+    transformers would create them anew each time, so that each load would predict something else.
+    """
+    prefix = f"{base.base_model_prefix}."
+    brought = {key.removeprefix(FILE_PREFIX).removeprefix(prefix) for key in saved.shapes}
+    record = saved.config.record
+    heads = tuple(f"{head}.".removeprefix(prefix) for head in (record.heads if record else ()))
+    missing, unused = [], []
+    for key in sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
+        name = key.removeprefix(prefix)
+        if name in brought or name.startswith(heads):
+            continue
+        # A model without a head predicts from the hidden states of the tokens.
+        is_unused = task.pipeline == "feature-extraction" and ".pooler." in f".{name}"
+        (unused if is_unused else missing).append(key)
+    if missing:
+        raise AdapterError(
+            f"The base model {base.name_or_path} lacks {first_of(missing)}, which {saved.name} "
+            "needs and does not bring along: they would be random. Give the whole base model, or "
+            "its name or folder, as base_model."
+        )
+    if unused:
+        log_once(
+            f"The base model {base.name_or_path} lacks {first_of(unused)}, which are random. No "
+            "prediction depends on them."
+        )
 
 
 def load_tokenizer(
@@ -94,50 +139,95 @@ def load_tokenizer(
     """Load the adapter's own tokenizer or, if it has none, the base model's, at the recorded
     revision.
 
-    If one of equal files is among those that are known, it is returned instead; otherwise the new
-    one is added.
+    If a tokenizer of equal files is among those that are known, it is returned instead; otherwise
+    the new one is added.
     """
     source = str(saved.folder) if saved.own_tokenizer else base_name or _recorded_base(saved)
     revision = saved.config.revision if source == saved.config.base_model_name_or_path else None
-    known = {} if known is None else known
-    # Tokenizers of equal files are the same, wherever the files are.
-    files = [path for path in (Path(source, name) for name in TOKENIZER_FILES) if path.is_file()]
-    key = tuple((path.name, hashlib.sha256(path.read_bytes()).digest()) for path in files) or (
-        source,
-        revision,
-    )
-    if key in known:
-        return known[key]
+    if known is None:
+        return _read_tokenizer(source, revision, token)
+    key = _contents(source) or (source, revision)
+    tokenizer = known.get(key)
+    if tokenizer is None:
+        tokenizer = known[key] = _read_tokenizer(source, revision, token)
+    return tokenizer
+
+
+def _contents(folder: str) -> tuple[tuple[str, bytes], ...]:
+    """Return the name and the hash of each file of a tokenizer, wherever its folder is."""
+    contents = []
+    for name in TOKENIZER_FILES:
+        path = Path(folder, name)
+        if path.is_file():
+            contents.append((name, hashlib.sha256(path.read_bytes()).digest()))
+    return tuple(contents)
+
+
+def _read_tokenizer(
+    source: str, revision: str | None, token: str | None
+) -> PreTrainedTokenizerBase:
     try:
         with explain_hub_errors(f"The tokenizer of {source}"):
-            tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 find_packaged(source), revision=revision, token=token, trust_remote_code=False
             )
-        backend = getattr(
-            tokenizer, "backend_tokenizer", None
-        )  # the one that pads its vocabulary when it is saved
-        if (
-            backend is not None
-            and (largest := max(backend.get_vocab().values(), default=0)) >= _MOST_TOKENS
-        ):
-            raise AdapterError(
-                f"The numbers of tokens must be below {_MOST_TOKENS:,}; {source} has {largest:,}."
-            )
-        with suppress(
-            ValueError, TypeError
-        ):  # of tokenizers that need more than texts, such as boxes on a page
-            tokenizer("a", "b")  # some malformed files are noticed only now
-    except (
-        BaseException
-    ) as error:  # transformers and tokenizers raise whatever a malformed file leads them to
-        # A panic of tokenizers is not an `Exception`.
-        is_of_file = isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        if isinstance(error, HubError) or not is_of_file:
+        _check_numbers_of_tokens(tokenizer, source)
+        # Some malformed files are noticed only now. Some tokenizers need more than texts, such as
+        # boxes on a page.
+        with suppress(ValueError, TypeError):
+            tokenizer("a", "b")
+    except (HubError, AdapterError):
+        raise
+    except BaseException as error:
+        # transformers and tokenizers raise whatever a malformed file leads them to. A panic of
+        # tokenizers is not an `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise AdapterError(
             f"The tokenizer of {source} cannot be loaded: {shortened(str(error))}"
         ) from error
-    return known.setdefault(key, tokenizer)
+    return tokenizer
+
+
+def _check_numbers_of_tokens(tokenizer: PreTrainedTokenizerBase, source: str) -> None:
+    # A fast tokenizer pads its vocabulary when it is saved or copied.
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return
+    largest = max(backend.get_vocab().values(), default=0)
+    if largest >= _MOST_TOKENS:
+        raise AdapterError(
+            f"The tokenizer of {source} cannot be loaded: the numbers of tokens must be below "
+            f"{_MOST_TOKENS:,}; it has {largest:,}."
+        )
+
+
+def use_pad_token(base: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Let decoders, which classify at the last token that is no padding, know the pad token."""
+    settings = base.config.get_text_config()
+    if getattr(settings, "pad_token_id", None) is None:
+        settings.pad_token_id = tokenizer.pad_token_id
+
+
+def check_tokens(saved: SavedAdapter, base: PreTrainedModel, is_shared: bool) -> None:
+    """Refuse an adapter whose tokens the base model does not have.
+
+    If the base model is shared with other adapters, it keeps its embeddings.
+    """
+    tokens = saved_tokens(saved, base)
+    if tokens is not None and (is_shared or tokens != count_tokens(base)):
+        raise AdapterError(
+            f"{saved.name} was saved with embeddings of {tokens:,} tokens, which replace those of "
+            "the base model. Load it on a base model of its own, after "
+            f"resize_token_embeddings({tokens})."
+        )
+    trained = saved.config.trainable_token_indices
+    known = count_tokens(base)
+    if isinstance(trained, list) and trained and known is not None and max(trained) >= known:
+        raise AdapterError(
+            f"{saved.name} trains the token {max(trained):,}; the base model has {known:,} tokens. "
+            "Load it on a base model of its own, after resize_token_embeddings."
+        )
 
 
 def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
@@ -145,21 +235,29 @@ def saved_tokens(saved: SavedAdapter, base: PreTrainedModel) -> int | None:
     vocabulary; None without.
     """
     embeddings = _embeddings(base)
-    name = next((name for name, module in base.named_modules() if module is embeddings), "")
-    shape = saved.shapes.get(f"{FILE_PREFIX}{name}.weight")
-    return shape[0] if shape else None
+    for name, module in base.named_modules():
+        if module is embeddings:
+            # Where tokens are trained, PEFT saves the embeddings inside its wrapper.
+            for place in (name, f"{name}.token_adapter.base_layer"):
+                shape = saved.shapes.get(f"{FILE_PREFIX}{place}.weight")
+                if shape:
+                    return shape[0]
+    return None
 
 
 def count_positions(model: nn.Module) -> int | None:
     """Return the number of tokens that a model, with adapters or without, reads at once; None if
     there is no limit.
     """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    longest = getattr(base.config, "max_position_embeddings", None)
-    positions = getattr(getattr(base.base_model, "embeddings", None), "position_embeddings", None)
-    # As RoBERTa's, whose positions begin behind that of padding.
+    base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    longest: int | None = getattr(base.config, "max_position_embeddings", None)
+    embeddings = getattr(base.base_model, "embeddings", None)
+    positions = getattr(embeddings, "position_embeddings", None)
     padding = getattr(positions, "padding_idx", None)
-    return longest - padding - 1 if longest and padding is not None else longest
+    if longest and padding is not None:
+        # As RoBERTa's, whose positions begin behind that of padding.
+        return longest - padding - 1
+    return longest
 
 
 def count_tokens(base: PreTrainedModel) -> int | None:
@@ -167,7 +265,14 @@ def count_tokens(base: PreTrainedModel) -> int | None:
     Canine.
     """
     embeddings = _embeddings(base)
-    return len(embeddings.weight) if isinstance(embeddings, nn.Embedding) else None
+    if isinstance(embeddings, nn.Embedding):
+        return len(embeddings.weight)
+    return None
+
+
+def uncompiled(model: nn.Module) -> PreTrainedModel:
+    """Return the model that `torch.compile` has wrapped; any other as it is."""
+    return getattr(model, "_orig_mod", model)  # type: ignore[return-value]
 
 
 def _embeddings(base: PreTrainedModel) -> nn.Module | None:
@@ -177,7 +282,7 @@ def _embeddings(base: PreTrainedModel) -> nn.Module | None:
 
 
 def label_arguments(config: HoulsbyConfig) -> dict[str, Any]:
-    """Return an adapter's labels as transformers' configurations hold them; empty if it has none."""
+    """Return an adapter's labels in the form of transformers' configurations; empty without."""
     if config.labels is None:
         return {}
     label2id = {name: number for number, name in config.labels.items()}
@@ -189,7 +294,7 @@ def _recorded_base(saved: SavedAdapter) -> str:
     name = saved.config.base_model_name_or_path or ""
     if not name or (saved.commit and (Path(name).is_absolute() or ".." in name)):
         raise AdapterError(
-            f"{saved.name}: base_model_name_or_path must be a name on the Hub, got {shortened(name)!r}. Give the base "
-            "model, or its name or folder, as base_model."
+            f"{saved.name}: base_model_name_or_path must be a name on the Hub, got "
+            f"{shortened(name)!r}. Give the base model, or its name or folder, as base_model."
         )
     return name

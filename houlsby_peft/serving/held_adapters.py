@@ -1,4 +1,4 @@
-"""`HeldAdapters`: adapters in memory, loaded when a task needs them and dropped for lack of room."""
+"""`HeldAdapters`: adapters in memory, loaded when needed and dropped for lack of room."""
 
 from __future__ import annotations
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
-from itertools import chain, count
 from typing import Literal
 
 import torch
-from peft import PeftModel
+from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..checkpoints.fingerprint import refuse_other_bases
@@ -18,7 +19,14 @@ from ..checkpoints.saved import SavedAdapter
 from ..errors import AdapterError, shortened
 from ..heads.tasks import task_kind_of_class
 from ..layer import HoulsbyTunerLayer
-from .base_model import count_tokens, load_base, load_tokenizer, saved_tokens
+from ..weights import first_of
+from .base_model import (
+    check_tokens,
+    load_base,
+    load_tokenizer,
+    uncompiled,
+    use_pad_token,
+)
 from .predictor import Predictor
 
 
@@ -30,7 +38,7 @@ def load(
     name_or_path: str | os.PathLike[str],
     *,
     revision: str | None = None,
-    base_model: PreTrainedModel | str | None = None,
+    base_model: nn.Module | str | None = None,
     beside: Predictor | None = None,
     adapter_name: str | None = None,
     token: str | None = None,
@@ -42,12 +50,14 @@ def load(
 
     Of the adapter, only JSON and safetensors files are read, and code from a repository is never
     run. Threads may load adapters onto one base model, and predict with others on it, at the same
-    time.
+    time. If loading fails, a model that was given is as it was before.
 
     Args:
         name_or_path: "user/adapter" on the Hub, or a folder.
-        revision: A branch, tag or commit of the adapter's repository. The base model's is recorded in the adapter.
-        base_model: The base model, or its name or folder, in place of the one that the adapter names.
+        revision: A branch, tag or commit of the adapter's repository. The base model's is recorded
+            in the adapter.
+        base_model: The base model, or its name or folder, in place of the one that the adapter
+            names. Of a model from `torch.compile`, the model inside is used.
         beside: An adapter that was loaded before, whose base model this one shares.
         adapter_name: A new name in the model. Default: "default", or the first unused name of
             "default_2", "default_3" and so on.
@@ -55,13 +65,13 @@ def load(
             HF_TOKEN has set.
         device: Where to put the model. Default: where it is; the CPU for a new one.
         dtype: Dtype of the base model. Default: as in its files.
-        other_base: What to do if many weights of the base model differ from those that the adapter
-            was trained on: "refuse" the adapter, or "warn" and load it.
+        other_base: What to do if weights of the base model differ from those that the adapter was
+            trained on: "refuse" the adapter, or "warn" and load it.
 
     Raises:
         AdapterError: The folder or repository does not contain a loadable Houlsby adapter, the
-            adapter was trained on another base model, or the given base model already holds
-            adapters, or one of this name.
+            adapter was trained on another base model, the base model lacks weights, or the given
+            base model already holds adapters, or one of this name.
         HubError: A repository does not exist, is private or cannot be reached.
     """
     saved = SavedAdapter.open(name_or_path, revision, token)
@@ -79,7 +89,7 @@ def load(
 
 def load_saved(
     saved: SavedAdapter,
-    base_model: PreTrainedModel | str | None = None,
+    base_model: nn.Module | str | None = None,
     beside: Predictor | None = None,
     adapter_name: str | None = None,
     tokenizers: MutableMapping[object, PreTrainedTokenizerBase] | None = None,
@@ -94,73 +104,116 @@ def load_saved(
     """
     task = saved.task
     if beside is not None:
-        if task.auto_class != beside.task.auto_class:
-            raise AdapterError(
-                f"Adapters on one base model must have the same kind of head; {saved.name} is for {task.pipeline}, "
-                f"the one beside it for {beside.task.pipeline}. Load it separately."
-            )
+        _check_head(saved, beside)
         base, task = beside.base_model, beside.task
-    elif isinstance(base_model, PreTrainedModel):
-        base, task = base_model, task_kind_of_class(type(base_model).__name__) or task
-        if any(isinstance(module, HoulsbyTunerLayer) for module in base.modules()):
-            raise AdapterError(
-                "A base model that is given must hold no Houlsby adapters, which would be changed. Give beside=, what "
-                "houlsby_peft.load returned for it, or another base model."
-            )
+    elif isinstance(base_model, nn.Module):
+        base = _given_base(base_model)
+        task = task_kind_of_class(type(base).__name__) or task
     else:
         base = load_base(saved, task, base_model, token, dtype)
-    tokens = saved_tokens(saved, base)
-    if tokens is not None and (beside is not None or tokens != count_tokens(base)):
-        raise AdapterError(
-            f"{saved.name} was saved with embeddings of {tokens:,} tokens, which replace those of the base model. "
-            f"Load it on a base model of its own, after resize_token_embeddings({tokens})."
-        )
-    # Before the adapter, which would stay in a model that is in use if the tokenizer failed.
+    check_tokens(saved, base, is_shared=beside is not None)
+    # Before the adapter, which changes a model that is in use.
     tokenizer = load_tokenizer(saved, base.name_or_path, token, tokenizers)
-    settings = base.config.get_text_config()
-    if (
-        getattr(settings, "pad_token_id", None) is None
-    ):  # as of decoders, which classify at the last other token
-        settings.pad_token_id = tokenizer.pad_token_id
     if not task.auto_class.endswith("LM"):
         # Whoever generates text pads on the left, where GPT-2 would count the padding as positions,
         # and an encoder take it for the first token. Tokenizers of models that need it, such as
         # XLNet's, do so by themselves.
         tokenizer.padding_side = type(tokenizer).padding_side
     with _ADDING, refuse_other_bases() if other_base == "refuse" else nullcontext():
-        taken = {} if beside is None else beside.model.peft_config
-        names = (
-            [adapter_name]
-            if adapter_name
-            else chain(["default"], (f"default_{n}" for n in count(2)))
+        if beside is None:
+            name = adapter_name or "default"
+            model = _add_adapter(saved, base, name, device)
+            model.eval()
+        else:
+            name = _new_name(adapter_name, beside.model.peft_config)
+            model = _add_adapter(saved, beside.model, name, device)
+    use_pad_token(base, tokenizer)
+    return Predictor(model, name, task, tokenizer)
+
+
+def _check_head(saved: SavedAdapter, beside: Predictor) -> None:
+    task = saved.task
+    if task.auto_class != beside.task.auto_class:
+        raise AdapterError(
+            f"Adapters on one base model must have the same kind of head; {saved.name} is for "
+            f"{task.pipeline}, the one beside it for {beside.task.pipeline}. Load it separately."
         )
-        name = next((name for name in names if name not in taken), None)
-        if name is None:  # PEFT would overwrite the adapter
-            raise AdapterError(
-                f"The model has an adapter {adapter_name!r} already. Give another adapter_name."
-            )
-        folder = str(saved.folder)
-        try:
-            if beside is None:
-                # The random weights that PEFT makes first would take half of the time; on the meta
-                # device they do not.
-                model = PeftModel.from_pretrained(
-                    base, folder, name, config=saved.config, low_cpu_mem_usage=True
-                )
-                model.eval()
+
+
+def _given_base(model: nn.Module) -> PreTrainedModel:
+    base = uncompiled(model)
+    if any(isinstance(module, HoulsbyTunerLayer) for module in base.modules()):
+        raise AdapterError(
+            "A base model that is given must hold no Houlsby adapters, which would be changed. "
+            "Give beside=, what houlsby_peft.load returned for it, or another base model."
+        )
+    return base
+
+
+def _new_name(adapter_name: str | None, taken: Collection[str]) -> str:
+    """Return the name that an adapter gets beside others."""
+    if adapter_name is None:
+        name, number = "default", 1
+        while name in taken:
+            number += 1
+            name = f"default_{number}"
+        return name
+    if adapter_name in taken:
+        raise AdapterError(
+            f"The model has an adapter {adapter_name!r} already. Give another adapter_name."
+        )
+    return adapter_name
+
+
+def _add_adapter(
+    saved: SavedAdapter,
+    model: PreTrainedModel | PeftModel,
+    name: str,
+    device: str | torch.device | None,
+) -> PeftModel:
+    """Add an adapter to a base model, or beside others; after an error, the model is as before."""
+    weights = saved.read_weights()
+    config = copy.deepcopy(saved.config)  # PEFT changes it
+    config.inference_mode = True
+    try:
+        # The file's weights replace those on the meta device. PEFT's own low_cpu_mem_usage patches
+        # `nn.Module`, so that modules that other threads create would be on the meta device.
+        with torch.device("meta"):
+            if isinstance(model, PeftModel):
+                adapted = model
+                adapted.add_adapter(name, config)
             else:
-                model, was_training = beside.model, beside.model.training
-                model.load_adapter(folder, name, low_cpu_mem_usage=True)
-                model.train(was_training)
-        except ValueError as error:
-            reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
-            raise AdapterError(f"{saved.name}: {reason}") from error
-        # safetensors maps the file into memory: weights would change, or the process be killed,
-        # with the file.
-        for key, weight in chain(model.named_parameters(), model.named_buffers()):
-            if f".{name}." in f"{key}.":
-                weight.data = weight.data.clone()
-        return Predictor(model.to(device) if device else model, name, task, tokenizer)
+                model_class = MODEL_TYPE_TO_PEFT_MODEL_MAPPING.get(config.task_type, PeftModel)
+                adapted = model_class(model, config, name)
+        with removed_on_error(adapted, name):
+            _set_weights(adapted, name, weights, is_shared=adapted is model)
+            return adapted.to(device) if device else adapted
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, LookupError, RuntimeError) as error:  # what the file leads PEFT to
+        reason = str(error) if isinstance(error, AdapterError) else shortened(str(error))
+        raise AdapterError(f"{saved.name}: {reason}") from error
+
+
+def _set_weights(
+    model: PeftModel, name: str, weights: Mapping[str, torch.Tensor], is_shared: bool
+) -> None:
+    """Set the weights of an added adapter, and of the base model those that its file has, such as
+    resized embeddings.
+    """
+    tensors = model.state_dict()
+    own = {key: weight for key, weight in weights.items() if key not in tensors}
+    of_base = weights.keys() - own.keys()
+    if of_base and is_shared:
+        raise AdapterError(
+            f"it was saved with weights of the base model, {first_of(sorted(of_base))}, which "
+            "would change the adapters beside it. Load it on a base model of its own."
+        )
+    set_peft_model_state_dict(model, own, name, low_cpu_mem_usage=True)
+    model.base_model._cast_adapter_dtype(name)  # type: ignore[operator]
+    for key in of_base:
+        # In place, so that tied weights stay tied and each keeps its device and dtype.
+        tensors[key].copy_(weights[key])
 
 
 @contextmanager

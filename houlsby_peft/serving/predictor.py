@@ -71,9 +71,10 @@ class Predictor:
         reader = READERS.get(self.task.pipeline)
         if reader is None or (reader.needs_spans and not self.tokenizer.is_fast):
             raise AdapterError(
-                "Prediction is for text classification, embeddings and, with a fast tokenizer, token classification "
-                f"and question answering; the task of {called or self.name!r} is {self.task.pipeline}, with a "
-                f"{type(self.tokenizer).__name__}. Use its model and tokenizer."
+                "Prediction is for text classification, embeddings and, with a fast tokenizer, "
+                f"token classification and question answering; the task of {called or self.name!r} "
+                f"is {self.task.pipeline}, with a {type(self.tokenizer).__name__}. Use its model "
+                "and tokenizer."
             )
         return reader(self.model, self.name, self.tokenizer, self.task, called, **options)
 
@@ -139,7 +140,8 @@ class Predictor:
         """
         if self.model.training:
             raise AdapterError(
-                "A pipeline would switch the model, which is in training mode, to evaluation. Call model.eval() first."
+                "A pipeline would switch the model, which is in training mode, to evaluation. Call "
+                "model.eval() first."
             )
         view = copy.copy(self.model)  # with all modules shared
         view.config = copy.deepcopy(self.model.config)

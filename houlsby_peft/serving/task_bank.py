@@ -121,7 +121,8 @@ class TaskBank:
                 answering, a pair (question, context). Texts are cut as `Predictor.predict` does. A
                 list of tasks stands for all of them.
             batch_size: Number of pairs of a task and an input that are predicted at once.
-            top_k: As for `Predictor.predict`; or one for each request. Classes below a task's threshold are left out.
+            top_k: As for `Predictor.predict`; or one for each request. Classes below a task's
+                threshold are left out.
             return_errors: Whether a request that cannot be answered gets its error as the result,
                 and the others their answers, instead of the error being raised.
 
@@ -228,7 +229,8 @@ class TaskBank:
         Args:
             task: The task.
             source: Its adapter, as for `TaskBank`.
-            replace: Whether a task of this name gets the new adapter. Requests that are running keep the old one.
+            replace: Whether a task of this name gets the new adapter. Requests that are running
+                keep the old one.
 
         Raises:
             AdapterError: The adapter cannot be loaded, or there is such a task and `replace` is not
@@ -239,8 +241,8 @@ class TaskBank:
         with self._changing:
             if task in self._tasks and not replace:
                 raise AdapterError(
-                    f"The name of a task must be new to the bank; got {task!r}. Give replace=True to replace its "
-                    "adapter."
+                    f"The name of a task must be new to the bank; got {task!r}. Give replace=True "
+                    "to replace its adapter."
                 )
             self._load(BankTask(task, source))
 

@@ -4,6 +4,9 @@ about it.
 
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -17,7 +20,11 @@ from transformers import (
 
 import houlsby_peft
 from houlsby_peft import AdapterError, HoulsbyConfig
-from houlsby_peft.checkpoints.fingerprint import compare_fingerprints, fingerprint
+from houlsby_peft.checkpoints.fingerprint import (
+    check_fingerprint,
+    compare_fingerprints,
+    fingerprint,
+)
 from houlsby_peft.placement.plan import Plan
 from hub_models import TEXTS, make_adapter, make_base
 from tiny_models import tiny_bert
@@ -85,6 +92,66 @@ def test_each_layer_that_was_trained_apart_is_named():
     assert compare_fingerprints(recorded, fingerprint_of(tiny_bert(intermediate_size=64)))[
         0
     ].endswith("48, here 64")
+
+
+def with_other(*names):
+    """A tiny BERT, of which some modules have the weights of another one."""
+    base, other = tiny_bert(), tiny_bert(seed=1)
+    for name in names:
+        base.bert.get_submodule(name).load_state_dict(other.bert.get_submodule(name).state_dict())
+    return base
+
+
+@pytest.mark.parametrize(
+    ("names", "named"),
+    [
+        (["pooler"], "pooler.dense"),
+        (["embeddings.word_embeddings"], "embeddings.word_embeddings"),
+        (["embeddings.position_embeddings"], "embeddings.position_embeddings"),
+        (["encoder.layer.2.intermediate", "encoder.layer.2.output"], "encoder.layer.2"),
+        (["encoder.layer.0.attention.self.value"], "encoder.layer.0"),
+    ],
+    ids=str,
+)
+def test_one_part_of_another_model_is_named(names, named):
+    recorded = fingerprint_of(tiny_bert())
+    found = compare_fingerprints(recorded, fingerprint_of(with_other(*names)))
+    assert found == [f"other weights in {named}"]
+
+
+def test_a_recording_of_version_0_1_still_tells_models_apart():
+    """It has four values of each weight, the first four of today's."""
+    recorded = fingerprint_of(tiny_bert())
+    old = {"config": recorded["config"], "tensors": {}}
+    for name, text in recorded["tensors"].items():
+        layers = np.frombuffer(base64.b64decode(text), dtype=np.int16).reshape(-1, 24)
+        old["tensors"][name] = base64.b64encode(layers[:, :4].tobytes()).decode()
+    assert compare_fingerprints(old, recorded) == compare_fingerprints(recorded, old) == []
+    for make in SAME.values():
+        assert compare_fingerprints(old, fingerprint_of(make())) == []
+    (found,) = compare_fingerprints(old, fingerprint_of(tiny_bert(seed=1)))
+    assert found == "other weights in encoder.layer.0, encoder.layer.1, encoder.layer.2 and 2 more"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": 1},
+        {"tensors": ["a"]},
+        {"tensors": {"a": 1}},
+        {"tensors": {"a": "no base64!"}},
+        {"tensors": {"a": "AAA="}},
+        {"samples": "24"},
+        {"samples": 0},
+        {"samples": 10**9},
+    ],
+    ids=str,
+)
+def test_a_fingerprint_of_another_form_is_refused(change):
+    recorded = fingerprint_of(tiny_bert())
+    check_fingerprint(recorded)
+    with pytest.raises(AdapterError, match="fingerprint of the base model has an unknown form"):
+        check_fingerprint(recorded | change)
 
 
 def test_another_base_is_refused_by_load_and_warned_about_by_peft_and_transformers(tmp_path):
