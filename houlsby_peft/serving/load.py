@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from peft import MODEL_TYPE_TO_PEFT_MODEL_MAPPING, PeftModel, set_peft_model_state_dict
@@ -225,5 +225,6 @@ def removed_on_error(model: PeftModel, name: str) -> Iterator[None]:
         yield
     except BaseException:
         if name in model.peft_config:  # unless the tuner has removed it
-            model.base_model._remove(name)  # type: ignore[operator]
+            tuner: Any = model.base_model
+            (getattr(tuner, "remove_adapter", None) or tuner._remove)(name)
         raise
