@@ -1,0 +1,391 @@
+"""Find out why some runs never leave the majority class: train settings and seeds one after the
+other, and record the first steps of each run.
+
+    python recipes/studies/stuck_runs.py cells.txt docs/runs/stuck_runs.csv --task mrpc \
+        --model_name mpnet --learning_rate 1e-3 --num_train_epochs 3 --data_dir glue --use_cpu \
+        --output_dir runs/stuck
+
+A line of cells.txt names a setting of SETTINGS, a seed and, to stop early, a number of steps:
+`reference 1 200`. In place of the seed, `stuck` means every seed at which the reference has been
+stuck so far. The other flags are those of glue.py.
+
+Each finished run adds a line to the table, with the scores of its last evaluation, the best main
+score (MRPC: F1), whether all its predictions are of one class, and the spread of [CLS] in
+validation's last batch. The folder of the table's name, here
+docs/runs/stuck_runs/, gets one file per run, with one line for each of the first 200 steps:
+
+- the loss,
+- `gradient_KIND`, the norm of the gradient by kind of weight, before clipping,
+- `moved_KIND`, the distance of the weights from their start, after the step before,
+- `spread_LAYER`, how far [CLS] differs between the texts of a batch: the mean over the features of
+  the standard deviation over the batch, after this layer.
+
+The same command continues after an interruption. A run that was stopped early continues from there
+once the cells ask for more steps. Stop between the ends of epochs: a checkpoint at the end of an
+epoch is written before its evaluation, which draws random numbers. Several processes may work on
+the same cells.
+"""
+
+import argparse
+import csv
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import recipes_path  # noqa: F401
+import torch
+from torch import nn
+from torch.nn.utils import get_total_norm
+from transformers import (
+    EvalPrediction,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
+
+from common.arguments import Command
+from common.data import sample
+from common.edge import RecipeError, end_with_one_line, log
+from common.glue_tasks import TASKS, GlueTask, parse_arguments
+from common.model import settle
+from common.run import last_checkpoint, lock
+from common.trainer import RecipeTrainer, scores_per_epoch
+
+
+RECORDED = 200  # steps
+SAVE_STEPS = 20  # from one checkpoint to the next
+KINDS = ("down", "up", "norm", "bias", "head")
+COLUMNS = (
+    *("setting", "seed", "steps", "accuracy", "score", "best_score"),
+    *("loss", "stuck", "cls_spread", "seconds"),
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What differs from glue.py's defaults: flags, fields of the adapter's configuration, and the
+    learning rate of norms and biases as a share of the other weights' rate.
+    """
+
+    flags: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    rate_of_norms: float = 1.0
+
+
+REFERENCE = "reference"
+SETTINGS = {
+    REFERENCE: Setting(),
+    "norms_frozen": Setting(("--train_layer_norm", "false")),
+    "identity": Setting(("--init_std", "0")),
+    "warmup_200": Setting(("--warmup_steps", "200")),
+    "slow_norms": Setting(rate_of_norms=0.1),
+    "scaling_0.5": Setting(fields={"scaling": 0.5}),
+    "clip_0.1": Setting(("--max_grad_norm", "0.1")),
+    "beta2_0.98": Setting(("--adam_beta2", "0.98")),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run to make: a setting, a seed, and the step to stop at, or None for the whole run."""
+
+    setting: str
+    seed: int
+    steps: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}-{self.seed}"
+
+
+class Table:
+    """The table of the finished runs, a file to which every run adds a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> list[dict[str, str]]:
+        if not self.path.exists():
+            return []
+        with self.path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    def has(self, cell: Cell, whole: int) -> bool:
+        """Return whether the cell, or a longer run of its setting and seed, is finished."""
+        wanted = min(cell.steps or whole, whole)
+        for row in self.rows():
+            is_same = (row["setting"], row["seed"]) == (cell.setting, str(cell.seed))
+            if is_same and int(row["steps"]) >= wanted:
+                return True
+        return False
+
+    def stuck_seeds(self) -> list[int]:
+        """Return the seeds at which a run of the reference was stuck when it was last scored."""
+        is_stuck: dict[int, bool] = {}
+        for row in self.rows():
+            if row["setting"] == REFERENCE:
+                is_stuck[int(row["seed"])] = row["stuck"] == "True"
+        return [seed for seed in sorted(is_stuck) if is_stuck[seed]]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not self.path.exists()
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if is_new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+class StopAt(TrainerCallback):
+    """Save a checkpoint and stop at a step. The rate follows the schedule of the whole run."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.global_step >= self._step:
+            control.should_save = control.should_training_stop = True
+
+
+class StudyTrainer(RecipeTrainer):
+    """A trainer that records the first steps, and may train norms and biases at another rate."""
+
+    rate_of_norms = 1.0
+    records: "Records"
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Create the Trainer's optimizer, whose second group has the norms and biases."""
+        optimizer = super().create_optimizer(model)
+        optimizer.param_groups[1]["lr"] *= self.rate_of_norms
+        return optimizer
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        loss = super().training_step(model, inputs, *args, **kwargs)
+        if self.state.global_step < RECORDED:
+            self.records.add(self.state.global_step + 1, loss.item())
+        return loss
+
+
+class StudyTask(GlueTask):
+    """A task of GLUE whose scores also say whether all predictions are of one class."""
+
+    trainer_class = StudyTrainer
+
+    def score(self, evaluation: EvalPrediction) -> dict[str, float]:
+        classes = set(evaluation.predictions.argmax(-1).tolist())
+        return super().score(evaluation) | {"one_class": float(len(classes) == 1)}
+
+
+class Weights:
+    """The trained weights of one kind, and their values at the start of the run."""
+
+    def __init__(self) -> None:
+        self._weights: list[nn.Parameter] = []
+        self._start: list[torch.Tensor] = []
+
+    def append(self, weight: nn.Parameter) -> None:
+        self._weights.append(weight)
+        self._start.append(weight.detach().clone())
+
+    def gradient(self) -> float:
+        """Return the norm of their gradient."""
+        return get_total_norm([weight.grad for weight in self._weights]).item()
+
+    def distance(self) -> float:
+        """Return how far they are from their start."""
+        pairs = zip(self._weights, self._start, strict=True)
+        return get_total_norm([weight.detach() - start for weight, start in pairs]).item()
+
+
+class Records:
+    """What happens in the first steps of a run, step by step, in a file of JSON lines."""
+
+    def __init__(self, model: nn.Module, path: Path, begun: int) -> None:
+        """Continue the file after the steps of a checkpoint that the run resumes from."""
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before_checkpoint = [record for record in self._read() if record["step"] <= begun]
+        path.write_text("".join(map(_line, before_checkpoint)))
+        self._kinds = {kind: Weights() for kind in KINDS}
+        for name, weight in model.named_parameters():
+            if weight.requires_grad:
+                self._kinds[kind_of(name)].append(weight)
+        self._spreads: dict[int, float] = {}
+        layers = model.get_base_model().base_model.encoder.layer
+        self._last = len(layers)
+        for quarter in (1, 2, 3, 4):
+            number = self._last * quarter // 4
+            layers[number - 1].register_forward_hook(self._measure(number))
+
+    @property
+    def spread(self) -> float:
+        """The spread of [CLS] after the last layer, in the last batch."""
+        return self._spreads[self._last]
+
+    def add(self, step: int, loss: float) -> None:
+        record: dict[str, float] = {"step": step, "loss": loss}
+        for kind, weights in self._kinds.items():
+            record[f"gradient_{kind}"] = weights.gradient()
+        for kind, weights in self._kinds.items():
+            record[f"moved_{kind}"] = weights.distance()
+        for number, spread in self._spreads.items():
+            record[f"spread_{number}"] = spread
+        with self._path.open("a") as file:
+            file.write(_line(record))
+
+    def export(self, path: Path) -> None:
+        """Write the records as a table with three digits."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            for record in self._read():
+                if record["step"] == 1:
+                    writer.writerow(record)
+                writer.writerow(f"{value:.3g}" for value in record.values())
+
+    def _read(self) -> list[dict[str, float]]:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def _measure(self, number: int) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output  # (texts, tokens, width)
+            self._spreads[number] = hidden[:, 0].detach().float().std(0).mean().item()
+
+        return hook
+
+
+def _line(record: Mapping[str, float]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a trained weight by its name."""
+    if "houlsby_norm" in name:
+        return "norm"
+    if "houlsby_adapter" not in name:
+        return "head"
+    if name.endswith("bias"):
+        return "bias"
+    return "down" if "down_proj" in name else "up"
+
+
+def read_cells(path: Path, table: Table) -> list[Cell]:
+    """Return the cells of a file, in which `stuck` stands for the seeds known to be stuck."""
+    cells = []
+    for line in path.read_text().splitlines():
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        setting, seed = words[:2]
+        if setting not in SETTINGS:
+            raise RecipeError(f"{path}: the setting must be one of {', '.join(SETTINGS)}: {line}")
+        steps = int(words[2]) if len(words) > 2 else None
+        seeds = table.stuck_seeds() if seed == "stuck" else [int(seed)]
+        cells += [Cell(setting, number, steps) for number in seeds]
+    return cells
+
+
+def next_cell(path: Path, table: Table, whole: int, taken: set[Cell]) -> Cell | None:
+    """Return the first cell that is not finished. The file may be edited while runs train."""
+    for cell in read_cells(path, table):
+        if cell not in taken and not table.has(cell, whole):
+            return cell
+    return None
+
+
+def command_of(cell: Cell, flags: list[str]) -> Command:
+    """Return the command of a run as glue.py would parse it."""
+    setting = SETTINGS[cell.setting]
+    of_run = ["--seed", str(cell.seed), "--load_best_model_at_end", "false"]
+    of_run += ["--save_strategy", "steps", "--save_steps", str(SAVE_STEPS)]
+    of_run += ["--save_total_limit", "2"]  # with 1, the last checkpoint may go at the end
+    command = parse_arguments([*flags, *of_run, *setting.flags])
+    config = command.adapter.config
+    command.adapter.config = lambda **fields: replace(config(**fields), **setting.fields)
+    folder = Path(command.training.output_dir, cell.name)
+    command.training.output_dir = str(folder)
+    return settle(command)
+
+
+def train(cell: Cell, command: Command, task: StudyTask, table: Table) -> None:
+    """Train a cell, or continue it, and add its line to the table.
+
+    The weights and the order of the texts are those of glue.py with the same flags and seed.
+    """
+    arguments, _, _, training = command
+    folder = Path(training.output_dir)
+    training.choose_by(task.scores)
+    checkpoint = last_checkpoint(folder)
+    begun = 0 if checkpoint is None else int(checkpoint.rpartition("-")[2])
+    set_seed(training.seed)
+    model, tokenizer = task.prepare(command)
+    trainer = task.make_trainer(model, tokenizer, arguments.max_length, training)
+    trainer.rate_of_norms = SETTINGS[cell.setting].rate_of_norms
+    trainer.records = Records(model, folder / "steps.jsonl", begun)
+    if cell.steps is not None:
+        trainer.add_callback(StopAt(cell.steps))
+    trainer.train(checkpoint)
+    evaluations, main = scores_per_epoch(trainer.state.log_history), task.scores[0]
+    last = evaluations[-1]
+    row = {
+        "setting": cell.setting,
+        "seed": cell.seed,
+        "steps": trainer.state.global_step,
+        "accuracy": round(last["accuracy"], 4),
+        "score": round(last[main], 4),
+        "best_score": round(max(scores[main] for scores in evaluations), 4),
+        "loss": round(last["loss"], 4),
+        "stuck": last["one_class"] == 1,
+        "cls_spread": round(trainer.records.spread, 4),
+        "seconds": round(last["seconds"]),
+    }
+    trainer.records.export(table.path.with_suffix("") / f"{cell.name}.csv")
+    table.add(row)
+
+
+def load(arguments: Any) -> StudyTask:
+    """Return the task with its splits, as glue.py loads it."""
+    task = StudyTask(**vars(TASKS[arguments.task].load(arguments.data_dir)))
+    task.splits["train"] = sample(task.splits["train"], arguments.max_train_samples)
+    return task
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cells", type=Path, help="File of the settings and seeds.")
+    parser.add_argument("table", type=Path, help="File of the results (.csv).")
+    options, flags = parser.parse_known_args()
+    arguments, _, _, training = parse_arguments(flags)
+    table, task = Table(options.table), load(arguments)
+    steps_per_epoch = -(-len(task.splits["train"]) // training.per_device_train_batch_size)
+    whole = int(training.num_train_epochs * steps_per_epoch)
+    taken: set[Cell] = set()  # by another process
+    while cell := next_cell(options.cells, table, whole, taken):
+        command = command_of(cell, flags)
+        try:
+            lock(Path(command.training.output_dir))
+        except RecipeError:
+            taken.add(cell)
+            continue
+        if not table.has(cell, whole):  # it may have been finished before the lock was free
+            start = time.perf_counter()
+            log(f"{cell.name}: begins, at most {min(cell.steps or whole, whole)} steps")
+            train(cell, command, task, table)
+            log(f"{cell.name}: finished after {time.perf_counter() - start:.0f} seconds")
+
+
+if __name__ == "__main__":
+    end_with_one_line(main)
