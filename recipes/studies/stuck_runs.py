@@ -35,7 +35,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import recipes_path  # noqa: F401
 import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
@@ -48,12 +47,13 @@ from transformers import (
     set_seed,
 )
 
+import recipes_path  # noqa: F401
 from common.arguments import Command
-from common.data import sample
 from common.edge import RecipeError, end_with_one_line, log
 from common.glue_tasks import TASKS, GlueTask, parse_arguments
 from common.model import settle
 from common.run import last_checkpoint, lock
+from common.splits import sample
 from common.trainer import RecipeTrainer, scores_per_epoch
 
 
